@@ -1,0 +1,46 @@
+# GENBA_PYTHON chooses the interpreter (3.11 or later) that .venv is made from.
+GENBA_PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help venv demo test check lint types layers bench soak clean
+
+help:             ## this list
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
+
+$(READY): pyproject.toml
+	@echo "installing into .venv"
+	@$(GENBA_PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $@
+
+venv: $(READY)    ## .venv with genba (editable) and the tools
+	@:
+
+demo: $(READY)    ## genba at work, on a database that is thrown away
+	@$(BIN)/genba demo
+
+test: $(READY)    ## the tests, on SQLite and PostgreSQL; ARGS="-k sqlite" goes to pytest
+	@$(BIN)/python -m pytest $(ARGS)
+
+check: lint types layers test demo   ## what CI runs
+
+lint: $(READY)    ## ruff
+	@$(BIN)/ruff check --output-format=concise
+
+types: $(READY)   ## mypy
+	@$(BIN)/mypy
+
+layers: $(READY)  ## who may import whom
+	@$(BIN)/lint-imports
+
+bench: $(READY)   ## ours, and the peers beside us
+	@$(BIN)/python -m benchmarks $(ARGS)
+
+soak: $(READY)    ## the tests that take minutes or hours
+	@$(BIN)/python -m pytest -m soak $(ARGS)
+
+clean:            ## removes .venv and what the tools left
+	@rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	@find src tests -name __pycache__ -prune -exec rm -rf {} +

@@ -1,0 +1,614 @@
+"""A function's arguments and result, as JSON and back, without a change of type on the way.
+
+A payload is one JSON object with the parameters in signature order.  What Python must take by position
+(positional-only parameters, and all positional ones of a function with `*args`) is a list under the key `"*"`;
+the keys of `**kwargs` stand beside the others.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from datetime import UTC, datetime
+from functools import cached_property, partial
+from hashlib import blake2b
+from inspect import Parameter, Signature
+from types import NoneType, SimpleNamespace, UnionType
+from typing import Any
+
+import msgspec
+from msgspec.structs import astuple
+
+from genba.errors import BadArguments, BadTask, PayloadTooLarge
+
+MAX_BYTES = 1024 * 1024
+MAX_DEPTH = 100
+MIN_INT, MAX_INT = -(2**63), 2**64 - 1
+
+STAR = "*"
+
+_SCALARS: frozenset[type] = frozenset({str, int, float, bool, NoneType})
+_ROOMY: frozenset[type] = frozenset({int, bool, NoneType})  # wrong only by their size
+_MAX_SHAPES = 64
+_DIGITS = 19  # an int outside the limits has more
+
+_encode = msgspec.json.Encoder().encode
+_encode_sets = msgspec.json.Encoder(order="deterministic").encode
+_encode_sorted = msgspec.json.Encoder(order="sorted").encode
+_decode_plain = msgspec.json.Decoder().decode
+_decode_object = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_decode_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
+
+_UNENCODABLE = (TypeError, ValueError, OverflowError, RecursionError)  # ValueError has the UnicodeEncodeError
+_UNDECODABLE = (msgspec.MsgspecError, ValueError, RecursionError)
+
+
+class Arguments:
+    """What one function takes and returns: binds, checks, stores and restores it.
+
+    Annotations are read at the first use, not at import, so they may name what the module defines later.  One that
+    cannot be resolved counts as `Any`.
+    """
+
+    def __init__(self, name: str, signature: Signature, namespace: Mapping[str, Any]) -> None:
+        self.name = name
+        self.signature = signature
+        self._namespace = namespace
+
+    @classmethod
+    def of(cls, fn: Callable[..., Any], *, skip_first: bool = False, name: str | None = None) -> Arguments:
+        """The arguments of `fn`; `skip_first` leaves out the `self` of an unbound method."""
+        name = name or str(getattr(fn, "__qualname__", type(fn).__name__))
+        try:
+            signature = inspect.signature(fn)
+        except (TypeError, ValueError) as error:
+            raise BadTask(f"{name}: Python cannot tell its parameters ({error}); wrap it in a function") from error
+        if skip_first:
+            signature = signature.replace(parameters=list(signature.parameters.values())[1:])
+        return cls(name, signature, _namespace_of(fn))
+
+    def encode(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
+        """The payload of this call, defaults applied; BadArguments names the parameter that does not fit.
+
+        An int given for a float is stored, and comes back, as a float.  A default that cannot be stored stays out of
+        the payload: the function itself applies it.
+        """
+        form = self._form
+        if form is None:
+            return self._encode_bound(self._bind(args, kwargs))
+        try:
+            bound = form.make(*args, **kwargs)
+        except TypeError:
+            self._bind(args, kwargs)  # it has the better words
+            raise
+        values = astuple(bound)
+        shape = tuple(map(type, values))
+        roomy = form.shapes.get(shape)
+        if roomy is None and not form.learn(shape):
+            return self._encode_bound(dict(zip(form.names, values, strict=True)))
+        try:
+            payload = _encode(bound)
+        except _UNENCODABLE:
+            return self._encode_bound(dict(zip(form.names, values, strict=True)))
+        if not (roomy and len(payload) <= form.short) and not _sound(values):
+            return self._encode_bound(dict(zip(form.names, values, strict=True)))
+        if len(payload) > MAX_BYTES:
+            raise self._too_large(payload)
+        return payload
+
+    def decode(self, payload: bytes) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The call that `payload` stands for, typed; BadArguments if it does not fit the function any more."""
+        form = self._form
+        if form is None:
+            return self._decode_bound(payload)
+        try:
+            values = astuple(form.read(payload))
+        except _UNDECODABLE:
+            return self._decode_bound(payload)
+        if form.omits and msgspec.UNSET in values:
+            return self._decode_bound(payload)
+        if form.by_name:
+            n = form.by_position
+            return values[:n], dict(zip(form.by_name, values[n:], strict=True))
+        return values, {}
+
+    def describe(self) -> dict[str, Any]:
+        """The signature as plain JSON, for clients that do not have the code."""
+        return {
+            "parameters": [slot.describe() for slot in self._slots.values()],
+            "returns": _annotation_text(self.signature.return_annotation),
+        }
+
+    def encode_result(self, value: Any) -> tuple[bytes | None, str | None]:
+        """The result as JSON, or None and the reason why it cannot be kept; never raises."""
+        if value is None:
+            return b"null", None
+        try:
+            payload = self._returns.store(value, "result")
+        except BadArguments as error:
+            return None, str(error)
+        except Exception as error:  # noqa: BLE001 - user code runs here: properties, __eq__, enums
+            return None, f"result: cannot be stored as JSON: {type(error).__name__}"
+        if len(payload) > MAX_BYTES:
+            return None, f"result: {len(payload):,} bytes as JSON; at most {MAX_BYTES:,} are kept"
+        return payload, None
+
+    def decode_result(self, payload: bytes | None) -> Any:
+        """The result, typed by the return annotation, or as plain JSON where that does not fit."""
+        return None if payload is None else self._returns.load(payload)
+
+    # -- binding
+
+    def _bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        try:
+            bound = self.signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise BadArguments(f"{self.name}: {error}; it takes {self._call_text()}") from None
+        bound.apply_defaults()
+        return bound.arguments
+
+    def _encode_bound(self, values: Mapping[str, Any]) -> bytes:
+        by_position: list[msgspec.Raw] = []
+        by_name: dict[str, msgspec.Raw | list[msgspec.Raw]] = {}
+        for name, slot in self._slots.items():
+            value = values[name]
+            if slot.kind is Parameter.VAR_POSITIONAL:
+                by_position += (self._store(slot, item, f"{name}[{i}]") for i, item in enumerate(value))
+            elif slot.kind is Parameter.VAR_KEYWORD:
+                if STAR in value:
+                    raise BadArguments(f'{self.name}: "{STAR}" cannot be the name of an argument')
+                for key in value:
+                    by_name[key] = self._store(slot, value[key], key)
+            elif slot.omitted(value):
+                continue
+            elif slot.starred:
+                by_position.append(self._store(slot, value, name))
+            else:
+                by_name[name] = self._store(slot, value, name)
+        payload = self._joined({STAR: by_position, **by_name} if by_position else by_name)
+        if len(payload) > MAX_BYTES:
+            raise self._too_large(payload)
+        return payload
+
+    def _store(self, slot: _Slot, value: Any, path: str) -> msgspec.Raw:
+        try:
+            return msgspec.Raw(slot.codec.store(value, path))
+        except BadArguments as error:
+            raise BadArguments(f"{self.name}: argument {error}") from error.__cause__
+
+    def _joined(self, parts: Mapping[str, Any]) -> bytes:
+        for key in parts:
+            if (flaw := _flaw_of_text(key)) is not None:
+                raise BadArguments(f"{self.name}: argument {key!a}: its name {flaw}")
+        return _encode(parts)
+
+    def _decode_bound(self, payload: bytes) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        try:
+            by_name: dict[str, Any] = _decode_object(payload)
+            by_position = _decode_list(by_name.pop(STAR, b"[]"))
+        except _UNDECODABLE as error:
+            raise BadArguments(f"{self.name}: the stored arguments are not a JSON object of arguments") from error
+        try:
+            bound = self.signature.bind(*by_position, **by_name)
+        except TypeError as error:
+            text = f"{self.name}: the stored arguments do not fit: {error}; it takes {self._call_text()}"
+            raise BadArguments(text) from None
+        for name, raw in bound.arguments.items():
+            slot = self._slots[name]
+            if slot.kind is Parameter.VAR_POSITIONAL:
+                bound.arguments[name] = tuple(self._load(slot, one, f"{name}[{i}]") for i, one in enumerate(raw))
+            elif slot.kind is Parameter.VAR_KEYWORD:
+                bound.arguments[name] = {key: self._load(slot, one, key) for key, one in raw.items()}
+            else:
+                bound.arguments[name] = self._load(slot, raw, name)
+        return bound.args, bound.kwargs
+
+    def _load(self, slot: _Slot, raw: msgspec.Raw, path: str) -> Any:
+        try:
+            return slot.codec.decode(raw)
+        except _UNDECODABLE as error:
+            text = f"{self.name}: the stored arguments do not fit: argument {_validation_text(error, path)}"
+            raise BadArguments(text) from None
+
+    def _too_large(self, payload: bytes) -> PayloadTooLarge:
+        return PayloadTooLarge(
+            f"{self.name}: the arguments take {len(payload):,} bytes as JSON; at most {MAX_BYTES:,} are allowed"
+        )
+
+    def _call_text(self) -> str:
+        parts = []
+        for slot in self._slots.values():
+            star = {Parameter.VAR_POSITIONAL: "*", Parameter.VAR_KEYWORD: "**"}.get(slot.kind, "")
+            parts.append(f"{star}{slot.name}{'' if slot.required or star else '=…'}")
+        return f"({', '.join(parts)})"
+
+    # -- read once, at the first use
+
+    @cached_property
+    def _slots(self) -> dict[str, _Slot]:
+        parameters = self.signature.parameters
+        variadic = any(p.kind is Parameter.VAR_POSITIONAL for p in parameters.values())
+        return {name: _Slot.of(p, self._namespace, variadic) for name, p in parameters.items()}
+
+    @cached_property
+    def _returns(self) -> _Codec:
+        return _Codec(_resolve(self.signature.return_annotation, self._namespace), fallback=True)
+
+    @cached_property
+    def _form(self) -> _Form | None:
+        return _Form.of(self._slots.values())
+
+
+# Nothing is known about the function: its values must be plain JSON.
+_UNKNOWN = Arguments(
+    "enqueue",
+    Signature([Parameter("args", Parameter.VAR_POSITIONAL), Parameter("kwargs", Parameter.VAR_KEYWORD)]),
+    {},
+)
+
+
+def encode_plain(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
+    """The payload of a call of a function that this process does not have; the values must be plain JSON."""
+    return _UNKNOWN.encode(args, kwargs)
+
+
+def identity(task: str, payload: bytes | None) -> bytes:
+    """16 bytes that are equal for equal calls, whatever the order of keys; without a payload, of the task alone."""
+    digest = blake2b(task.encode(), digest_size=16, person=b"genba task" if payload is None else b"genba call")
+    if payload is not None:
+        digest.update(b"\0" + _encode_sorted(_decode_plain(payload)))
+    return digest.digest()
+
+
+def key_identity(key: str) -> bytes:
+    """16 bytes for a key that the caller chose; never those of a task or a call."""
+    return blake2b(key.encode(), digest_size=16, person=b"genba key").digest()
+
+
+@dataclass(frozen=True, slots=True)
+class _Slot:
+    """One parameter."""
+
+    name: str
+    kind: Any
+    codec: _Codec
+    annotation: str | None
+    default: Any
+    stored_default: bytes | None
+    starred: bool
+
+    @classmethod
+    def of(cls, parameter: Parameter, namespace: Mapping[str, Any], variadic: bool) -> _Slot:
+        hint = _resolve(parameter.annotation, namespace)
+        default = parameter.default
+        if default is None and hint is not Any:
+            hint = typing.Optional[hint]  # noqa: UP045 - the hint is a value here, and may not know the | operator
+        codec = _Codec(hint)
+        stored = None
+        if default is not Parameter.empty:
+            try:
+                stored = codec.store(default, parameter.name)
+            except BadArguments:
+                stored = None
+        starred = parameter.kind is Parameter.POSITIONAL_ONLY or (
+            variadic and parameter.kind is Parameter.POSITIONAL_OR_KEYWORD
+        )
+        text = _annotation_text(parameter.annotation)
+        return cls(parameter.name, parameter.kind, codec, text, default, stored, starred)
+
+    @property
+    def required(self) -> bool:
+        variadic = self.kind in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+        return self.default is Parameter.empty and not variadic
+
+    @property
+    def may_omit(self) -> bool:
+        return self.default is not Parameter.empty and self.stored_default is None
+
+    def omitted(self, value: Any) -> bool:
+        return self.may_omit and (value is self.default or value is msgspec.UNSET)
+
+    def describe(self) -> dict[str, Any]:
+        text: dict[str, Any] = {"name": self.name, "kind": self.kind.name.lower(), "required": self.required}
+        if self.annotation is not None:
+            text["annotation"] = self.annotation
+        if self.stored_default is not None:
+            text["default"] = _decode_plain(self.stored_default)
+        return text
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """The signature as a msgspec struct, which binds, encodes and decodes a plain call in C.
+
+    A shape is the exact types of a call's values; the shapes seen here need no look at how they come back.  The value
+    says whether only the size of an int can be wrong.
+    """
+
+    make: Callable[..., msgspec.Struct]
+    read: Callable[[bytes], msgspec.Struct]
+    names: tuple[str, ...]
+    by_position: int
+    by_name: tuple[str, ...]
+    omits: bool
+    short: int
+    exact: tuple[frozenset[type], ...]
+    shapes: dict[tuple[type, ...], bool]
+
+    @classmethod
+    def of(cls, slots: Iterable[_Slot]) -> _Form | None:
+        """The form of these parameters, or None if a struct cannot bind them as Python does."""
+        slots = tuple(slots)
+        by_kind: dict[Any, list[Any]] = {Parameter.POSITIONAL_OR_KEYWORD: [], Parameter.KEYWORD_ONLY: []}
+        for slot in slots:
+            if slot.kind not in by_kind or slot.starred or slot.name.startswith("__"):
+                return None
+            by_kind[slot.kind].append(_field(slot))
+        first, second = by_kind.values()
+        positional = msgspec.defstruct("Positional", first, gc=False)
+        bound = msgspec.defstruct(
+            "Bound", second, bases=(positional,), kw_only=True, gc=False, forbid_unknown_fields=True
+        )
+        names = tuple(slot.name for slot in slots)
+        return cls(
+            make=bound,
+            read=msgspec.json.Decoder(bound).decode,
+            names=names,
+            by_position=len(first),
+            by_name=names[len(first) :],
+            omits=any(slot.may_omit for slot in slots),
+            short=len(_encode(dict.fromkeys(names, 1))) - 1 + _DIGITS,
+            exact=tuple(slot.codec.exact for slot in slots),
+            shapes={},
+        )
+
+    def learn(self, shape: tuple[type, ...]) -> bool:
+        """Whether each of these types comes back as it is; remembered, if so."""
+        if not all(kind in exact for kind, exact in zip(shape, self.exact, strict=True)):
+            return False
+        if len(self.shapes) < _MAX_SHAPES:
+            self.shapes[shape] = _ROOMY.issuperset(shape)
+        return True
+
+
+def _field(slot: _Slot) -> Any:
+    if slot.required:
+        return slot.name, slot.codec.hint
+    if slot.may_omit:
+        return slot.name, typing.Union[slot.codec.hint, msgspec.UnsetType], msgspec.UNSET  # noqa: UP007 - as above
+    default = slot.default
+    if type(default) in _SCALARS:
+        return slot.name, slot.codec.hint, default
+    return slot.name, slot.codec.hint, msgspec.field(default_factory=lambda: default)
+
+
+class _Codec:
+    """Stores and restores the values of one annotation; with `fallback`, as plain JSON where it does not fit."""
+
+    __slots__ = ("decode", "exact", "hint", "load")
+
+    def __init__(self, hint: Any, *, fallback: bool = False) -> None:
+        try:
+            decoder = msgspec.json.Decoder(hint)
+        except Exception:  # noqa: BLE001 - resolving the annotations of somebody's classes can raise anything
+            hint = Any
+            decoder = msgspec.json.Decoder(Any)
+        self.hint = hint
+        self.exact = _exact_types(hint)
+        self.decode: Callable[[bytes | msgspec.Raw], Any] = decoder.decode
+        self.load = self._load_or_plain if fallback else self.decode
+
+    def _load_or_plain(self, payload: bytes | msgspec.Raw) -> Any:
+        try:
+            return self.decode(payload)
+        except _UNDECODABLE:
+            return _decode_plain(payload)
+
+    def store(self, value: Any, path: str) -> bytes:
+        """JSON that comes back as an equal value of the same type; BadArguments starts with the path of the flaw."""
+        if type(value) in self.exact and _sound((value,)):
+            try:
+                return _encode(value)
+            except UnicodeEncodeError:
+                pass
+        comparison = _Comparison()
+        try:
+            back = self.load(_encode(value))
+        except (*_UNENCODABLE, *_UNDECODABLE) as error:
+            raise BadArguments(comparison.flaw(value, value, path, 0) or _validation_text(error, path)) from error
+        flaw = comparison.flaw(value, back, path, 0)
+        if flaw is not None:
+            raise BadArguments(flaw)
+        # Equal calls must be equal payloads: 1 and 1.0 for a float, and one set in two orders.
+        return _encode_sets(back) if comparison.sets else _encode(back)
+
+
+class _Comparison:
+    """Looks for the first place where a value is not what came back, or should not be stored at all."""
+
+    __slots__ = ("sets",)
+
+    def __init__(self) -> None:
+        self.sets = False
+
+    def flaw(self, value: Any, back: Any, path: str, depth: int) -> str | None:
+        kind = type(value)
+        if kind in _SCALARS:
+            return _flaw_of_scalar(value, back, path)
+        if depth >= MAX_DEPTH:
+            return f"`{path[:100]}…`: nested deeper than {MAX_DEPTH}"
+        if kind is not type(back):
+            return _came_back(value, back, path)
+        if isinstance(value, (list, tuple)):
+            return self._flaw_of_sequence(value, back, path, depth)
+        if isinstance(value, dict):
+            return self._flaw_of_mapping(value, back, path, depth)
+        if isinstance(value, (set, frozenset)):
+            self.sets = True
+            return self._flaw_of_set(value, back, path, depth)
+        names = _field_names(value)
+        if names is not None:
+            pairs = ((name, getattr(value, name), getattr(back, name)) for name in names)
+            return self._first(self.flaw(own, other, f"{path}.{name}", depth + 1) for name, own, other in pairs)
+        return _flaw_of_leaf(value, back, path)
+
+    def _flaw_of_sequence(self, value: Any, back: Any, path: str, depth: int) -> str | None:
+        if len(value) != len(back):
+            return f"`{path}`: its length would change from {len(value)} to {len(back)}"
+        kinds = list(map(type, value))
+        same = back is not value and kinds == list(map(type, back)) and _SCALARS.issuperset(kinds)
+        if same and value == back and _sound(value):
+            return None  # a long list of numbers or words needs no closer look
+        return self._first(
+            self.flaw(own, other, f"{path}[{i}]", depth + 1)
+            for i, (own, other) in enumerate(zip(value, back, strict=True))
+        )
+
+    def _flaw_of_mapping(self, value: Any, back: Any, path: str, depth: int) -> str | None:
+        keys = {key: key for key in back}
+        for key, own in value.items():
+            here = f"{path}{_step(key)}"
+            if key not in keys or type(keys[key]) is not type(key):
+                return f"`{here}`: a key of type {type(key).__name__} would be lost or come back as text"
+            flaw = _flaw_of_key(key, here) or self.flaw(own, back[key], here, depth + 1)
+            if flaw is not None:
+                return flaw
+        return None if len(value) == len(back) else f"`{path}`: would come back with more keys"
+
+    def _flaw_of_set(self, value: Any, back: Any, path: str, depth: int) -> str | None:
+        members = {member: member for member in back}
+        if value != back:
+            return f"`{path}`: would come back as another set"
+        return self._first(self.flaw(member, members[member], f"{path}{{}}", depth + 1) for member in value)
+
+    @staticmethod
+    def _first(flaws: Iterable[str | None]) -> str | None:
+        return next((flaw for flaw in flaws if flaw is not None), None)
+
+
+def _sound(values: Iterable[Any]) -> bool:
+    """Whether these scalars may be stored; a lone surrogate is the encoder's to refuse."""
+    for value in values:
+        kind = type(value)
+        if kind is int:
+            if not MIN_INT <= value <= MAX_INT:
+                return False
+        elif kind is str:
+            if "\0" in value:
+                return False
+        elif kind is float and not math.isfinite(value):
+            return False
+    return True
+
+
+def _flaw_of_scalar(value: Any, back: Any, path: str) -> str | None:
+    if isinstance(value, str) and (flaw := _flaw_of_text(value)) is not None:
+        return f"`{path}`: the text {flaw}"
+    if not _sound((value,)):
+        limit = "an int must be within -2**63 … 2**64-1" if type(value) is int else f"{value} is not a JSON number"
+        return f"`{path}`: {limit}"
+    if type(value) is type(back) or (type(value) is int and type(back) is float):
+        return None if value == back else f"`{path}`: {value!r} would come back as {back!r}"
+    return _came_back(value, back, path)
+
+
+def _flaw_of_text(text: str) -> str | None:
+    if "\0" in text:
+        return "has a NUL character"
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            return "has a lone surrogate, which is not Unicode"
+    return None
+
+
+def _flaw_of_key(key: Any, path: str) -> str | None:
+    if isinstance(key, str):
+        flaw = _flaw_of_text(key)
+        return None if flaw is None else f"{path!a}: the key {flaw}"
+    try:
+        _encode({key: None})
+    except _UNENCODABLE:
+        return f"`{path}`: a key of type {type(key).__name__} cannot be stored as JSON"
+    return None
+
+
+def _flaw_of_leaf(value: Any, back: Any, path: str) -> str | None:
+    try:
+        raw = _encode(value)
+    except _UNENCODABLE:
+        return f"`{path}`: a value of type {type(value).__name__} cannot be stored as JSON"
+    if b"\\u0000" in raw and "\0" in str(_decode_plain(raw)):
+        return f"`{path}`: the text has a NUL character"
+    if isinstance(value, datetime) and value.tzinfo is not None and back.tzinfo is not None:
+        # Across zones Python calls a time that its zone has twice unequal to everything.
+        value, back = value.astimezone(UTC), back.astimezone(UTC)
+    return None if value == back else f"`{path}`: would come back as another {type(value).__name__}"
+
+
+def _came_back(value: Any, back: Any, path: str) -> str:
+    given, got = type(value).__name__, type(back).__name__
+    return f"`{path}`: a value of type {given} would come back as {got}; annotate it as {given}, or pass a {got}"
+
+
+def _field_names(value: Any) -> Iterable[str] | None:
+    """The fields of a struct, dataclass or attrs object."""
+    if isinstance(value, msgspec.Struct):
+        return value.__struct_fields__
+    if is_dataclass(value):
+        return [field.name for field in fields(value)]
+    attributes = getattr(type(value), "__attrs_attrs__", None)
+    return None if attributes is None else [attribute.name for attribute in attributes]
+
+
+def _step(key: Any) -> str:
+    return f".{key}" if isinstance(key, str) and key.isidentifier() else f"[{key!r}]"
+
+
+def _validation_text(error: BaseException, path: str) -> str:
+    """msgspec's words, with our path in place of its `$`."""
+    if not isinstance(error, msgspec.ValidationError):
+        return f"`{path}`: {error}"
+    text, _, where = str(error).partition(" - at `$")
+    return f"`{path}{where.rstrip('`')}`: {text[:1].lower()}{text[1:]}"
+
+
+def _exact_types(hint: Any) -> frozenset[type]:
+    """The scalar types whose every sound value fits this hint and comes back as it is."""
+    if hint is Any or hint is object:
+        return _SCALARS
+    if hint in (str, int, float, bool, NoneType):
+        return frozenset({hint})
+    if typing.get_origin(hint) in (typing.Union, UnionType):
+        return frozenset().union(*map(_exact_types, typing.get_args(hint)))
+    return frozenset()
+
+
+def _resolve(annotation: Any, namespace: Mapping[str, Any]) -> Any:
+    if annotation is Parameter.empty:
+        return Any
+    holder = SimpleNamespace(__annotations__={"it": annotation})
+    try:
+        return typing.get_type_hints(holder, dict(namespace), include_extras=True)["it"]
+    except Exception:  # noqa: BLE001 - so can evaluating somebody's text
+        return Any
+
+
+def _annotation_text(annotation: Any) -> str | None:
+    if annotation is Parameter.empty:
+        return None
+    return annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+
+
+def _namespace_of(fn: Callable[..., Any]) -> Mapping[str, Any]:
+    inner: Any = inspect.unwrap(fn)
+    while isinstance(inner, partial):
+        inner = inspect.unwrap(inner.func)
+    inner = getattr(inner, "__func__", inner)
+    if not hasattr(inner, "__globals__"):
+        inner = getattr(type(inner).__call__, "__func__", type(inner).__call__)
+    return getattr(inner, "__globals__", {})

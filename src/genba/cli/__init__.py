@@ -1,0 +1,129 @@
+"""The command line, `genba`: one noun per group, one module per noun.
+
+No command imports the app, rich or a driver before it needs them: `node start` becomes the supervisor, which stays
+small.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import click
+
+from genba.cli.db import db
+from genba.cli.demo import demo
+from genba.cli.job import job
+from genba.cli.node import node
+from genba.cli.output import clean, common, note, say_json
+from genba.errors import (
+    BadArguments,
+    BadOption,
+    BadTask,
+    GenbaError,
+    JobNotFound,
+    StoreError,
+    UnknownTask,
+)
+
+INTERRUPTED = 130
+CODES: Sequence[tuple[type[GenbaError], int]] = (
+    (StoreError, 3),
+    (JobNotFound, 4),
+    (UnknownTask, 4),
+    (BadArguments, 2),
+    (BadOption, 2),
+    (BadTask, 2),
+)
+
+EPILOG = """\b
+Exit codes:
+  0    fine
+  1    a job that was waited for did not succeed in time, or there was nothing to do
+  2    wrong usage or wrong input
+  3    the database cannot be reached or used
+  4    there is no such job
+  130  interrupted
+
+\b
+Settings, the later wins: [tool.genba] in ./pyproject.toml, GENBA_URL and
+GENBA_NAMESPACE, the options here.  GENBA_TRACEBACK=1 shows where an error arose.
+"""
+
+
+class Program(click.Group):
+    """A group that says every error in one sentence and gives the exit code that belongs to it."""
+
+    def main(self, args: Sequence[str] | None = None, *more: Any, **options: Any) -> Any:
+        words = list(sys.argv[1:] if args is None else args)
+        options = {"prog_name": "genba", **options, "standalone_mode": False}
+        as_json = "--json" in words  # asked of the words: the error may be in how they are parsed
+        try:
+            if not all(map(_is_text, words)):
+                raise click.UsageError("the command line has bytes that are no UTF-8 text")
+            code = super().main(words, *more, **options)
+        except click.Abort:
+            note("genba: interrupted")
+            sys.exit(INTERRUPTED)
+        except click.ClickException as error:
+            if as_json:
+                _say_error(type(error).__name__, error.format_message())
+            else:
+                error.show()
+            sys.exit(error.exit_code)
+        except GenbaError as error:
+            if os.environ.get("GENBA_TRACEBACK") == "1":
+                traceback.print_exc()
+            text = " ".join(str(error).split()) or type(error).__name__
+            if as_json:
+                _say_error(type(error).__name__, text)
+            else:
+                note(f"genba: {text}")
+            sys.exit(exit_code(error))
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+def _is_text(word: str) -> bool:
+    return not any("\ud800" <= letter <= "\udfff" for letter in word)
+
+
+def exit_code(error: GenbaError) -> int:
+    return next((code for kind, code in CODES if isinstance(error, kind)), 1)
+
+
+def _say_error(kind: str, message: str) -> None:
+    say_json({"error": {"type": kind, "message": clean(message)}}, err=True)
+
+
+def _print_version(context: click.Context, param: click.Parameter, value: bool) -> None:
+    if value and not context.resilient_parsing:
+        try:
+            click.echo(f"genba {version('genba')}")
+        except PackageNotFoundError:
+            click.echo("genba, not installed: run from its source")
+        context.exit()
+
+
+@click.group(cls=Program, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_version,
+    help="Print the version.",
+)
+@common
+def main() -> None:
+    """A distributed task manager: durable jobs, in processes it can always stop.
+
+    Every command has a --help of its own.
+    """
+
+
+for command in (demo, node, job, db):
+    main.add_command(command)

@@ -1,0 +1,98 @@
+"""`genba db`: put our tables into a database, bring them up to date, take them out."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from genba.cli.output import Asked, common, pass_asked, say, say_json
+
+
+@click.group()
+@common
+def db() -> None:
+    """The tables of genba, in your database.
+
+    Nobody has to call this: the first command that needs the tables makes them.
+    """
+
+
+@db.command()
+@click.option("--create", is_flag=True, help="Make the database too (SQLite: its folder), if it is not there.")
+@common
+@pass_asked
+def install(asked: Asked, create: bool) -> None:
+    """Make the tables; does nothing if they are there and current.
+
+    \b
+    Example:
+      genba db install --create --url postgresql://localhost/shop
+    """
+    _install(asked, create)
+
+
+@db.command()
+@common
+@pass_asked
+def upgrade(asked: Asked) -> None:
+    """Bring the tables up to date with this version of genba; jobs stay, nodes may go on.
+
+    \b
+    Example:
+      genba db upgrade
+    """
+    _install(asked, create=False)
+
+
+def _install(asked: Asked, create: bool) -> None:
+    app = asked.app()
+    applied = app.install(create=create)
+    if asked.json:
+        say_json({"url": app.shown_url, "applied": applied})
+    elif applied:
+        say(f"{app.shown_url}: applied {', '.join(applied)}")
+    else:
+        say(f"{app.shown_url}: up to date, nothing to do")
+
+
+@db.command()
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@common
+@pass_asked
+def uninstall(asked: Asked, yes: bool) -> int:
+    """Remove the tables of genba, with all jobs in them, and nothing else.
+
+    It lists what it removes and asks first.  What somebody else made beside or upon our tables stays; on PostgreSQL
+    an object that depends on them makes it refuse.
+
+    \b
+    Example:
+      genba db uninstall
+    """
+    app = asked.app()
+    there = app.installed()
+    if there and not yes:
+        click.echo(f"This removes from {app.shown_url}, with all jobs of all namespaces in them:", err=True)
+        for name in there:
+            click.echo(f"  {name}", err=True)
+        if not _confirmed():
+            click.echo("nothing was removed", err=True)
+            return 1
+    removed = app.uninstall() if there else []
+    if asked.json:
+        say_json({"url": app.shown_url, "removed": removed})
+    elif removed:
+        say(f"{app.shown_url}: removed {', '.join(removed)}")
+    else:
+        say(f"{app.shown_url}: nothing of genba is there")
+    return 0 if removed else 1
+
+
+def _confirmed() -> bool:
+    try:
+        return click.confirm("Remove them?", err=True)
+    except click.Abort:
+        if sys.stdin.isatty():
+            raise
+        raise click.UsageError("nobody is there to answer; --yes removes without asking") from None

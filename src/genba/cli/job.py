@@ -1,0 +1,387 @@
+"""`genba job`: enqueue, look, wait, steer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from genba.cli.output import (
+    Asked,
+    attempt_json,
+    clean,
+    common,
+    job_json,
+    moment_text,
+    note,
+    pass_asked,
+    say,
+    say_json,
+    seconds_text,
+    table,
+)
+from genba.domain.states import FINAL, State
+from genba.errors import BadArguments, BadOption
+
+if TYPE_CHECKING:
+    from genba.app import Genba
+    from genba.job import Attempt, Job
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_ID = click.IntRange(1, 2**63 - 1)
+_PAIR = re.compile(r"([^\W\d]\w*)=(.*)", re.DOTALL)
+
+
+@click.group()
+@common
+def job() -> None:
+    """Jobs: enqueue, look, wait, steer."""
+
+
+def which(command: F) -> F:
+    """Jobs by id, or by key."""
+    ids = click.argument("ids", nargs=-1, type=_ID, metavar="[ID]…")
+    keys = click.option("--key", "keys", multiple=True, metavar="KEY", help="The job with this key.")
+    return ids(keys(command))
+
+
+def _jobs(app: Genba, ids: Sequence[int], keys: Sequence[str]) -> list[Job[Any]]:
+    if not ids and not keys:
+        raise click.UsageError("which job?  Give its ID, or --key KEY.")
+    return [*(app.job(id) for id in dict.fromkeys(ids)), *(app.job(key=key) for key in keys)]
+
+
+# look
+
+
+@job.command(name="ls")
+@click.option("--state", multiple=True, default=("open",), help="open (default), final, any, or a state; repeatable.")
+@click.option("--task", multiple=True, help="Only of this task; repeatable.")
+@click.option("--queue", multiple=True, help="Only in this queue; repeatable.")
+@click.option("--tag", multiple=True, help="Only with this tag; repeatable.")
+@click.option("--key", multiple=True, help="Only with this key; repeatable.")
+@click.option("--since", metavar="DURATION", help='Only enqueued in the last "1h".')
+@click.option("--limit", type=click.IntRange(1, 1_000_000), default=50, show_default=True, help="At most so many, the newest.")
+@click.option("--before", type=_ID, metavar="ID", help="Only older ones: the ID where the last page ended.")
+@common
+@pass_asked
+def list_jobs(asked: Asked, limit: int, **given: Any) -> None:
+    """Jobs, the newest first; those that are not final unless --state says otherwise.
+
+    \b
+    Example:
+      genba job ls --state failed --since 1h
+    """
+    app = asked.app()
+    wanted = {name: value or None for name, value in given.items()}
+    found = app.jobs(**wanted, limit=limit + 1)
+    more, found = len(found) > limit, found[:limit]
+    if asked.json:
+        say_json([job_json(one) for one in found])
+    elif not found:
+        note("no job")
+    else:
+        table(["ID", "STATE", "TASK", "QUEUE", "DUE", "TRY", "%", "ABOUT"], map(_line, found))
+        if more:
+            note(f"there are more: --before {found[-1].id}")
+
+
+def _line(one: Job[Any]) -> list[object]:
+    done = f"{one.progress:.0f}" if one.state in (State.RUNNING, State.SUCCEEDED) else ""
+    return [one.id, one.state, one.task, one.queue, moment_text(one.due), one.record.attempt, done, _about(one)]
+
+
+def _about(one: Job[Any]) -> str:
+    if one.state == State.RUNNING:
+        return one.progress.note or ""
+    if one.state == State.SUCCEEDED:
+        return ""
+    return one.reason or (f"{one.error['type']}: {one.error['message']}" if one.error else "")
+
+
+@job.command()
+@which
+@common
+@pass_asked
+def show(asked: Asked, ids: Sequence[int], keys: Sequence[str]) -> None:
+    """All that is known about a job, with every attempt that has ended.
+
+    \b
+    Example:
+      genba job show 42
+    """
+    found = [(one, one.attempts) for one in _jobs(asked.app(), ids, keys)]
+    if asked.json:
+        told = [{**job_json(one), "attempts": [attempt_json(a) for a in tries]} for one, tries in found]
+        say_json(told[0] if len(told) == 1 else told)
+        return
+    for one, tries in found:
+        _show(one, tries)
+
+
+def _show(one: Job[Any], tries: Sequence[Attempt]) -> None:
+    record, progress = one.record, one.progress
+    facts = {
+        "job": one.id,
+        "task": one.task,
+        "state": one.state + (f" ({one.reason})" if one.reason else ""),
+        "queue": f"{one.queue}, priority {one.priority}",
+        "key": one.key,
+        "tags": ", ".join(one.tags),
+        "arguments": record.args.decode(errors="replace"),
+        "result": record.result.decode(errors="replace") if record.result else None,
+        "progress": f"{progress:.1f} %" + (f" ({progress.note})" if progress.note else "") if record.progress else None,
+        "enqueued": moment_text(one.enqueued),
+        "due": moment_text(one.due),
+        "finished": moment_text(one.finished) if one.finished else None,
+        "options": record.options,
+    }
+    for name, value in facts.items():
+        if value not in (None, ""):
+            say(f"{name + ':':<11}{value}")
+    if tries:
+        table(
+            ["attempt", "cause", "started", "took", "cpu", "memory", "node", "pid", "error"],
+            [
+                [
+                    one.number,
+                    one.cause,
+                    moment_text(one.started or one.claimed),
+                    seconds_text(one.started or one.claimed, one.ended),
+                    "-" if one.cpu is None else f"{one.cpu:.3f} s",
+                    "-" if one.peak_memory is None else f"{one.peak_memory / 2**20:.0f} MB",
+                    one.node,
+                    one.pid,
+                    f"{one.error['type']}: {one.error['message']}" if one.error else "",
+                ]
+                for one in tries
+            ],
+        )
+    if one.error and one.error.get("traceback"):
+        say(one.error["traceback"].rstrip(), lines=True)
+
+
+@job.command()
+@which
+@common
+@pass_asked
+def explain(asked: Asked, ids: Sequence[int], keys: Sequence[str]) -> None:
+    """Why a job is not running, and who is in its way.
+
+    \b
+    Example:
+      genba job explain 42
+    """
+    told = [one.explain() for one in _jobs(asked.app(), ids, keys)]
+    if asked.json:
+        listed = [
+            {
+                "job": one.job_id,
+                "state": str(one.state),
+                "reasons": [{"kind": r.kind, "text": r.text, "data": r.data} for r in one.reasons],
+                "start": one.start,
+            }
+            for one in told
+        ]
+        say_json(listed[0] if len(listed) == 1 else listed)
+        return
+    for one in told:
+        say(one)
+
+
+# enqueue and wait
+
+
+@job.command()
+@click.argument("name")
+@click.argument("words", nargs=-1, metavar="[ARGS]…")
+@click.option("--app", "target", metavar="MODULE:APP", help="Import this app, and check the arguments.")
+@click.option("--queue", metavar="NAME")
+@click.option("--priority", type=int, metavar="N", help="Higher starts first.")
+@click.option("--at", metavar="MOMENT", help='Not before: "2026-01-31T03:00+01:00", "+1 hour".')
+@click.option("--delay", metavar="DURATION", help='Not before this time has passed: "5m".')
+@click.option("--key", metavar="KEY", help="An open job with this key is returned instead of a second one.")
+@click.option("--timeout", metavar="DURATION", help="An attempt that takes longer is ended.")
+@click.option("--retry", metavar="N", help='N retries after the first try, or JSON: {"times": 3, "delay": "1s"}.')
+@click.option("--after", type=_ID, multiple=True, metavar="ID", help="Only after this job has succeeded; repeatable.")
+@click.option("--tag", "tags", multiple=True, metavar="TAG", help="Repeatable.")
+@common
+@pass_asked
+def enqueue(asked: Asked, name: str, words: Sequence[str], target: str | None, **options: Any) -> None:
+    """Enqueue the task NAME, and print the id of the job.
+
+    ARGS are values and key=value pairs.  A value that reads as JSON is JSON (5, true, null, [1,2], "5"), anything
+    else is text.  After -- an argument may begin with a dash.
+
+    Without --app nothing is checked: the job waits for a node that knows the task.
+
+    \b
+    Examples:
+      genba job enqueue tasks.add 1 y=2
+      genba job enqueue tasks.greet name='"42"' --delay 5m --retry 3
+      genba job enqueue tasks.add --app tasks:app -- -1 2
+    """
+    app = asked.app(target)
+    if target is not None and name not in app.task_table():
+        known = ", ".join(sorted(app.task_table())) or "none"
+        raise BadOption(f"{target} has no task {name!r}; it has: {known}")
+    args, kwargs = read_arguments(words)
+    given = {option: value for option, value in options.items() if value not in (None, ())}
+    if "retry" in given:
+        given["retry"] = _value(given["retry"])
+    made = app.submit([app.call(name, args, kwargs, given)])[0]
+    if asked.json:
+        say_json({"id": made.id, "created": made.created})
+        return
+    say(made.id)
+    if not made.created:
+        note(f"job {made.id} is open and has this identity: no second one was enqueued")
+
+
+def read_arguments(words: Sequence[str]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional values and key=value pairs, in any order."""
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    for word in words:
+        pair = _PAIR.fullmatch(word)
+        if pair is None:
+            args.append(_value(word))
+        elif pair[1] in kwargs:
+            raise BadArguments(f"argument {pair[1]!r} is given twice")
+        else:
+            kwargs[pair[1]] = _value(pair[2])
+    return tuple(args), kwargs
+
+
+def _value(word: str) -> Any:
+    import msgspec
+
+    try:
+        return msgspec.json.decode(word)
+    except (msgspec.DecodeError, UnicodeEncodeError):
+        return word
+
+
+@job.command()
+@which
+@click.option("--timeout", metavar="DURATION", help="Give up after this time, with exit code 1.")
+@click.option("--any", "first", is_flag=True, help="Until one of them is final, instead of all.")
+@common
+@pass_asked
+def wait(asked: Asked, ids: Sequence[int], keys: Sequence[str], timeout: str | None, first: bool) -> int:
+    """Wait until jobs are final; the exit code is 0 if they have succeeded.
+
+    \b
+    Example:
+      genba job wait 42 --timeout 5m
+    """
+    app = asked.app()
+    ended = app.wait(_jobs(app, ids, keys), timeout=timeout, until="any" if first else "all")
+    for one in ended:
+        one.refresh()
+    if asked.json:
+        say_json([job_json(one) for one in ended])
+    else:
+        for one in ended:
+            result = one.record.result
+            about = clean(result.decode(errors="replace")) if result else _about(one)
+            say(f"{one.id} {one.state} {about}".rstrip())
+    return 0 if all(one.state == State.SUCCEEDED for one in ended) else 1
+
+
+# steer
+
+
+def _steer(asked: Asked, jobs: Sequence[Job[Any]], move: Callable[[Job[Any]], bool], not_done: str) -> int:
+    moved = [(one, move(one)) for one in jobs]
+    told = [{"id": one.id, "done": done, "state": str(one.refresh().state)} for one, done in moved]
+    if asked.json:
+        say_json(told)
+        return 0 if all(done for _, done in moved) else 1
+    for one, done in moved:
+        asked_to_stop = one.state not in FINAL and one.record.cancel_requested
+        now = f"{one.state}, asked to stop" if asked_to_stop else str(one.state)
+        if done:
+            say(f"{one.id} {now}")
+        else:
+            note(f"{one.id} is {one.state}: {not_done}")
+    return 0 if all(done for _, done in moved) else 1
+
+
+_reason = click.option("--reason", metavar="TEXT", help="Kept with the job.")
+
+
+@job.command()
+@which
+@_reason
+@common
+@pass_asked
+def cancel(asked: Asked, ids: Sequence[int], keys: Sequence[str], reason: str | None) -> int:
+    """Cancel jobs; one that runs is asked to stop, and killed when its grace is over.
+
+    \b
+    Example:
+      genba job cancel 42 --reason "wrong file"
+    """
+    return _steer(asked, _jobs(asked.app(), ids, keys), lambda one: one.cancel(reason), "nothing to cancel")
+
+
+@job.command()
+@which
+@_reason
+@common
+@pass_asked
+def kill(asked: Asked, ids: Sequence[int], keys: Sequence[str], reason: str | None) -> int:
+    """As cancel, but a running job gets no time to end by itself.
+
+    \b
+    Example:
+      genba job kill 42
+    """
+    return _steer(asked, _jobs(asked.app(), ids, keys), lambda one: one.kill(reason), "nothing to kill")
+
+
+@job.command()
+@which
+@click.option("--reason", default="by hand", show_default=True, metavar="TEXT", help="Kept with the job.")
+@common
+@pass_asked
+def hold(asked: Asked, ids: Sequence[int], keys: Sequence[str], reason: str) -> int:
+    """Keep jobs from starting until they are resumed.
+
+    \b
+    Example:
+      genba job hold 42 --reason "ask Ann first"
+    """
+    return _steer(asked, _jobs(asked.app(), ids, keys), lambda one: one.hold(reason), "only what has not started can be held")
+
+
+@job.command()
+@which
+@common
+@pass_asked
+def resume(asked: Asked, ids: Sequence[int], keys: Sequence[str]) -> int:
+    """Let held jobs go on.
+
+    \b
+    Example:
+      genba job resume 42
+    """
+    return _steer(asked, _jobs(asked.app(), ids, keys), lambda one: one.resume(), "it is not held")
+
+
+@job.command()
+@which
+@common
+@pass_asked
+def requeue(asked: Asked, ids: Sequence[int], keys: Sequence[str]) -> int:
+    """Run final jobs again, with a fresh budget of retries.
+
+    \b
+    Example:
+      genba job requeue 42
+    """
+    return _steer(asked, _jobs(asked.app(), ids, keys), lambda one: one.requeue(), "only a final job can be requeued")

@@ -1,0 +1,173 @@
+"""What all commands share: the options that stand anywhere, and how things reach the terminal."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from genba.errors import BadOption
+
+if TYPE_CHECKING:
+    from genba.app import Genba
+    from genba.job import Attempt, Job
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+# C0, DEL and C1 steer a terminal; the rest turns text around, breaks lines, or cannot be written at all.
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+_GAP = "  "
+
+
+@dataclass
+class Asked:
+    """What the options that every command takes have said; the nearer to the end, the stronger."""
+
+    url: str | None = None
+    namespace: str | None = None
+    json: bool = False
+
+    def app(self, target: str | None = None) -> Genba:
+        """An app that knows no task; with `target` the user's own, and what was asked here over its settings."""
+        from genba.app import Genba
+
+        if target is None:
+            return Genba(self.url, namespace=self.namespace)
+        app = _imported(target)
+        given = {name: value for name, value in (("url", self.url), ("namespace", self.namespace)) if value}
+        app.settings = replace(app.settings, **given)
+        return app
+
+
+def _imported(target: str) -> Genba:
+    from genba.app import Genba
+    from genba.worker.zygote import load
+
+    try:
+        app = load(target)
+    except Exception as error:  # noqa: BLE001  whatever the user's module does when it is imported
+        raise BadOption(f"--app {target} cannot be imported: {type(error).__name__}: {error}") from error
+    if not isinstance(app, Genba):
+        raise BadOption(f"--app {target} is no Genba app")
+    return app
+
+
+def _remember(context: click.Context, param: click.Parameter, value: Any) -> None:
+    if value and param.name:
+        setattr(context.ensure_object(Asked), param.name, value)
+
+
+def common(command: F) -> F:
+    """The options that every command takes, before and after its name; the command gets them by `pass_asked`."""
+    for option in (
+        click.option("--json", is_flag=True, help="Print JSON, errors too.", **_QUIET),
+        click.option("--namespace", metavar="NAME", help="Instead of GENBA_NAMESPACE.", **_QUIET),
+        click.option("--url", metavar="URL", help="The database, instead of GENBA_URL.", **_QUIET),
+    ):
+        command = option(command)
+    return command
+
+
+_QUIET: dict[str, Any] = {"expose_value": False, "is_eager": True, "callback": _remember}
+pass_asked = click.make_pass_decorator(Asked, ensure=True)
+
+
+# printing
+
+
+def clean(text: object, *, lines: bool = False) -> str:
+    """A text that cannot steer the terminal; with `lines` it keeps its line ends and tabs."""
+    return _CONTROL.sub(lambda m: m[0] if lines and m[0] in "\n\t" else _escaped(m[0]), str(text))
+
+
+def _escaped(letter: str) -> str:
+    return letter.encode("unicode_escape", errors="surrogatepass").decode()
+
+
+def say(text: object = "", *, lines: bool = False) -> None:
+    click.echo(clean(text, lines=lines))
+
+
+def note(text: object) -> None:
+    """Beside the result: for a person, on stderr."""
+    click.echo(clean(text), err=True)
+
+
+def say_json(value: object, *, err: bool = False) -> None:
+    text = json.dumps(value, indent=2 if sys.stdout.isatty() else None, default=_plain)
+    click.echo(text.replace("\x7f", "\\u007f"), err=err)
+
+
+def _plain(value: object) -> object:
+    return value.isoformat() if isinstance(value, datetime) else str(value)
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Aligned columns; cut at the right edge of a terminal, whole in a pipe."""
+    from rich.cells import cell_len, set_cell_size
+
+    lines = [[clean("" if cell is None else cell) for cell in row] for row in (heads, *rows)]
+    widths = [max(map(cell_len, column)) for column in zip(*lines, strict=True)]
+    edge = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    for line in lines:
+        text = _GAP.join(cell + " " * (width - cell_len(cell)) for cell, width in zip(line, widths, strict=True))
+        click.echo((set_cell_size(text, edge) if edge and cell_len(text) > edge else text).rstrip())
+
+
+def moment_text(moment: datetime | None) -> str:
+    return f"{moment:%Y-%m-%d %H:%M:%S}Z" if moment else "-"
+
+
+# jobs, as text and as JSON
+
+
+def job_json(job: Job[Any]) -> dict[str, Any]:
+    record, progress = job.record, job.progress
+    return {
+        "id": job.id,
+        "task": job.task,
+        "state": str(job.state),
+        "queue": job.queue,
+        "priority": job.priority,
+        "key": job.key,
+        "tags": job.tags,
+        "args": job.args,
+        "result": json.loads(record.result) if record.result else None,
+        "error": job.error,
+        "reason": job.reason,
+        "progress": {"percent": float(progress), "done": progress.done, "total": progress.total, "note": progress.note},
+        "attempt": record.attempt,
+        "retries": job.retries,
+        "crashes": job.crashes,
+        "parent": record.parent_id,
+        "enqueued": job.enqueued,
+        "due": job.due,
+        "finished": job.finished,
+    }
+
+
+def attempt_json(attempt: Attempt) -> dict[str, Any]:
+    return {
+        "number": attempt.number,
+        "cause": attempt.cause,
+        "claimed": attempt.claimed,
+        "started": attempt.started,
+        "ended": attempt.ended,
+        "node": attempt.node,
+        "pid": attempt.pid,
+        "cpu": attempt.cpu,
+        "peak_memory": attempt.peak_memory,
+        "error": attempt.error,
+        "log": attempt.log,
+    }
+
+
+def seconds_text(start: datetime | None, end: datetime | None) -> str:
+    return f"{(end - start).total_seconds():.3f} s" if start and end else "-"

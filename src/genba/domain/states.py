@@ -1,0 +1,94 @@
+"""The states of a job, the moves between them, and what can end an attempt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+from types import MappingProxyType
+
+from genba.errors import BadOption
+
+
+class State(StrEnum):
+    BLOCKED = "blocked"  # waits for other jobs
+    SCHEDULED = "scheduled"  # waits for a moment in the future
+    WAITING = "waiting"  # may start now, or is parked
+    RUNNING = "running"  # belongs to one attempt of one node
+    HELD = "held"  # needs a person, and has a reason
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    TIMED_OUT = "timed_out"
+    CANCELLED = "cancelled"
+
+
+FINAL: frozenset[State] = frozenset({State.SUCCEEDED, State.FAILED, State.TIMED_OUT, State.CANCELLED})
+OPEN: frozenset[State] = frozenset(State) - FINAL
+
+
+class Cause(StrEnum):
+    """What ended an attempt; "signal 9" and "exit 3" come with a number and are causes too."""
+
+    RETURNED = "returned"
+    EXCEPTION = "exception"
+    TIMEOUT = "timeout"
+    STALL = "stall"
+    CANCELLED = "cancelled"
+    KILLED = "killed"
+    OUT_OF_MEMORY = "out of memory"
+    CPU_LIMIT = "cpu limit"
+    NODE_LOST = "node lost"
+    LEASE_LOST = "lease lost"
+    COLLATERAL = "collateral"
+    MAYBE_RAN = "maybe_ran"
+    DRAIN = "drain"
+
+
+# Where resume and requeue lead; the facts (dependencies, due time) choose among them.
+_BACK = frozenset({State.BLOCKED, State.SCHEDULED, State.WAITING})
+
+MOVES: Mapping[State, frozenset[State]] = MappingProxyType(
+    {
+        State.BLOCKED: frozenset({State.SCHEDULED, State.WAITING, State.HELD, State.CANCELLED}),
+        State.SCHEDULED: frozenset({State.WAITING, State.HELD, State.CANCELLED}),
+        State.WAITING: frozenset({State.RUNNING, State.SCHEDULED, State.HELD, State.CANCELLED}),
+        State.RUNNING: frozenset({State.WAITING, State.SCHEDULED, State.HELD}) | FINAL,
+        State.HELD: _BACK | {State.CANCELLED},
+        **dict.fromkeys(FINAL, _BACK),
+    }
+)
+
+
+def may_move(old: State, new: State) -> bool:
+    """Whether a job in `old` may become `new`; staying where it is is no move."""
+    return new in MOVES[old]
+
+
+_NAMES: Mapping[str, frozenset[State]] = MappingProxyType(
+    {
+        **{state.value: frozenset({state}) for state in State},
+        "open": OPEN,
+        "final": FINAL,
+        "any": frozenset(State),
+        "postponed": frozenset({State.SCHEDULED}),
+        "panicked": frozenset({State.HELD}),
+        "processing": frozenset({State.RUNNING}),
+        "working": frozenset({State.RUNNING}),
+        "done": frozenset({State.SUCCEEDED}),
+        "complete_success": frozenset({State.SUCCEEDED}),
+        "complete_failed": frozenset({State.FAILED}),
+    }
+)
+
+
+def parse_states(value: str | Iterable[str]) -> frozenset[State]:
+    """The states that one name, or several together, stand for; no name at all stands for no state."""
+    given: object = value  # whatever it is, one message refuses it
+    names = given if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
+    return frozenset(state for name in names for state in _named(name))
+
+
+def _named(name: object) -> frozenset[State]:
+    states = _NAMES.get(name) if isinstance(name, str) else None
+    if states is None:
+        raise BadOption(f"unknown state {name!r}; allowed: {', '.join(_NAMES)}")
+    return states

@@ -1,0 +1,304 @@
+"""Job: the handle a client holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+
+import msgspec
+
+from genba.domain.duration import Duration, to_datetime
+from genba.domain.states import FINAL, State
+from genba.errors import JobCancelled, JobFailed, JobGone, JobTimedOut
+from genba.storage.records import AttemptRecord, JobRecord
+
+if TYPE_CHECKING:
+    from genba.app import Genba
+    from genba.arguments import Arguments
+    from genba.explain import Explanation
+
+R = TypeVar("R")
+
+
+class Progress(float):
+    """How far a job is, in percent; it knows what it was told."""
+
+    done: float
+    total: float
+    note: str | None
+
+    @classmethod
+    def of(cls, text: str | None, state: str) -> Progress:
+        done, total, note = msgspec.json.decode(text, type=tuple[float, float, str]) if text else (0.0, 100.0, "")
+        percent = 100.0 if state == State.SUCCEEDED else done / total * 100 if total else 0.0
+        if state != State.SUCCEEDED:
+            percent = min(percent, 99.9) if state in FINAL else percent
+        made = cls(percent)
+        made.done, made.total, made.note = done, total, note or None
+        return made
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One try at a job that has ended, and what ended it."""
+
+    number: int
+    cause: str
+    claimed: datetime | None
+    started: datetime | None
+    ended: datetime
+    node: int | None
+    pid: int | None
+    cpu: float | None
+    peak_memory: int | None
+    error: dict[str, Any] | None
+    log: str | None
+
+    @classmethod
+    def of(cls, row: AttemptRecord) -> Attempt:
+        return cls(
+            number=row.attempt,
+            cause=row.cause,
+            claimed=to_datetime(row.claimed_at) if row.claimed_at is not None else None,
+            started=to_datetime(row.started_at) if row.started_at is not None else None,
+            ended=to_datetime(row.ended_at),
+            node=row.node,
+            pid=row.pid,
+            cpu=row.cpu / 1_000_000 if row.cpu is not None else None,
+            peak_memory=row.peak * 1024 if row.peak is not None else None,
+            error=msgspec.json.decode(row.error) if row.error else None,
+            log=row.log,
+        )
+
+
+class Job(Generic[R]):
+    """One requested run.  What it tells is what was last seen; `refresh()` looks again."""
+
+    def __init__(
+        self,
+        app: Genba,
+        id: int,
+        *,
+        created: bool = False,
+        arguments: Arguments | None = None,
+        record: JobRecord | None = None,
+    ) -> None:
+        self._app = app
+        self.id = id
+        self.created = created
+        self._arguments = arguments
+        self._record = record
+
+    def __repr__(self) -> str:
+        seen = f" {self._record.task} {self._record.state}" if self._record else ""
+        return f"<Job {self.id}{seen}>"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Job) and other.id == self.id and other._app is self._app
+
+    def __hash__(self) -> int:
+        return hash(self.id)
+
+    # what was last seen
+
+    @property
+    def record(self) -> JobRecord:
+        if self._record is None:
+            self.refresh()
+        assert self._record is not None
+        return self._record
+
+    @property
+    def state(self) -> State:
+        return State(self.record.state)
+
+    @property
+    def task(self) -> str:
+        return self.record.task
+
+    @property
+    def queue(self) -> str:
+        return self.record.queue
+
+    @property
+    def priority(self) -> int:
+        return self.record.priority
+
+    @property
+    def key(self) -> str | None:
+        return self.record.key
+
+    @property
+    def tags(self) -> list[str]:
+        return msgspec.json.decode(self.record.tags, type=list[str]) if self.record.tags else []
+
+    @property
+    def args(self) -> dict[str, Any]:
+        """The arguments by name, as plain JSON values."""
+        return msgspec.json.decode(self.record.args, type=dict[str, Any])
+
+    @property
+    def reason(self) -> str | None:
+        """Why it is held, cancelled or failed."""
+        return self.record.reason
+
+    @property
+    def error(self) -> dict[str, Any] | None:
+        """The last error: type, message, traceback, causes."""
+        return msgspec.json.decode(self.record.error) if self.record.error else None
+
+    @property
+    def progress(self) -> Progress:
+        return Progress.of(self.record.progress, self.record.state)
+
+    @property
+    def due(self) -> datetime:
+        return to_datetime(self.record.due_at)
+
+    @property
+    def enqueued(self) -> datetime:
+        return to_datetime(self.record.created_at)
+
+    @property
+    def finished(self) -> datetime | None:
+        return to_datetime(self.record.finished_at) if self.record.finished_at is not None else None
+
+    @property
+    def retries(self) -> int:
+        return self.record.retries
+
+    @property
+    def crashes(self) -> int:
+        return self.record.crashes
+
+    @property
+    def attempts(self) -> list[Attempt]:
+        """Every try that has ended, the first one first."""
+        return [Attempt.of(row) for row in self._app.store.attempts(self.id)]
+
+    def refresh(self) -> Job[R]:
+        """Look again; JobGone if it was deleted meanwhile."""
+        record = self._app.store.job(self.id)
+        if record is None:
+            raise JobGone(f"job {self.id} is not there any more: it was pruned, deleted, or never committed")
+        self._record = record
+        return self
+
+    async def arefresh(self) -> Job[R]:
+        return await self._app.threads(self.refresh)
+
+    def explain(self) -> Explanation:
+        """Why it is not running, who is in its way."""
+        return self._app.explain(self.refresh())
+
+    async def aexplain(self) -> Explanation:
+        return await self._app.threads(self.explain)
+
+    # waiting
+
+    def wait(self, timeout: Duration | None = None) -> Job[R]:
+        """Until it is final, however it ends; WaitTimeout if that takes longer."""
+        self._app.wait([self], timeout=timeout)
+        return self.refresh()
+
+    async def await_(self, timeout: Duration | None = None) -> Job[R]:
+        await self._app.await_([self], timeout=timeout)
+        return await self.arefresh()
+
+    def result(self, timeout: Duration | None = None) -> R:
+        """What it returned, once it has; JobFailed, JobTimedOut or JobCancelled if it did not."""
+        return self.wait(timeout)._outcome()
+
+    async def aresult(self, timeout: Duration | None = None) -> R:
+        return (await self.await_(timeout))._outcome()
+
+    def _outcome(self) -> R:
+        record = self.record
+        if record.state == State.SUCCEEDED:
+            arguments = self._arguments or self._app.arguments_of(record.task)
+            plain = msgspec.json.decode(record.result) if record.result is not None else None
+            return arguments.decode_result(record.result) if arguments else plain  # type: ignore[no-any-return]
+        raise self.failure()
+
+    def failure(self) -> JobFailed | JobCancelled:
+        """The exception that tells how it ended."""
+        record, error = self.record, self.error
+        if record.state == State.CANCELLED:
+            return JobCancelled(f"job {self.id} ({record.task}) was cancelled: {record.reason}", job_id=self.id)
+        told = f"{error['type']}: {error['message']}" if error else record.reason or record.state
+        kind = JobTimedOut if record.state == State.TIMED_OUT else JobFailed
+        return kind(f"job {self.id} ({record.task}) {record.state}: {told}", job_id=self.id, error=error)
+
+    # steering
+
+    def cancel(self, reason: str | None = None) -> bool:
+        """Cancel it, or ask it to stop if it runs; False if it was final already."""
+        return self._app.store.cancel(self.id, reason)
+
+    async def acancel(self, reason: str | None = None) -> bool:
+        return await self._app.threads(self.cancel, reason)
+
+    def kill(self, reason: str | None = None) -> bool:
+        """As cancel, but a running one gets no time to end by itself."""
+        return self._app.store.cancel(self.id, reason, "kill")
+
+    async def akill(self, reason: str | None = None) -> bool:
+        return await self._app.threads(self.kill, reason)
+
+    def hold(self, reason: str) -> bool:
+        """Keep it from starting until `resume`; False if it has started or ended."""
+        return self._app.store.hold(self.id, reason)
+
+    async def ahold(self, reason: str) -> bool:
+        return await self._app.threads(self.hold, reason)
+
+    def resume(self) -> bool:
+        """Let a held job go on; False if it was not held."""
+        return self._app.store.resume(self.id)
+
+    async def aresume(self) -> bool:
+        return await self._app.threads(self.resume)
+
+    def requeue(self) -> bool:
+        """Run a final job again, with a fresh budget; False if it was not final."""
+        return self._app.store.requeue(self.id)
+
+    async def arequeue(self) -> bool:
+        return await self._app.threads(self.requeue)
+
+
+class Group(Sequence[Job[R]]):
+    """The jobs of one `enqueue_many`, in its order."""
+
+    def __init__(self, app: Genba, jobs: Sequence[Job[R]]) -> None:
+        self._app = app
+        self._jobs = jobs
+
+    @overload
+    def __getitem__(self, index: int) -> Job[R]: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Group[R]: ...
+
+    def __getitem__(self, index: int | slice) -> Job[R] | Group[R]:
+        return Group(self._app, self._jobs[index]) if isinstance(index, slice) else self._jobs[index]
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def __iter__(self) -> Iterator[Job[R]]:
+        return iter(self._jobs)
+
+    def __repr__(self) -> str:
+        return f"<Group of {len(self)} jobs>"
+
+    def wait(self, timeout: Duration | None = None, until: str = "all", throw: bool = False) -> Group[R]:
+        """Until all (or "any") are final."""
+        self._app.wait(self, timeout=timeout, until=until, throw=throw)
+        return self
+
+    async def await_(self, timeout: Duration | None = None, until: str = "all", throw: bool = False) -> Group[R]:
+        await self._app.await_(self, timeout=timeout, until=until, throw=throw)
+        return self

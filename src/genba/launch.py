@@ -1,0 +1,86 @@
+"""Start a node from Python: as a child process, like `genba node start` from a shell."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import FrameType, ModuleType
+from typing import TYPE_CHECKING, Any
+
+from genba.errors import BadOption, GenbaError
+
+if TYPE_CHECKING:
+    from genba.app import Genba
+
+_OPTIONS = ("name", "queues", "pool", "min", "max", "grace", "lease")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeHandle:
+    """A node that is not started yet."""
+
+    command: tuple[str, ...]
+    environ: Mapping[str, str]
+
+    @classmethod
+    def of(cls, app: Genba, target: str | None, given: Mapping[str, Any]) -> NodeHandle:
+        unknown = [name for name in given if name not in _OPTIONS]
+        if unknown:
+            raise BadOption(f"node(): there is no option {unknown[0]!r}; there are {', '.join(_OPTIONS)}")
+        words = [sys.executable, "-m", "genba.cli", "node", "start", target or _find(app)]
+        queues = given.get("queues")
+        if queues:
+            listed = queues.items() if isinstance(queues, Mapping) else [(name, None) for name in queues]
+            words += ["-q", ",".join(name if slots is None else f"{name}:{slots}" for name, slots in listed)]
+        for name in ("name", "pool", "min", "max", "grace"):
+            if given.get(name) is not None:
+                words += [f"--{name}", str(given[name])]
+        environ = {
+            "GENBA_URL": app.settings.url,
+            "GENBA_NAMESPACE": app.settings.namespace,
+            "GENBA_LEASE": str((given.get("lease") or app.settings.lease / 1_000_000)),
+        }
+        return cls(tuple(words), environ)
+
+    def start(self) -> subprocess.Popen[bytes]:
+        """Start it and return; the caller ends it (SIGTERM drains)."""
+        path = os.pathsep.join(dict.fromkeys(entry or os.getcwd() for entry in sys.path))
+        return subprocess.Popen(self.command, env={**os.environ, **self.environ, "PYTHONPATH": path})
+
+    def run(self) -> int:
+        """Start it and wait; signals that this process gets are passed on.  Gives its exit code."""
+        child = self.start()
+
+        def pass_on(signum: int, frame: FrameType | None) -> None:
+            child.send_signal(signum)
+
+        old = {s: signal.signal(s, pass_on) for s in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+        try:
+            return child.wait()
+        finally:
+            for signum, handler in old.items():
+                signal.signal(signum, handler)
+
+
+def _find(app: Genba) -> str:
+    """The "module:attribute" under which the zygote will find this app."""
+    for name, module in list(sys.modules.items()):
+        for attribute, value in list(vars(module).items()) if isinstance(module, ModuleType) else ():
+            if value is app:
+                return f"{_importable(name, module)}:{attribute}"
+    raise GenbaError('node(): this app is not a module\'s global variable; say where it is: app.node("module:app")')
+
+
+def _importable(name: str, module: ModuleType) -> str:
+    if name != "__main__":
+        return name
+    spec = getattr(module, "__spec__", None)
+    stem = spec.name if spec else os.path.splitext(os.path.basename(getattr(module, "__file__", None) or ""))[0]
+    if not stem or importlib.util.find_spec(stem) is None:
+        raise GenbaError("node(): this app lives in a program that cannot be imported; put it into a module")
+    return str(stem)

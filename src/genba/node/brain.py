@@ -1,0 +1,925 @@
+"""What a node decides: events in, actions out; no clock, no process, no database.
+
+Times are micros of the node's own steady clock; `wall` turns one into the store's time.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import msgspec
+
+from genba import wire
+from genba.domain.rank import rank
+from genba.domain.states import Cause
+from genba.domain.verdict import End, Standing, judge
+from genba.node.settings import NodeSettings
+from genba.options import Snapshot
+from genba.storage.membership import Orphan
+from genba.storage.records import Claimed, Ending, JobId, Micros, Success
+
+SECOND = 1_000_000
+WORTH = 50_000  # µs of measured work that a worker may have in hand
+BUNCH = 64  # jobs in one frame
+DEEPEST = 512
+LONG = 250_000  # µs after which a running job is long: what was given with it goes to others
+MARK_AFTER = 1 * SECOND
+PROGRESS_EVERY = SECOND // 2
+IDLE_FOR = 10 * SECOND
+DRAIN_KILL = 2 * SECOND
+
+
+# what is to be done
+
+
+@dataclass(frozen=True, slots=True)
+class Spawn:
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class Give:
+    slot: int
+    serial: int
+    jobs: list[wire.Job]
+
+
+@dataclass(frozen=True, slots=True)
+class TakeBack:
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class AskToStop:
+    slot: int
+    place: int
+
+
+@dataclass(frozen=True, slots=True)
+class Signal:
+    slot: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Dismiss:
+    """Let an idle worker go."""
+
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    wants: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Succeed:
+    ended: list[Success]
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    ended: list[Ending]
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Write that these have started; `first`: before they do."""
+
+    jobs: list[tuple[JobId, int, int, Micros]]
+    first: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    progress: list[tuple[JobId, int, int, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
+class DrainAll:
+    """Tell every running job that it should come to an end."""
+
+
+Action = (
+    Spawn
+    | Give
+    | TakeBack
+    | AskToStop
+    | Signal
+    | Dismiss
+    | Claim
+    | Succeed
+    | Finish
+    | Mark
+    | Note
+    | Sweep
+    | DrainAll
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """What a worker's shared memory shows."""
+
+    place: int
+    phase: int
+    beats: int
+    looked: bool
+    noted: tuple[int, int, float, float, str] | None
+
+
+@dataclass(slots=True)
+class Held:
+    """A claimed job in our hands."""
+
+    job: Claimed
+    claim: int
+    snapshot: Snapshot | None  # None: all as usual
+    marked: bool = False
+
+    @property
+    def alone(self) -> bool:
+        """It must start the moment it is given: it is timed, or its start is written down first."""
+        s = self.snapshot
+        return self.must_mark or (
+            s is not None and (s.timeout is not None or s.stall_timeout is not None or s.memory is not None)
+        )
+
+    @property
+    def must_mark(self) -> bool:
+        return self.job.losses > 0 or (self.snapshot is not None and self.snapshot.at_most_once)
+
+    @property
+    def options(self) -> Snapshot:
+        return self.snapshot or _PLAIN
+
+    def travel(self) -> wire.Job:
+        job = self.job
+        usual = job.options is None and not job.retries and not job.crashes and job.saved is None
+        extra = None if usual else (job.options, job.retries, job.crashes, job.saved)
+        return wire.Job(job.id, job.attempt, self.claim, job.task, job.args, extra)
+
+
+_PLAIN = Snapshot()
+
+
+@dataclass(slots=True)
+class Stop:
+    """One job is being stopped."""
+
+    place: int
+    cause: str
+    term_at: Micros
+    kill_at: Micros
+    termed: bool = False
+
+
+@dataclass(slots=True)
+class Bunch:
+    serial: int
+    jobs: list[Held | None]  # None: its result is here, or it was taken back
+    left: int
+
+
+@dataclass(slots=True)
+class Hand:
+    """One worker."""
+
+    slot: int
+    pid: int = 0
+    ready: bool = False
+    bunches: dict[int, Bunch] = field(default_factory=dict)
+    outstanding: int = 0
+    alone: bool = False
+    given_at: Micros = 0
+    idle_since: Micros = 0
+    seen_place: int = -1
+    seen_since: Micros = 0
+    beats: int = 0
+    beat_at: Micros = 0
+    noted: int = 0
+    noted_at: Micros = 0
+    marked: int = -1
+    stop: Stop | None = None
+    leaving: bool = False
+    worked: bool = False
+
+    def at(self, place: int) -> Held | None:
+        """The unfinished job at `place`."""
+        bunch = self.bunches.get(place >> 24)
+        index = place & 0xFFFFFF
+        return bunch.jobs[index] if bunch and index < len(bunch.jobs) else None
+
+
+class Brain:
+    def __init__(self, settings: NodeSettings, tasks: Iterable[str], random: Callable[[], float]) -> None:
+        self.settings = settings
+        self.tasks = sorted(tasks)
+        self.delta: Micros = 0  # store's wall time minus our steady clock
+        self.skew: Micros = 0  # store's wall time minus this machine's
+        self._random = random
+        self._hands: dict[int, Hand] = {}
+        self._ready: deque[Held] = deque()
+        self._single: deque[Held] = deque()
+        self._marking: dict[JobId, Held] = {}
+        self._cancelled: dict[JobId, str] = {}
+        self._sweeps: dict[int, list[Ending]] = {}
+        self._claiming = False
+        self._dry = False  # the last claim found nothing
+        self._hungry_until: Micros = 0
+        self._mean: float = 0.0  # µs of one job, lately; 0: not known yet
+        self._serial = 0
+        self._token = 0
+        self._slot = 0
+        self._can_spawn = False
+        self._spawn_after: Micros = 0
+        self._failed_starts = 0
+        self._draining_until: Micros | None = None
+
+    # what the loop may ask
+
+    def wall(self, now: Micros) -> Micros:
+        return now + self.delta
+
+    @property
+    def draining(self) -> bool:
+        return self._draining_until is not None
+
+    @property
+    def empty(self) -> bool:
+        """Nothing is left that could be lost by leaving."""
+        busy = any(hand.outstanding for hand in self._hands.values())
+        return not (busy or self._ready or self._single or self._marking or self._sweeps)
+
+    @property
+    def busy(self) -> bool:
+        return any(hand.outstanding or hand.stop for hand in self._hands.values())
+
+    @property
+    def timed(self) -> bool:
+        """Something must be looked at soon: a job with a timer, or one that is being stopped."""
+        return any(hand.alone or hand.stop for hand in self._hands.values())
+
+    def stop_place(self, slot: int) -> int | None:
+        hand = self._hands.get(slot)
+        return hand.stop.place if hand and hand.stop else None
+
+    @property
+    def running(self) -> int:
+        return sum(1 for hand in self._hands.values() if hand.outstanding)
+
+    def jobs_in_hand(self) -> list[JobId]:
+        held = [*self._ready, *self._single, *self._marking.values()]
+        held += [h for hand in self._hands.values() for b in hand.bunches.values() for h in b.jobs if h is not None]
+        return [h.job.id for h in held]
+
+    def pids(self) -> list[int]:
+        return [hand.pid for hand in self._hands.values()]
+
+    # processes
+
+    def on_zygote(self, now: Micros) -> list[Action]:
+        """It can fork now."""
+        self._can_spawn = True
+        return self._flow(now)
+
+    def on_zygote_gone(self) -> list[Action]:
+        self._can_spawn = False
+        return []
+
+    def on_worker_ready(self, slot: int, pid: int, now: Micros) -> list[Action]:
+        hand = self._hands.get(slot)
+        if hand is None:
+            return []
+        hand.pid, hand.ready, hand.idle_since = pid, True, now
+        self._failed_starts = 0
+        return self._flow(now)
+
+    def on_spawn_failed(self, slot: int, now: Micros) -> list[Action]:
+        self._hands.pop(slot, None)
+        self._back_off(now)
+        return self._flow(now)
+
+    def _back_off(self, now: Micros) -> None:
+        self._failed_starts += 1
+        self._spawn_after = now + min(30 * SECOND, SECOND // 10 * 2 ** min(self._failed_starts, 10))
+
+    def on_worker_ended(
+        self, slot: int, status: int | None, cpu: Micros, peak: int, sight: Sight, now: Micros
+    ) -> list[Action]:
+        """A worker is dead; only the job that had started is touched by that."""
+        hand = self._hands.pop(slot, None)
+        if hand is None:
+            return []
+        if not hand.ready and not hand.leaving:
+            self._back_off(now)
+        victim = hand.at(sight.place) if sight.phase == wire.RUNNING else None
+        endings: list[Ending] = []
+        if victim is not None:
+            cause = _death(hand, sight.place, status)
+            known = hand.alone or hand.seen_place == sight.place
+            began = self.wall(hand.seen_since) if known else None
+            endings.append(
+                self._ending(victim, cause, now, pid=hand.pid, cpu=cpu, peak=peak, sight=sight, began=began)
+            )
+        self._recover(hand, victim)
+        if victim is None and not hand.worked and not endings:
+            return self._flow(now)
+        self._token += 1
+        self._sweeps[self._token] = endings
+        return [Sweep(self._token), *self._flow(now)]
+
+    def on_swept(self, token: int, now: Micros) -> list[Action]:
+        """The dead worker's whole tree is gone: now its job may be let go."""
+        endings = self._sweeps.pop(token, [])
+        done: list[Action] = [Finish(endings)] if endings else []
+        return done + self._flow(now)
+
+    def on_guard_died(self, sights: dict[int, Sight], now: Micros) -> list[Action]:
+        """Every worker died with it, and that is nobody's fault."""
+        self._can_spawn = False
+        endings: list[Ending] = [ending for held in self._sweeps.values() for ending in held]
+        self._sweeps.clear()
+        for slot, hand in list(self._hands.items()):
+            sight = sights.get(slot)
+            victim = hand.at(sight.place) if sight and sight.phase == wire.RUNNING else None
+            if victim is not None:
+                endings.append(self._ending(victim, Cause.COLLATERAL, now, pid=hand.pid, sight=sight))
+            self._recover(hand, victim)
+            del self._hands[slot]
+        return [Finish(endings)] if endings else []
+
+    def _recover(self, hand: Hand, victim: Held | None) -> None:
+        """What had not started goes back to the front of what is ready."""
+        back = [h for b in hand.bunches.values() for h in b.jobs if h is not None and h is not victim]
+        self._put_back(back)
+        hand.bunches.clear()
+        hand.outstanding = 0
+
+    def _put_back(self, back: Sequence[Held]) -> None:
+        for held in sorted(back, key=lambda h: (h.job.rank, h.job.id), reverse=True):
+            (self._single if held.alone else self._ready).appendleft(held)
+
+    # jobs come
+
+    def on_claimed(self, jobs: Sequence[Claimed], claim: int, now: Micros, *, failed: bool = False) -> list[Action]:
+        self._claiming = False
+        self._dry = not jobs
+        if failed:
+            self._hungry_until = now + SECOND // 2
+        for job in jobs:
+            held = Held(job, claim, None if job.options is None else Snapshot.read(job.options.encode()))
+            if held.alone:
+                self._single.append(held)
+            else:
+                self._ready.append(held)
+        if self.draining:
+            return self._release_ready(now)
+        return self._flow(now)
+
+    def on_ring(self, now: Micros) -> list[Action]:
+        """There may be work."""
+        self._dry = False
+        return self._flow(now)
+
+    def on_marked(self, ids: Iterable[JobId], now: Micros) -> list[Action]:
+        """Their start is written: they may start."""
+        for id in ids:
+            held = self._marking.pop(id, None)
+            if held is not None:
+                held.marked = True
+                self._single.appendleft(held)
+        return self._flow(now)
+
+    def on_mark_lost(self, ids: Iterable[JobId]) -> None:
+        """They are not ours any more."""
+        for id in ids:
+            self._marking.pop(id, None)
+
+    def _flow(self, now: Micros) -> list[Action]:
+        """Give what is ready to those who are free, and see that more of both comes."""
+        actions: list[Action] = []
+        if not self.draining:
+            self._give_singles(actions, now)
+            self._give_bunches(actions, now)
+            self._staff(actions, now)
+            self._ask_for_more(actions, now)
+        return actions
+
+    def _free(self) -> Hand | None:
+        for hand in self._hands.values():
+            if hand.ready and not hand.outstanding and not hand.leaving and hand.stop is None:
+                return hand
+        return None
+
+    def _give_singles(self, actions: list[Action], now: Micros) -> None:
+        while self._single:
+            hand = self._free()
+            if hand is None:
+                return
+            held = self._single.popleft()
+            if held.must_mark and not held.marked:
+                self._marking[held.job.id] = held
+                job = held.job
+                actions.append(Mark([(job.id, job.attempt, held.claim, self.wall(now))], first=True))
+                continue
+            self._give(actions, hand, [held], now)
+            hand.alone = True
+
+    def _give_bunches(self, actions: list[Action], now: Micros) -> None:
+        depth = self._depth()
+        hands = [h for h in self._hands.values() if h.ready and not h.alone and not h.leaving and h.stop is None]
+        hands.sort(key=lambda hand: hand.outstanding)
+        for i, hand in enumerate(hands):
+            room = depth - hand.outstanding
+            if not self._ready:
+                return
+            if room <= 0 or (hand.outstanding and room < depth // 2):
+                continue
+            share = min(room, -(-len(self._ready) // (len(hands) - i)))
+            while share > 0:
+                size = min(share, BUNCH)
+                self._give(actions, hand, [self._ready.popleft() for _ in range(size)], now)
+                share -= size
+
+    def _give(self, actions: list[Action], hand: Hand, jobs: list[Held], now: Micros) -> None:
+        self._serial = (self._serial + 1) & 0xFFFFFFFF
+        hand.bunches[self._serial] = Bunch(self._serial, list(jobs), len(jobs))
+        if not hand.outstanding:
+            hand.given_at = hand.seen_since = hand.beat_at = now
+            hand.seen_place = -1
+        hand.outstanding += len(jobs)
+        hand.worked = True
+        if self.settings.pool == "ondemand":
+            hand.leaving = True
+        actions.append(Give(hand.slot, self._serial, [held.travel() for held in jobs]))
+
+    def _depth(self) -> int:
+        """How many jobs a worker may have in hand."""
+        if self.settings.pool == "ondemand" or not self._mean or self._mean > WORTH / 2:
+            return 1
+        return max(1, min(DEEPEST, int(WORTH / self._mean)))
+
+    def _staff(self, actions: list[Action], now: Micros) -> None:
+        """As many workers as the pool's mode and the work want."""
+        if not self._can_spawn or now < self._spawn_after:
+            return
+        s = self.settings
+        waiting = len(self._ready) + len(self._single)
+        coming = sum(1 for hand in self._hands.values() if not hand.ready)
+        if s.pool == "static":
+            wanted = s.min
+        elif s.pool == "ondemand":
+            wanted = min(s.max, sum(1 for h in self._hands.values() if h.outstanding) + waiting)
+        else:
+            busy = sum(1 for hand in self._hands.values() if hand.outstanding)
+            wanted = max(s.min, min(s.max, busy + waiting))
+            if coming and waiting <= coming:
+                wanted = min(wanted, len(self._hands))
+        for _ in range(wanted - len(self._hands)):
+            self._slot += 1
+            self._hands[self._slot] = Hand(self._slot, idle_since=now)
+            actions.append(Spawn(self._slot))
+
+    def _ask_for_more(self, actions: list[Action], now: Micros) -> None:
+        if self._claiming or self._dry or now < self._hungry_until or not self._can_spawn:
+            return
+        waiting = len(self._ready) + len(self._single) + len(self._marking)
+        have = waiting + sum(hand.outstanding for hand in self._hands.values())
+        target = self.settings.slots * self._depth()
+        lack = target - have
+        if lack <= 0 or (target > 2 * self.settings.slots and lack < target // 2):
+            return
+        queues = self.settings.queues
+        if len(queues) == 1:
+            wants = {next(iter(queues)): lack}
+        else:
+            share = max(1, lack // len(queues))
+            wants = dict.fromkeys(queues, share)
+        self._claiming = True
+        actions.append(Claim(wants))
+
+    # jobs end
+
+    def on_results(
+        self,
+        slot: int,
+        results: Sequence[Sequence[Any]],
+        now: Micros,
+        noted: tuple[int, int, float, float, str] | None = None,
+    ) -> list[Action]:
+        hand = self._hands.get(slot)
+        if hand is None:
+            return []
+        fine: list[Success] = []
+        other: list[Ending] = []
+        skew, mean = self.skew, self._mean
+        for serial, index, outcome, payload, started, ended, cpu, peak, extra in results:
+            bunch = hand.bunches.get(serial)
+            held = bunch.jobs[index] if bunch else None
+            if bunch is None or held is None:
+                continue
+            bunch.jobs[index] = None
+            bunch.left -= 1
+            if not bunch.left:
+                del hand.bunches[serial]
+            hand.outstanding -= 1
+            spent = ended - started
+            mean = mean + (spent - mean) * 0.05 if mean else spent or 1
+            if outcome == wire.RETURNED and extra is None and not (held.snapshot and held.snapshot.explicit_outcome):
+                job = held.job
+                fine.append(
+                    Success(job.id, job.attempt, held.claim, payload, started + skew, ended + skew, hand.pid, cpu, peak)
+                )
+            else:
+                place = wire.place(serial, index)
+                other.append(self._other_end(hand, held, place, outcome, payload, extra or {}, now))
+                told = _progress(noted) if noted and noted[1] == place else None
+                other[-1] = replace(
+                    other[-1], started=started + skew, ended=ended + skew, pid=hand.pid, cpu=cpu, peak=peak, progress=told
+                )
+            if hand.stop is not None and hand.stop.place == wire.place(serial, index):
+                hand.stop = None
+        self._mean = mean
+        hand.idle_since = now
+        if not hand.outstanding:
+            hand.alone = False
+        actions: list[Action] = []
+        if fine:
+            actions.append(Succeed(fine))
+        if other:
+            actions.append(Finish(other))
+        if hand.leaving and not hand.outstanding:
+            actions.append(Dismiss(slot))
+        return actions + self._flow(now)
+
+    def _other_end(
+        self,
+        hand: Hand,
+        held: Held,
+        place: int,
+        outcome: int,
+        payload: bytes | None,
+        extra: dict[str, Any],
+        now: Micros,
+    ) -> Ending:
+        error = payload.decode() if payload is not None and outcome in (wire.RAISED, wire.STOPPED) else None
+        if outcome == wire.STOPPED:
+            cause = hand.stop.cause if hand.stop and hand.stop.place == place else Cause.DRAIN
+            told = error if cause not in (Cause.DRAIN, Cause.CANCELLED) else None
+            return self._ending(held, cause, now, error=told)
+        if outcome == wire.UNFIT:
+            return self._ending(held, Cause.EXCEPTION, now, wants="hold", reason=extra.get("reason"))
+        wants = extra.get("wants")
+        if outcome == wire.RETURNED:
+            if wants is None and held.options.explicit_outcome:
+                return self._ending(held, Cause.RETURNED, now, wants="hold", reason="panic: it returned no outcome")
+            ending = self._ending(held, Cause.RETURNED, now, wants=wants, reason=extra.get("reason"))
+            return ending
+        retry_at = extra.get("at", extra.get("delay"))
+        reason = extra.get("reason") or _headline(error)
+        return self._ending(held, Cause.EXCEPTION, now, error=error, wants=wants, reason=reason, retry_at=retry_at)
+
+    def on_unmatched(self, lost: Sequence[Success], now: Micros) -> list[Action]:
+        """Successes that the store refused: asked to stop meanwhile, or not ours any more; the fence will tell."""
+        endings = [
+            Ending(
+                id=s.id,
+                attempt=s.attempt,
+                claim=s.claim,
+                state="cancelled",
+                cause=Cause.CANCELLED,
+                reason="cancelled",
+                started=s.started,
+                ended=s.ended,
+                pid=s.pid,
+                cpu=s.cpu,
+                peak=s.peak,
+            )
+            for s in lost
+        ]
+        return [Finish(endings)] if endings else []
+
+    def _ending(
+        self,
+        held: Held,
+        cause: str,
+        now: Micros,
+        *,
+        error: str | None = None,
+        wants: str | None = None,
+        reason: str | None = None,
+        retry_at: Micros | None = None,
+        started: bool = True,
+        pid: int | None = None,
+        cpu: Micros | None = None,
+        peak: int | None = None,
+        sight: Sight | None = None,
+        began: Micros | None = None,
+    ) -> Ending:
+        job = held.job
+        cancelled = self._cancelled.pop(job.id, None)
+        end = End(
+            cause=cause,
+            started=started,
+            wants=wants,
+            reason=cancelled or reason,
+            retry_at=retry_at,
+            cancel_requested=cancelled is not None,
+        )
+        wall = self.wall(now)
+        return _judged(job, held.claim, held.options, end, wall, self._random(), error, pid, cpu, peak, began, sight)
+
+    # people want something
+
+    def on_cancel(self, id: JobId, how: str, reason: str | None, now: Micros) -> list[Action]:
+        """A job that we hold should not run, or not go on."""
+        told = reason or "cancelled"
+        for pile in (self._ready, self._single):
+            for held in pile:
+                if held.job.id == id:
+                    pile.remove(held)
+                    self._cancelled[id] = told
+                    ending = self._ending(held, Cause.CANCELLED, now, started=False)
+                    return [Finish([_unhappened(ending)]), *self._flow(now)]
+        for hand in self._hands.values():
+            for bunch in hand.bunches.values():
+                for index, found in enumerate(bunch.jobs):
+                    if found is not None and found.job.id == id:
+                        self._cancelled[id] = told
+                        return self._stop_or_take(hand, bunch, index, found, how, now)
+        return []
+
+    def _stop_or_take(
+        self, hand: Hand, bunch: Bunch, index: int, held: Held, how: str, now: Micros
+    ) -> list[Action]:
+        place = wire.place(bunch.serial, index)
+        grace = 0 if how == "kill" else held.options.grace
+        cause = Cause.KILLED if how == "kill" else Cause.CANCELLED
+        hand.stop = Stop(place, cause, now, now + grace)
+        actions: list[Action] = [TakeBack(hand.slot)] if hand.outstanding > 1 else []
+        actions.append(AskToStop(hand.slot, place))
+        if how == "kill":
+            hand.stop.termed = True
+        return actions
+
+    def on_taken_back(self, slot: int, tags: bytes, now: Micros) -> list[Action]:
+        """These tokens came back: as many of the last jobs of their bunches are ours again."""
+        hand = self._hands.get(slot)
+        if hand is None:
+            return []
+        back: list[Held] = []
+        for tag in set(tags):
+            bunch = next((b for b in hand.bunches.values() if b.serial & 0xFF == tag), None)
+            if bunch is None:
+                continue
+            for index in range(len(bunch.jobs) - 1, len(bunch.jobs) - 1 - tags.count(tag), -1):
+                held = bunch.jobs[index]
+                if held is not None:
+                    bunch.jobs[index] = None
+                    bunch.left -= 1
+                    hand.outstanding -= 1
+                    back.append(held)
+            if not bunch.left:
+                del hand.bunches[bunch.serial]
+        kept = [held for held in back if held.job.id not in self._cancelled]
+        gone = [held for held in back if held.job.id in self._cancelled]
+        endings = [_unhappened(self._ending(h, Cause.CANCELLED, now, started=False)) for h in gone]
+        if hand.stop is not None and hand.at(hand.stop.place) is None:
+            hand.stop = None
+        if not hand.outstanding:
+            hand.alone = False
+        self._put_back(kept)
+        actions: list[Action] = [Finish(endings)] if endings else []
+        return actions + (self._release_ready(now) if self.draining else self._flow(now))
+
+    def on_drain(self, now: Micros, *, hurry: bool = False) -> list[Action]:
+        """Claim nothing more, let what runs end within the grace, give back the rest."""
+        first = not self.draining
+        deadline = now if hurry else now + self.settings.grace
+        self._draining_until = deadline if first else min(deadline, self._draining_until or deadline)
+        actions = self._release_ready(now)
+        if first:
+            actions.append(DrainAll())
+            actions += [TakeBack(hand.slot) for hand in self._hands.values() if hand.outstanding > 1]
+        return actions
+
+    def _release_ready(self, now: Micros) -> list[Action]:
+        held = [*self._ready, *self._single]
+        self._ready.clear()
+        self._single.clear()
+        endings = [_unhappened(self._ending(h, Cause.DRAIN, now, started=False)) for h in held]
+        return [Finish(endings)] if endings else []
+
+    # time passes
+
+    def on_tick(self, now: Micros, sights: dict[int, Sight]) -> list[Action]:
+        """Timers: what runs too long, what has been asked to stop, who is idle."""
+        actions: list[Action] = []
+        marks: list[tuple[JobId, int, int, Micros]] = []
+        notes: list[tuple[JobId, int, int, str]] = []
+        for hand in list(self._hands.values()):
+            sight = sights.get(hand.slot)
+            if sight is not None and hand.outstanding:
+                self._watch(actions, marks, notes, hand, sight, now)
+            self._press(actions, hand, sight, now)
+        if marks:
+            actions.append(Mark(marks))
+        if notes:
+            actions.append(Note(notes))
+        if self.draining:
+            if now >= (self._draining_until or 0):
+                self._end_drain(sights, now)
+        else:
+            self._shrink(actions, now)
+            actions += self._give_up_surplus(now)
+            if now >= self._hungry_until:
+                actions += self._flow(now)
+        return actions
+
+    def _watch(
+        self,
+        actions: list[Action],
+        marks: list[tuple[JobId, int, int, Micros]],
+        notes: list[tuple[JobId, int, int, str]],
+        hand: Hand,
+        sight: Sight,
+        now: Micros,
+    ) -> None:
+        if sight.place != hand.seen_place or sight.phase != wire.RUNNING:
+            if not hand.alone or sight.phase == wire.RUNNING:
+                hand.seen_place, hand.seen_since = sight.place, now if not hand.alone else hand.given_at
+                hand.beats, hand.beat_at = sight.beats, now
+        held = hand.at(sight.place) if sight.phase == wire.RUNNING else None
+        if held is None:
+            return
+        ran = now - hand.seen_since
+        if ran >= LONG:
+            self._mean = max(self._mean, float(ran))  # no more in advance, while jobs are like this
+            if hand.outstanding > 1:
+                actions.append(TakeBack(hand.slot))
+        job, options = held.job, held.options
+        if ran >= MARK_AFTER and hand.marked != sight.place and not held.marked:
+            hand.marked = sight.place
+            marks.append((job.id, job.attempt, held.claim, self.wall(hand.seen_since)))
+        if sight.beats != hand.beats:
+            hand.beats, hand.beat_at = sight.beats, now
+        noted = sight.noted
+        if noted and noted[1] == sight.place and noted[0] != hand.noted and now - hand.noted_at >= PROGRESS_EVERY:
+            hand.noted, hand.noted_at = noted[0], now
+            notes.append((job.id, job.attempt, held.claim, _progress(noted)))
+        if hand.stop is None:
+            if options.timeout is not None and ran >= options.timeout:
+                self._begin_stop(actions, hand, sight.place, Cause.TIMEOUT, options.grace, now)
+            elif options.stall_timeout is not None and now - hand.beat_at >= options.stall_timeout:
+                self._begin_stop(actions, hand, sight.place, Cause.STALL, options.grace, now)
+
+    def _begin_stop(
+        self, actions: list[Action], hand: Hand, place: int, cause: str, grace: Micros, now: Micros
+    ) -> None:
+        hand.stop = Stop(place, cause, now, now + grace)
+        actions.append(AskToStop(hand.slot, place))
+
+    def _press(self, actions: list[Action], hand: Hand, sight: Sight | None, now: Micros) -> None:
+        """Flag, then SIGTERM (later for one that has read the flag), then SIGKILL."""
+        stop = hand.stop
+        if stop is None:
+            return
+        if sight is not None and sight.looked and not stop.termed and stop.term_at < stop.kill_at:
+            stop.term_at = max(stop.term_at, (stop.kill_at + stop.term_at) // 2) if now < stop.kill_at else now
+        current = sight is None or (sight.place == stop.place and sight.phase == wire.RUNNING)
+        if now >= stop.kill_at:
+            actions.append(Signal(hand.slot, signal.SIGKILL))
+        elif not stop.termed and now >= stop.term_at and current:
+            stop.termed = True
+            actions.append(Signal(hand.slot, signal.SIGTERM))
+
+    def _end_drain(self, sights: dict[int, Sight], now: Micros) -> None:
+        for hand in self._hands.values():
+            sight = sights.get(hand.slot)
+            if hand.outstanding and hand.stop is None and sight is not None:
+                hand.stop = Stop(sight.place, Cause.DRAIN, now, now + DRAIN_KILL)
+
+    def _give_up_surplus(self, now: Micros) -> list[Action]:
+        """Everyone here is busy for long: let other nodes have what is ready."""
+        long = sum(1 for hand in self._hands.values() if hand.outstanding and now - hand.seen_since >= LONG)
+        if long < self.settings.slots or not (self._ready or self._single):
+            return []
+        return self._release_ready(now)
+
+    def _shrink(self, actions: list[Action], now: Micros) -> None:
+        """A dynamic pool lets go who has been idle for long."""
+        if self.settings.pool != "dynamic":
+            return
+        spare = len(self._hands) - self.settings.min
+        for hand in list(self._hands.values()):
+            if spare <= 0:
+                return
+            if hand.ready and not hand.outstanding and not hand.leaving and now - hand.idle_since >= IDLE_FOR:
+                hand.leaving = True
+                actions.append(Dismiss(hand.slot))
+                spare -= 1
+
+
+def judge_orphan(orphan: Orphan, wall: Micros, random: Callable[[], float]) -> Ending:
+    """What becomes of a job whose node is gone."""
+    options = Snapshot.read(orphan.options.encode() if orphan.options else None)
+    end = End(
+        cause=Cause.NODE_LOST,
+        started=orphan.started_mark is not None,
+        cancel_requested=orphan.cancel_requested is not None,
+        reason="cancelled" if orphan.cancel_requested else None,
+    )
+    ending = _judged(orphan, orphan.claim, options, end, wall, random(), None, None, None, None, None, None)
+    return ending if orphan.started_mark is not None else _unhappened(ending)
+
+
+def _judged(
+    job: Claimed | Orphan,
+    claim: int,
+    options: Snapshot,
+    end: End,
+    wall: Micros,
+    jitter: float,
+    error: str | None,
+    pid: int | None,
+    cpu: Micros | None,
+    peak: int | None,
+    began: Micros | None,
+    sight: Sight | None,
+) -> Ending:
+    verdict = judge(
+        end,
+        Standing(
+            priority=job.priority,
+            retries=job.retries,
+            crashes=job.crashes,
+            losses=job.losses,
+            retry=options.retry_rule(),
+            max_crashes=options.max_crashes,
+            on_exception=options.on_exception,
+            at_most_once=options.at_most_once,
+        ),
+        wall,
+        jitter,
+    )
+    moved = verdict.due_at is not None or verdict.crashes != job.crashes
+    due = verdict.due_at if verdict.due_at is not None else job.due_at
+    noted = sight.noted if sight else None
+    return Ending(
+        id=job.id,
+        attempt=job.attempt,
+        claim=claim,
+        state=verdict.state,
+        cause=verdict.cause,
+        retries=verdict.retries,
+        crashes=verdict.crashes,
+        losses=verdict.losses,
+        due_at=verdict.due_at,
+        rank=rank(due, verdict.rank_priority) if moved and verdict.rank_priority is not None else None,
+        reason=verdict.reason,
+        error=error,
+        started=began,
+        ended=wall,
+        pid=pid,
+        cpu=cpu,
+        peak=peak,
+        progress=_progress(noted) if noted and sight and noted[1] == sight.place else None,
+    )
+
+
+def _unhappened(ending: Ending) -> Ending:
+    return replace(ending, happened=False)
+
+
+def _death(hand: Hand, place: int, status: int | None) -> str:
+    """What a dead worker died of, as far as its job is concerned."""
+    if hand.stop is not None and hand.stop.place == place:
+        return hand.stop.cause
+    if status is None:
+        return Cause.COLLATERAL
+    if os.WIFSIGNALED(status):
+        return f"signal {os.WTERMSIG(status)}"
+    return f"exit {os.WEXITSTATUS(status)}"
+
+
+def _progress(noted: tuple[int, int, float, float, str]) -> str:
+    return msgspec.json.encode(noted[2:]).decode()
+
+
+def _headline(error: str | None) -> str | None:
+    if error is None:
+        return None
+    told = msgspec.json.decode(error, type=dict[str, Any])
+    return f"{told.get('type')}: {str(told.get('message'))[:500]}"

@@ -1,0 +1,194 @@
+"""A desk: one thread that writes about running jobs, so that the loop never waits for the database."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from genba.errors import StoreError, StoreUnreachable
+from genba.storage.records import Claimed, Ending, JobId, Success
+from genba.storage.store import Store
+
+log = logging.getLogger("genba.node")
+
+LARGEST = 1000  # attempts in one transaction
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedJobs:
+    jobs: list[Claimed]
+    claim: int
+    failed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Successes that the store did not take."""
+
+    lost: list[Success]
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """These endings are written, or were not ours to write."""
+
+    ids: list[JobId]
+
+
+@dataclass(frozen=True, slots=True)
+class Marked:
+    ours: list[JobId]
+    lost: list[JobId]
+
+
+@dataclass(slots=True)
+class Pile:
+    """What lies on the desk."""
+
+    succeeded: list[Success] = field(default_factory=list)
+    ended: list[Ending] = field(default_factory=list)
+    marks: list[tuple[JobId, int, int, int]] = field(default_factory=list)
+    first: list[tuple[JobId, int, int, int]] = field(default_factory=list)
+    notes: list[tuple[JobId, int, int, str]] = field(default_factory=list)
+    wants: dict[str, int] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.succeeded or self.ended or self.marks or self.first or self.notes or self.wants)
+
+
+class Desk(threading.Thread):
+    def __init__(
+        self, name: str, store: Store, node: int, tasks: Sequence[str], post: Callable[[Any], None]
+    ) -> None:
+        super().__init__(name=f"genba-{name}", daemon=True)
+        self._store = store
+        self._node = node
+        self._tasks = tasks
+        self._post = post
+        self._pile = Pile()
+        self._cond = threading.Condition()
+        self._ended = False
+        self._hungry = False
+        self._trouble = False
+
+    def add(
+        self,
+        *,
+        succeeded: Sequence[Success] = (),
+        ended: Sequence[Ending] = (),
+        marks: Sequence[tuple[JobId, int, int, int]] = (),
+        first: Sequence[tuple[JobId, int, int, int]] = (),
+        notes: Sequence[tuple[JobId, int, int, str]] = (),
+        wants: dict[str, int] | None = None,
+    ) -> None:
+        with self._cond:
+            pile = self._pile
+            pile.succeeded += succeeded
+            pile.ended += ended
+            pile.marks += marks
+            pile.first += first
+            pile.notes += notes
+            if wants:
+                pile.wants = wants
+            self._cond.notify()
+
+    def rung(self) -> None:
+        """Whoever rang has cleared our flag."""
+        self._hungry = False
+
+    @property
+    def clear(self) -> bool:
+        with self._cond:
+            return not self._pile and not self._busy
+
+    def finish(self, within: float) -> None:
+        """Write what is there, and end."""
+        with self._cond:
+            self._ended = True
+            self._cond.notify()
+        self.join(within)
+
+    _busy = False
+
+    def run(self) -> None:
+        while True:
+            with self._cond:
+                while not self._pile and not self._ended:
+                    self._busy = False
+                    self._cond.wait()
+                if not self._pile:
+                    return
+                pile, self._pile = self._take()
+                self._busy = True
+            self._work(pile)
+
+    def _take(self) -> tuple[Pile, Pile]:
+        pile = self._pile
+        rest = Pile(succeeded=pile.succeeded[LARGEST:])
+        pile.succeeded = pile.succeeded[:LARGEST]
+        return pile, rest
+
+    def _work(self, pile: Pile) -> None:
+        """Until it is done: nothing that was written down here may be lost because the database was away."""
+        pause = 0.1
+        while pile:
+            try:
+                self._write(pile)
+                if self._trouble:
+                    log.warning("the database answers again")
+                self._trouble = False
+            except StoreError as error:
+                if not self._trouble:
+                    log.warning("cannot write: %s; trying again", error)
+                self._trouble = True
+                if pile.wants:
+                    pile.wants = {}
+                    self._post(ClaimedJobs([], 0, failed=True))
+                if not isinstance(error, StoreUnreachable) and self._ended:
+                    return
+                threading.Event().wait(pause)
+                pause = min(2.0, pause * 2)
+
+    def _write(self, pile: Pile) -> None:
+        if pile.first:
+            ours = self._store.mark(pile.first)
+            ids = [one[0] for one in pile.first]
+            pile.first = []
+            self._post(Marked([id for id in ids if id in ours], [id for id in ids if id not in ours]))
+        if pile.succeeded or pile.wants:
+            self._exchange(pile)
+        if pile.ended:
+            self._store.end(self._node, pile.ended)
+            ids = [ending.id for ending in pile.ended]
+            pile.ended = []
+            self._post(Ended(ids))
+        if pile.marks:
+            self._store.mark(pile.marks)
+            pile.marks = []
+        if pile.notes:
+            self._store.progress(pile.notes)
+            pile.notes = []
+
+    def _exchange(self, pile: Pile) -> None:
+        claim = secrets.randbits(63)
+        jobs: list[Claimed] = []
+        if pile.succeeded:
+            matched, jobs = self._store.exchange(self._node, claim, pile.succeeded, pile.wants, self._tasks)
+            lost = [] if len(matched) == len(pile.succeeded) else [s for s in pile.succeeded if s.id not in matched]
+            ids = [one.id for one in pile.succeeded]
+            pile.succeeded = []
+            self._post(Refused(lost) if lost else Ended(ids))
+        elif pile.wants:
+            jobs = self._store.claim(self._node, claim, pile.wants, self._tasks)
+            if not jobs and not self._hungry:
+                # Say so first, then look once more: a job that came in between has not seen the flag.
+                self._store.nodes.hungry(self._node, True)
+                self._hungry = True
+                jobs = self._store.claim(self._node, claim, pile.wants, self._tasks)
+        if pile.wants:
+            pile.wants = {}
+            self._post(ClaimedJobs(jobs, claim))

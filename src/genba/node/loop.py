@@ -1,0 +1,545 @@
+"""The node's loop: it performs what the brain decides.
+
+One thread waits for everything at once: workers, guard and zygote, the bell, signals, and what the desks and the
+keeper have to tell.  It never waits for the database.
+"""
+
+from __future__ import annotations
+
+import collections
+import logging
+import os
+import random
+import secrets
+import selectors
+import signal
+import socket
+import sys
+from collections.abc import Iterable
+from types import FrameType
+from typing import Any
+
+from genba import wire
+from genba.domain.clock import SystemClock
+from genba.errors import GenbaError, StoreError
+from genba.node import brain as decide
+from genba.node.brain import Brain, judge_orphan
+from genba.node.desk import ClaimedJobs, Desk, Ended, Marked, Refused
+from genba.node.keeper import Commands, DeclaredDead, Keeper, Renewed, Work
+from genba.node.line import Line
+from genba.node.pool import (
+    INCARNATION,
+    GuardDied,
+    Hello,
+    ImportFailed,
+    Pool,
+    SpawnFailed,
+    Swept,
+    WorkerEnded,
+    WorkerStarted,
+    ZygoteDied,
+    leftovers,
+)
+from genba.node.settings import NodeSettings
+from genba.storage.records import Micros, NewNode
+from genba.storage.store import Store, open_store
+
+log = logging.getLogger("genba.node")
+
+SECOND = 1_000_000
+TICK = 50_000  # µs between looks at workers while something is timed
+SLOW_TICK = 250_000  # ... while something runs
+EXIT_OK, EXIT_FAILED, EXIT_IMPORT = 0, 1, 3
+
+
+def run(settings: NodeSettings) -> int:
+    """Be a node until told to end; gives the exit code."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    if sys.platform != "linux":
+        raise GenbaError(f"a node needs Linux (this is {sys.platform}); enqueueing and asking work everywhere")
+    while True:
+        node = Node(settings)
+        try:
+            code = node.run()
+        finally:
+            node.close()
+        if code is not None:
+            return code
+        log.warning("starting again as a new incarnation")
+
+
+class Node:
+    def __init__(self, settings: NodeSettings) -> None:
+        self.settings = settings
+        self.id = secrets.randbits(62) + 1
+        self._clock = SystemClock()
+        self._inbox: collections.deque[Any] = collections.deque()
+        self._wake_out, self._wake_in = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._wake_out, selectors.EVENT_READ, "wake")
+        env = {**os.environ, INCARNATION: str(self.id)}
+        self._pool = Pool(settings.target, env=env, node_title=f"/node[{os.getpid()}]")
+        self._selector.register(self._pool.sockets[0], selectors.EVENT_READ, "pool")
+        self._lines: dict[int, Line] = {}
+        self._watched: dict[int, int] = {}
+        self._store: Store | None = None
+        self._brain: Brain | None = None
+        self._desks: list[Desk] = []
+        self._keeper: Keeper | None = None
+        self._bell = -1
+        self._lease: Micros = 15 * SECOND
+        self._signals: list[int] = []
+        self._handlers: dict[int, Any] = {}
+        self._exit: int | None = None
+        self._over = False
+        self._lost_lease = False
+        self._last_tick: Micros = 0
+        self._last_beat: Micros = 0
+        self._zygote_starts = 0
+
+    # life
+
+    def run(self) -> int | None:
+        """None: start again, under a new identity."""
+        self._listen_to_signals()
+        self._pool.start()
+        while not self._over:
+            for key, _ in self._selector.select(self._patience()):
+                self._hear(key)
+            self._read_signals()
+            self._read_inbox()
+            self._tick()
+        return None if self._lost_lease and self._exit is None else self._exit
+
+    def close(self) -> None:
+        """Give everything back; whatever still runs is ended."""
+        left = self._pool.end()
+        if left:
+            log.error("%d processes could not be ended", left)
+        for desk in self._desks:
+            desk.finish(10)
+        if self._keeper:
+            self._keeper.finish(10)
+        if self._store and self._keeper:
+            try:
+                if not self._lost_lease:
+                    self._store.nodes.leave(self.id)
+            except StoreError as error:
+                log.warning("could not say good-bye: %s", error)
+            self._store.presence.vanish()
+        if self._store:
+            self._store.close()
+        for line in self._lines.values():
+            line.close()
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(-1)
+        self._selector.close()
+        os.close(self._wake_out)
+        os.close(self._wake_in)
+
+    def _patience(self) -> float:
+        brain = self._brain
+        if self._inbox:
+            return 0
+        if brain is None:
+            return 1.0
+        if brain.draining or brain.timed:
+            return TICK / SECOND
+        return SLOW_TICK / SECOND if brain.busy else self.settings.poll / SECOND
+
+    def _now(self) -> Micros:
+        return self._clock.boot()
+
+    # what is heard
+
+    def _listen_to_signals(self) -> None:
+        def note(number: int, frame: FrameType | None) -> None:
+            self._signals.append(number)
+
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            self._handlers[number] = signal.signal(number, note)
+        signal.set_wakeup_fd(self._wake_in, warn_on_full_buffer=False)
+
+    def _post(self, event: Any) -> None:
+        """From another thread."""
+        self._inbox.append(event)
+        try:
+            os.write(self._wake_in, b"\0")
+        except BlockingIOError:
+            pass  # it is full of wake-ups
+
+    def _hear(self, key: selectors.SelectorKey) -> None:
+        match key.data:
+            case "wake":
+                os.read(self._wake_out, 1 << 16)
+            case "pool":
+                for event in self._pool.ready():
+                    self._on_pool(event)
+            case "bell":
+                self._on_bell()
+            case Line() as line:
+                self._read_line(line)
+
+    def _read_signals(self) -> None:
+        while self._signals:
+            number = self._signals.pop(0)
+            if number == signal.SIGHUP:
+                continue
+            if self._brain is None:
+                self._exit, self._over = EXIT_OK, True
+                return
+            hurry = self._brain.draining
+            log.info("%s: %s", signal.Signals(number).name, "hurrying" if hurry else "draining")
+            self._drain(hurry)
+
+    def _drain(self, hurry: bool) -> None:
+        assert self._brain is not None and self._store is not None
+        self._exit = EXIT_OK
+        self._perform(self._brain.on_drain(self._now(), hurry=hurry))
+
+    def _read_inbox(self) -> None:
+        brain = self._brain
+        while self._inbox and brain is not None:
+            event = self._inbox.popleft()
+            now = self._now()
+            match event:
+                case ClaimedJobs(jobs, claim, failed):
+                    self._perform(brain.on_claimed(jobs, claim, now, failed=failed))
+                case Refused(lost):
+                    self._perform(brain.on_unmatched(lost, now))
+                case Ended():
+                    self._look_after_children()
+                case Marked(ours, lost):
+                    brain.on_mark_lost(lost)
+                    self._perform(brain.on_marked(ours, now))
+                case Work():
+                    self._perform(brain.on_ring(now))
+                case Renewed(sent, wall, draining):
+                    self._on_renewed(sent, wall, draining)
+                case Commands(commands):
+                    for command in commands:
+                        self._on_command(command.verb, command.job_id, command.data)
+                case DeclaredDead():
+                    log.error("this node was declared dead: what it runs is not its own any more")
+                    self._lost_lease = self._over = True
+
+    def _look_after_children(self) -> None:
+        if self._store and self._store.children_wait and self._keeper:
+            self._keeper.poke()
+
+    def _on_renewed(self, sent: Micros, wall: Micros, draining: bool) -> None:
+        brain = self._brain
+        assert brain is not None
+        brain.delta = wall - self._now()
+        brain.skew = wall - self._clock.now()
+        if abs(brain.skew) < 50_000:
+            brain.skew = 0  # within what the journey of the answer explains
+        if draining and not brain.draining:
+            self._drain(False)
+
+    def _on_command(self, verb: str, job_id: int | None, data: str | None) -> None:
+        assert self._brain is not None
+        match verb:
+            case "cancel" | "kill" if job_id is not None:
+                self._perform(self._brain.on_cancel(job_id, verb, data, self._now()))
+                self._tick(force=True)
+            case "drain":
+                self._drain(False)
+            case _:
+                log.warning("an unknown command: %s", verb)
+
+    def _on_bell(self) -> None:
+        assert self._store is not None and self._brain is not None and self._keeper is not None
+        self._store.presence.drain()
+        for desk in self._desks:
+            desk.rung()
+        self._keeper.poke()
+        self._perform(self._brain.on_ring(self._now()))
+
+    def _read_line(self, line: Line) -> None:
+        assert self._brain is not None
+        if line.stuffed:
+            line.flush()
+        results, ready = line.receive()
+        now = self._now()
+        if ready is not None:
+            self._perform(self._brain.on_worker_ready(line.slot, ready, now))
+        if results:
+            noted = line.slate.noted() if len(results) == 1 else None
+            self._perform(self._brain.on_results(line.slot, results, now, noted))
+        self._watch(line)
+
+    def _watch(self, line: Line) -> None:
+        """Registered for what it can still do."""
+        if not line.open:
+            if line.slot in self._watched:
+                self._selector.unregister(line.sock)
+                self._watched.pop(line.slot)
+            return
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if line.stuffed else 0)
+        if self._watched.get(line.slot) != wanted:
+            if line.slot in self._watched:
+                self._selector.modify(line.sock, wanted, line)
+            else:
+                self._selector.register(line.sock, wanted, line)
+            self._watched[line.slot] = wanted
+
+    # processes
+
+    def _on_pool(self, event: Any) -> None:
+        now = self._now()
+        brain = self._brain
+        match event:
+            case Hello(contents):
+                self._on_hello(contents)
+            case ImportFailed(text):
+                print(f"genba: cannot import {self.settings.target}:\n{text.rstrip()}", file=sys.stderr)
+                self._exit, self._over = EXIT_IMPORT, True
+            case ZygoteDied(status, restarting):
+                self._on_zygote_died(status, restarting)
+            case WorkerStarted(slot, _pid, _):
+                if slot in self._lines:
+                    self._lines[slot].handed_over()
+            case SpawnFailed(slot, reason) if brain:
+                log.warning("a worker could not be started: %s", reason)
+                self._drop(slot)
+                self._perform(brain.on_spawn_failed(slot, now))
+            case WorkerEnded(slot, _pid, status, cpu, peak) if brain:
+                self._on_worker_ended(slot, status, cpu, peak)
+            case Swept(token, _killed, unkillable) if brain:
+                if unkillable:
+                    log.error("%d processes that a job left behind belong to another user", unkillable)
+                self._perform(brain.on_swept(token, now))
+            case GuardDied(status, slots, _left):
+                self._on_guard_died(status, slots)
+
+    def _on_zygote_died(self, status: int, restarting: bool) -> None:
+        if self._over:
+            return
+        if self._brain:
+            self._perform(self._brain.on_zygote_gone())
+        self._zygote_starts += 1
+        if self._zygote_starts > 10 and self._brain is None:
+            print(f"genba: {self.settings.target} kills the process that imports it ({status})", file=sys.stderr)
+            self._exit, self._over = EXIT_IMPORT, True
+        elif not restarting:
+            log.warning("the zygote died (status %s); starting another", status)
+            self._pool.restart_zygote()
+
+    def _on_guard_died(self, status: int, slots: Iterable[int]) -> None:
+        sights = {slot: line.sight() for slot, line in self._lines.items()}
+        for slot in list(self._lines):
+            self._settle_line(slot)
+        if self._brain:
+            self._perform(self._brain.on_guard_died(sights, self._now()))
+        for slot in list(self._lines):
+            self._drop(slot)
+        if not self._over:
+            log.warning("the guard died (status %s), and all workers with it; starting again", status)
+            self._pool.start()
+
+    def _on_worker_ended(self, slot: int, status: int | None, cpu: int, peak: int) -> None:
+        assert self._brain is not None
+        line = self._lines.get(slot)
+        if line is None:
+            return
+        self._settle_line(slot)
+        sight = line.sight()
+        self._drop(slot)
+        self._perform(self._brain.on_worker_ended(slot, status, cpu, peak, sight, self._now()))
+
+    def _settle_line(self, slot: int) -> None:
+        """Read all that a dead worker has said, before its last word is read."""
+        assert self._brain is not None
+        line = self._lines[slot]
+        results, _ = line.receive()
+        if results:
+            self._perform(self._brain.on_results(slot, results, self._now(), line.slate.noted()))
+
+    def _drop(self, slot: int) -> None:
+        line = self._lines.pop(slot, None)
+        if line is not None:
+            if slot in self._watched:
+                self._selector.unregister(line.sock)
+                self._watched.pop(slot)
+            line.close()
+
+    # the beginning
+
+    def _on_hello(self, contents: dict[str, Any]) -> None:
+        if self._brain is not None:
+            self._perform(self._brain.on_zygote(self._now()))
+            return
+        if len(contents.get("threads", ())) > 1:
+            names = ", ".join(contents["threads"])
+            log.warning("the app starts threads at import (%s): locks they hold will be held for ever in workers", names)
+        self._lease = int(contents["lease"])
+        self._store = store = open_store(contents["url"], namespace=contents["namespace"])
+        store.install()
+        _set_title(f"genba-{contents['namespace']}: /node[{os.getpid()}] {self.settings.name}")
+        tasks = [task["name"] for task in contents["tasks"]]
+        self._join(store, contents)
+        self._brain = brain = Brain(self.settings, tasks, random.random)
+        self._desks = [Desk("writer", store, self.id, tasks, self._post)]
+        if store.lanes > 1:
+            self._desks.append(Desk("claimer", store, self.id, tasks, self._post))
+        self._keeper = Keeper(
+            store,
+            self.id,
+            lease=self._lease,
+            poll=self.settings.poll,
+            queues=list(self.settings.queues),
+            tasks=tasks,
+            keep={task["name"]: task.get("keep") for task in contents["tasks"]},
+            boot_id=_boot_id() if store.lanes == 1 else None,
+            clock=self._clock,
+            post=self._post,
+        )
+        brain.delta = store.now() - self._now()
+        for thread in (*self._desks, self._keeper):
+            thread.start()
+        self._beat()
+        log.info(
+            "node %s is ready: %d tasks, queues %s, up to %d workers",
+            self.settings.name,
+            len(tasks),
+            ", ".join(self.settings.queues),
+            self.settings.slots,
+        )
+        self._perform(brain.on_zygote(self._now()))
+
+    def _join(self, store: Store, contents: dict[str, Any]) -> None:
+        store.presence.appear(self.id)
+        self._bell = store.presence.fileno()
+        if self._bell >= 0:
+            self._selector.register(self._bell, selectors.EVENT_READ, "bell")
+        node = NewNode(
+            id=self.id,
+            name=self.settings.name,
+            host=socket.gethostname(),
+            boot_id=_boot_id(),
+            pid=os.getpid(),
+            slots=self.settings.slots,
+            lease=self._lease,
+            queues=tuple(self.settings.queues),
+            tasks=tuple(contents["tasks"]),
+            version=_version(),
+        )
+        gone = [other for other in store.nodes.live() if other.host == node.host and store.presence.gone(other)]
+        if gone:
+            killed = leftovers([str(other.id) for other in gone])
+            if killed:
+                log.warning("ended %d processes that dead nodes had left behind", killed)
+            for other in gone:
+                if other.name == node.name:
+                    store.nodes.bury(other.id, lambda orphan, now: judge_orphan(orphan, now, random.random))
+        store.nodes.join(node)
+
+    # time
+
+    def _tick(self, force: bool = False) -> None:
+        brain = self._brain
+        if brain is None:
+            return
+        now = self._now()
+        if now - self._last_beat >= self._lease // 5:
+            self._beat()
+        step = TICK if brain.draining or brain.timed else SLOW_TICK
+        if not force and now - self._last_tick < step:
+            return
+        self._last_tick = now
+        sights = {slot: line.sight(brain.stop_place(slot)) for slot, line in self._lines.items()}
+        self._perform(brain.on_tick(now, sights))
+        if self._bell_changed():
+            self._listen_again()
+        if brain.draining and brain.empty and all(desk.clear for desk in self._desks) and not self._inbox:
+            self._over = True
+
+    def _beat(self) -> None:
+        """The guard ends everything if the next beat does not come before the lease is nearly over."""
+        self._last_beat = self._now()
+        self._pool.beat(max(1.0, self._lease / SECOND * 0.8))
+
+    def _bell_changed(self) -> bool:
+        return self._store is not None and self._store.presence.fileno() != self._bell
+
+    def _listen_again(self) -> None:
+        assert self._store is not None
+        if self._bell >= 0:
+            try:
+                self._selector.unregister(self._bell)
+            except (KeyError, ValueError):
+                pass  # closed descriptors leave the selector by themselves
+        self._bell = self._store.presence.fileno()
+        if self._bell >= 0:
+            self._selector.register(self._bell, selectors.EVENT_READ, "bell")
+
+    # deeds
+
+    def _perform(self, actions: list[decide.Action]) -> None:
+        assert self._brain is not None
+        writer, claimer = self._desks[0], self._desks[-1]
+        for action in actions:
+            match action:
+                case decide.Give(slot, serial, jobs):
+                    line = self._lines[slot]
+                    line.give(serial, jobs)
+                    self._watch(line)
+                case decide.Succeed(ended):
+                    writer.add(succeeded=ended)
+                case decide.Claim(wants):
+                    claimer.add(wants=wants)
+                case decide.Finish(ended):
+                    writer.add(ended=ended)
+                case decide.Mark(jobs, first):
+                    writer.add(first=jobs) if first else writer.add(marks=jobs)
+                case decide.Note(progress):
+                    writer.add(notes=progress)
+                case decide.TakeBack(slot):
+                    line = self._lines[slot]
+                    self._perform(self._brain.on_taken_back(slot, line.take_back(), self._now()))
+                case decide.AskToStop(slot, place):
+                    self._lines[slot].slate.ask_to_stop(place)
+                case decide.Signal(slot, number):
+                    self._pool.signal(slot, number)
+                case decide.Dismiss(slot):
+                    line = self._lines[slot]
+                    line.send((wire.EXIT,))
+                    self._watch(line)
+                case decide.Spawn(slot):
+                    self._spawn(slot)
+                case decide.Sweep(token):
+                    self._pool.sweep(token)
+                case decide.DrainAll():
+                    for line in self._lines.values():
+                        line.slate.drain()
+
+    def _spawn(self, slot: int) -> None:
+        assert self._brain is not None
+        line = self._lines[slot] = Line(slot)
+        self._watch(line)
+        if not self._pool.spawn(slot, *line.ends()):
+            self._drop(slot)
+            self._perform(self._brain.on_spawn_failed(slot, self._now()))
+
+
+def _boot_id() -> str:
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        return file.read().strip()
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("genba")
+    except PackageNotFoundError:
+        return "0"
+
+
+def _set_title(title: str) -> None:
+    os.environ["SPT_NOENV"] = "1"  # or it wipes the environment, and with it the incarnation
+    from setproctitle import setproctitle
+
+    setproctitle(title)

@@ -1,0 +1,496 @@
+"""The options of a job and the policy of a task: read, checked, and merged (call over task over app)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta, tzinfo
+from difflib import get_close_matches
+from types import MappingProxyType
+from typing import Any, Literal, TypeAlias
+from zoneinfo import ZoneInfo
+
+import msgspec
+
+from genba.domain.duration import DAY, MILLISECOND, SECOND, Micros, duration, moment
+from genba.domain.retry import Retry
+from genba.errors import BadOption
+from genba.values import Dep, Limit, Rate
+
+OnDependencyFailure: TypeAlias = Literal["cancel", "run", "hold"]
+OnConflict: TypeAlias = Literal["return", "raise", "replace"]
+OnException: TypeAlias = Literal["retry", "fail", "hold"]
+Once: TypeAlias = Literal[False, True, "task", "waiting"]
+Reader: TypeAlias = Callable[[str, Any], Any]
+
+NAME = re.compile(r"[A-Za-z_][\w.:#-]{0,199}")
+
+_NO_RETRY = Retry()
+
+# Promised, and not built yet: delete the line of what has been built.
+NOT_YET = frozenset(
+    {
+        "ready",
+        "limits",
+        "rate",
+        "fair_by",
+        "max_running",
+        "exclusive",
+        "max_waiting",
+        "cron",
+        "every",
+        "tz",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How one job is to be run.
+
+    `at` and `expires` stay as the user wrote them, because "+1 hour" counts from the enqueue; a `timedelta` is a time
+    from then on.
+    """
+
+    queue: str = "default"
+    priority: int = 0
+    at: datetime | timedelta | float | str | None = None
+    expires: datetime | timedelta | str | None = None
+    retry: Retry = _NO_RETRY
+    timeout: Micros | None = None
+    grace: Micros = 10 * SECOND
+    stall_timeout: Micros | None = None
+    memory: int | None = None
+    cpu: Micros | None = None
+    after: tuple[Dep, ...] = ()
+    on_dependency_failure: OnDependencyFailure = "cancel"
+    ready: tuple[Any, ...] = ()
+    limits: tuple[Limit, ...] = ()
+    key: str | None = None
+    once: Once = False
+    unique_for: Micros | None = None
+    on_conflict: OnConflict = "return"
+    dedicated: bool = False
+    tags: tuple[str, ...] = ()
+    parent: Any = None
+    conn: Any = field(default=None, compare=False, repr=False)
+
+    @classmethod
+    def build(cls, given: Mapping[str, Any], base: Options) -> Options:
+        """`base` with what a user has given on top; BadOption for what is unknown, ill-typed or contradictory."""
+        for name in given:
+            if name in _POLICY_READERS and name not in NOT_YET:
+                raise BadOption(f"{name} belongs to the task: write it in @app.task(…), not here")
+            _check_known(name, _OPTION_READERS)
+        return replace(base, **_read_options(given)) if given else base
+
+    def due_at(self, now: Micros, tz: tzinfo = UTC) -> Micros | None:
+        """The moment from which the job may start, None for at once; text without a zone is in `tz`."""
+        if self.at is None:
+            return None
+        return now + duration(self.at) if isinstance(self.at, timedelta) else moment(self.at, now, tz)
+
+    def expires_at(self, now: Micros, tz: tzinfo = UTC) -> Micros | None:
+        """The moment from which the job must not start any more; a duration counts from when it may start."""
+        if self.expires is None:
+            return None
+        if isinstance(self.expires, timedelta):
+            due = self.due_at(now, tz)
+            return max(now, now if due is None else due) + duration(self.expires)
+        return moment(self.expires, now, tz)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """What holds for all jobs of a task."""
+
+    name: str | None = None
+    title: str | None = None
+    max_running: int | None = None
+    exclusive: bool = False
+    max_waiting: int | None = None
+    rate: Rate | None = None
+    fair_by: str | None = None
+    on_exception: OnException = "retry"
+    explicit_outcome: bool = False
+    at_most_once: bool = False
+    max_crashes: int = 3
+    concurrency: int = 1
+    keep: Micros | None = 7 * DAY
+    on_final: Any = None
+    progress_every: Micros = 500 * MILLISECOND
+    cron: str | None = None
+    every: Micros | None = None
+    tz: str | None = None
+
+    @classmethod
+    def build(cls, given: Mapping[str, Any], base: Policy) -> Policy:
+        """`base` with what a user has given on top; BadOption for what is unknown, ill-typed or contradictory."""
+        for name in given:
+            _check_known(name, _POLICY_READERS)
+        policy = replace(base, **{name: _POLICY_READERS[name](name, value) for name, value in given.items()})
+        if policy.cron is not None and policy.every is not None:
+            raise BadOption("cron and every both say when; give one of them")
+        return policy
+
+
+DEFAULT_OPTIONS = Options()
+DEFAULT_POLICY = Policy()
+
+
+def declare(
+    given: Mapping[str, Any], options: Options = DEFAULT_OPTIONS, policy: Policy = DEFAULT_POLICY
+) -> tuple[Options, Policy]:
+    """What a decorator or an app's `defaults` say, where job options and task policy stand side by side."""
+    for name in given:
+        _check_known(name, _ALL_READERS)
+    own = {name: value for name, value in given.items() if name in _POLICY_READERS}
+    rest = {name: value for name, value in given.items() if name not in _POLICY_READERS}
+    return Options.build(rest, options), Policy.build(own, policy)
+
+
+def merge(app: Mapping[str, Any], task: Mapping[str, Any], call: Mapping[str, Any]) -> Options:
+    """The job options of one call: what the call says, else the task, else the app, else the default."""
+    options = DEFAULT_OPTIONS
+    for level in (app, task, call):
+        options = Options.build(level, options)
+    return options
+
+
+class Snapshot(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=False):
+    """What node and worker must know of a job's options and its task's policy, as it was at the enqueue.
+
+    Only what differs from the defaults is written, so most jobs carry none; therefore a default, once released, may
+    change only for jobs that are not yet enqueued, by way of a migration.
+    """
+
+    timeout: Micros | None = None
+    grace: Micros = DEFAULT_OPTIONS.grace
+    stall_timeout: Micros | None = None
+    retry: dict[str, Any] = {}
+    memory: int | None = None
+    cpu: Micros | None = None
+    max_crashes: int = DEFAULT_POLICY.max_crashes
+    on_exception: OnException = DEFAULT_POLICY.on_exception
+    at_most_once: bool = False
+    explicit_outcome: bool = False
+    dedicated: bool = False
+    on_dependency_failure: OnDependencyFailure = DEFAULT_OPTIONS.on_dependency_failure
+    unique_for: Micros | None = None
+    keep: Micros | None = DEFAULT_POLICY.keep
+    once: bool | Literal["task", "waiting"] = False
+
+    @classmethod
+    def of(cls, options: Options, policy: Policy) -> Snapshot:
+        return cls(
+            timeout=options.timeout,
+            grace=options.grace,
+            stall_timeout=options.stall_timeout,
+            retry={} if options.retry == DEFAULT_OPTIONS.retry else options.retry.to_json(),
+            memory=options.memory,
+            cpu=options.cpu,
+            max_crashes=policy.max_crashes,
+            on_exception=policy.on_exception,
+            at_most_once=policy.at_most_once,
+            explicit_outcome=policy.explicit_outcome,
+            dedicated=options.dedicated,
+            on_dependency_failure=options.on_dependency_failure,
+            unique_for=options.unique_for,
+            keep=policy.keep,
+            once=options.once,
+        )
+
+    @classmethod
+    def read(cls, written: bytes | None) -> Snapshot:
+        """What `snapshot` wrote; fields of a newer version are ignored."""
+        return _PLAIN if written is None else _read_snapshot(written)
+
+    def retry_rule(self) -> Retry:
+        return Retry.from_json(self.retry) if self.retry else DEFAULT_OPTIONS.retry
+
+
+_PLAIN = Snapshot()
+_read_snapshot = msgspec.json.Decoder(Snapshot).decode
+
+
+def snapshot(options: Options, policy: Policy) -> bytes | None:
+    """The options that travel with the job, as JSON; None when all are the defaults."""
+    written = msgspec.json.encode(Snapshot.of(options, policy))
+    return None if written == b"{}" else written
+
+
+def _check_known(name: str, readers: Mapping[str, Reader]) -> None:
+    if name in NOT_YET:
+        raise BadOption(f"{name} is not available in this version")
+    if name not in readers:
+        close = get_close_matches(name, [known for known in readers if known not in NOT_YET])
+        meant = f"; did you mean {' or '.join(close)}?" if close else ""
+        raise BadOption(f"there is no option {name!r}{meant}")
+
+
+def _read_options(given: Mapping[str, Any]) -> dict[str, Any]:
+    for one, other in (("priority", "nice"), ("at", "delay"), ("key", "once")):
+        if all(given.get(name) is not None and given[name] is not False for name in (one, other)):
+            raise BadOption(f"{one} and {other} exclude each other; give one of them")
+    read: dict[str, Any] = {}
+    for name, value in given.items():
+        read[_ALIASES.get(name, name)] = _OPTION_READERS[name](name, value)
+    # The nearer level decides what makes a job unique.
+    if read.get("key") is not None:
+        read["once"] = False
+    elif read.get("once"):
+        read["key"] = None
+    return read
+
+
+# -- readers: from what a user may write to what we keep
+
+
+def _refuse(name: str, value: object, wanted: str) -> BadOption:
+    text = repr(value)
+    return BadOption(f"{name} must be {wanted}, not {text if len(text) <= 80 else text[:79] + '…'}")
+
+
+def _whole(low: int, high: int) -> Callable[[str, Any], int]:
+    def read(name: str, value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise _refuse(name, value, f"a whole number within {low} … {high}")
+        return int(value)
+
+    return read
+
+
+def _most(name: str, value: Any) -> int | None:
+    """At most so many; 0 and None are no limit."""
+    return None if value is None else _whole(0, 2**31 - 1)(name, value) or None
+
+
+def _time(*, none: bool = True, zero: bool = False) -> Reader:
+    def read(name: str, value: Any) -> Micros | None:
+        if none and value is None:
+            return None
+        try:
+            micros = duration(value)
+        except BadOption as error:
+            raise BadOption(f"{name}: {error}") from None
+        if micros == 0 and not zero:
+            raise _refuse(name, value, "longer than nothing" + (" (None: without limit)" if none else ""))
+        return micros
+
+    return read
+
+
+def _flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise _refuse(name, value, "True or False")
+    return value
+
+
+def _one_of(*allowed: object) -> Reader:
+    def read(name: str, value: Any) -> Any:
+        # 1 == True, and is not what `once=1` could mean.
+        if not any(value is one or (isinstance(one, str) and value == one) for one in allowed):
+            raise _refuse(name, value, "one of " + ", ".join(map(repr, allowed)))
+        return value
+
+    return read
+
+
+def _text(longest: int, *, none: bool = True) -> Reader:
+    def read(name: str, value: Any) -> str | None:
+        if none and value is None:
+            return None
+        if not isinstance(value, str) or not 1 <= len(value) <= longest or not _storable(value):
+            raise _refuse(name, value, f"a text of 1 to {longest} characters")
+        return str(value)
+
+    return read
+
+
+def _name(name: str, value: Any) -> str:
+    if not isinstance(value, str) or NAME.fullmatch(value) is None:
+        raise _refuse(name, value, "a name: a letter or _, then up to 199 letters, digits or _ . : # -")
+    return str(value)
+
+
+def _storable(text: str) -> bool:
+    return "\0" not in text and not any("\ud800" <= letter <= "\udfff" for letter in text)
+
+
+def _nice(name: str, value: Any) -> int:
+    return -_whole(-20, 20)(name, value)
+
+
+def _at(name: str, value: Any) -> Any:
+    return _delay(name, value) if value is None or isinstance(value, timedelta) else _moment(name, value)
+
+
+def _delay(name: str, value: Any) -> timedelta | None:
+    micros = _time(zero=True)(name, value)
+    return None if micros is None else timedelta(microseconds=micros)
+
+
+def _expires(name: str, value: Any) -> Any:
+    """A duration, as for `timeout`, or else a moment; a number is a duration."""
+    if isinstance(value, datetime) or (isinstance(value, str) and not _is_duration(value)):
+        return _moment(name, value)
+    micros = _time()(name, value)
+    return None if micros is None else timedelta(microseconds=micros)
+
+
+def _is_duration(text: str) -> bool:
+    if text.lstrip().startswith(("+", "-")):
+        return False  # from now on, not from when the job may start
+    try:
+        duration(text)
+    except BadOption:
+        return False
+    return True
+
+
+def _moment(name: str, value: Any) -> Any:
+    try:
+        moment(value, 0)
+    except BadOption as error:
+        raise BadOption(f"{name}: {error}") from None
+    return value
+
+
+def _retry(name: str, value: Any) -> Retry:
+    try:
+        return Retry.of(value)
+    except TypeError as error:
+        raise BadOption(f"{name}: {error}") from None
+
+
+_SIZE = re.compile(r"\s*([0-9]{1,15}(?:\.[0-9]{1,6})?)\s*(?:([KMGT])(i?)B?|B)?\s*", re.IGNORECASE)
+_SIZE_STEPS = "KMGT"
+
+
+def _memory(name: str, value: Any) -> int | None:
+    """Bytes; K, M, G and T are powers of 1024, with or without the i and the B."""
+    if value is None:
+        return None
+    size = value
+    if isinstance(value, str) and (match := _SIZE.fullmatch(value)):
+        step = 0 if match[2] is None else _SIZE_STEPS.index(match[2].upper()) + 1
+        size = int(float(match[1]) * 1024**step)
+    if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size < 2**63:
+        raise _refuse(name, value, 'a number of bytes or a text like "512M" or "2G"')
+    return size
+
+
+def _items(name: str, value: Any, wanted: str) -> tuple[Any, ...]:
+    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
+        raise _refuse(name, value, wanted)
+    return tuple(value)
+
+
+def _after(name: str, value: Any) -> tuple[Dep, ...]:
+    if value is None:
+        return ()
+    several = isinstance(value, Iterable) and not isinstance(value, str | bytes)
+    return tuple(item if isinstance(item, Dep) else Dep(item) for item in (value if several else [value]))
+
+
+def _tags(name: str, value: Any) -> tuple[str, ...]:
+    one_tag = _text(100, none=False)
+    return tuple(dict.fromkeys(one_tag("a tag", tag) for tag in _items(name, value, "a list of texts")))
+
+
+def _limits(name: str, value: Any) -> tuple[Limit, ...]:
+    limits = _items(name, value, "a list of Limit")
+    if not all(isinstance(limit, Limit) for limit in limits):
+        raise _refuse(name, value, "a list of Limit")
+    return limits
+
+
+def _ready(name: str, value: Any) -> tuple[Any, ...]:
+    conditions = _items(name, value, "a list of names of conditions")
+    return tuple(one if callable(one) else _name("the name of a condition", one) for one in conditions)
+
+
+def _parent(name: str, value: Any) -> Any:
+    if isinstance(value, bool | float | str | bytes):
+        raise _refuse(name, value, "a job or its id")
+    return value
+
+
+def _on_final(name: str, value: Any) -> Any:
+    return value if value is None or callable(value) else _name(name, value)
+
+
+def _rate(name: str, value: Any) -> Rate | None:
+    return value if value is None or isinstance(value, Rate) else Rate(None, value)
+
+
+def _every(name: str, value: Any) -> Micros | None:
+    """A duration; -1 means again at once."""
+    return -1 if value == -1 and type(value) is int else _time()(name, value)
+
+
+def _zone(name: str, value: Any) -> str | None:
+    if value is None:
+        return None
+    try:
+        return str(ZoneInfo(str(value)).key)
+    except (ValueError, OSError, LookupError):  # ZoneInfoNotFoundError is a KeyError
+        raise _refuse(name, value, 'a time zone like "Europe/Zurich"') from None
+
+
+_ALIASES: Mapping[str, str] = MappingProxyType({"nice": "priority", "delay": "at"})
+
+_OPTION_READERS: Mapping[str, Reader] = MappingProxyType(
+    {
+        "queue": _name,
+        "priority": _whole(-(2**31), 2**31 - 1),
+        "nice": _nice,
+        "at": _at,
+        "delay": _delay,
+        "expires": _expires,
+        "retry": _retry,
+        "timeout": _time(),
+        "grace": _time(none=False, zero=True),
+        "stall_timeout": _time(),
+        "memory": _memory,
+        "cpu": _time(),
+        "after": _after,
+        "on_dependency_failure": _one_of("cancel", "run", "hold"),
+        "ready": _ready,
+        "limits": _limits,
+        "key": _text(200),
+        "once": _one_of(False, True, "task", "waiting"),
+        "unique_for": _time(),
+        "on_conflict": _one_of("return", "raise", "replace"),
+        "dedicated": _flag,
+        "tags": _tags,
+        "parent": _parent,
+        "conn": lambda name, value: value,
+    }
+)
+
+_POLICY_READERS: Mapping[str, Reader] = MappingProxyType(
+    {
+        "name": _name,
+        "title": _text(200),
+        "max_running": _most,
+        "exclusive": _flag,
+        "max_waiting": _most,
+        "rate": _rate,
+        "fair_by": _text(200),
+        "on_exception": _one_of("retry", "fail", "hold"),
+        "explicit_outcome": _flag,
+        "at_most_once": _flag,
+        "max_crashes": _whole(1, 2**31 - 1),
+        "concurrency": _whole(1, 10_000),
+        "keep": _time(zero=True),
+        "on_final": _on_final,
+        "progress_every": _time(none=False, zero=True),
+        "cron": _text(200),
+        "every": _every,
+        "tz": _zone,
+    }
+)
+
+_ALL_READERS: Mapping[str, Reader] = MappingProxyType({**_OPTION_READERS, **_POLICY_READERS})

@@ -1,0 +1,82 @@
+"""Where settings come from: `[tool.genba]` of the project, then GENBA_*, then arguments; later wins."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from genba.domain.duration import Micros, duration
+from genba.errors import BadOption
+from genba.options import NAME
+
+NAMES = ("url", "namespace", "lease", "tz")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    url: str = "sqlite:///genba.db"
+    namespace: str = "default"
+    lease: Micros = 15_000_000
+    tz: str = "UTC"
+
+    @property
+    def zone(self) -> ZoneInfo:
+        return ZoneInfo(self.tz)
+
+
+def read(given: Mapping[str, Any], environ: Mapping[str, str] | None = None, folder: Path | None = None) -> Settings:
+    """What holds, after all three places were asked; BadOption names the place that is wrong."""
+    environ = os.environ if environ is None else environ
+    found = Settings()
+    project = _project((folder or Path.cwd()) / "pyproject.toml")
+    layers: list[tuple[str, Mapping[str, Any]]] = [
+        ("[tool.genba]", project),
+        ("the environment", {n: environ[f"GENBA_{n.upper()}"] for n in NAMES if environ.get(f"GENBA_{n.upper()}")}),
+        ("Genba(…)", {name: value for name, value in given.items() if value is not None}),
+    ]
+    for place, values in layers:
+        for name, value in values.items():
+            found = _with(found, place, name, value)
+    return found
+
+
+def _project(path: Path) -> Mapping[str, Any]:
+    try:
+        table: Mapping[str, Any] = tomllib.loads(path.read_text()).get("tool", {}).get("genba", {})
+    except OSError:
+        return {}
+    except tomllib.TOMLDecodeError as error:
+        raise BadOption(f"{path} cannot be read: {error}") from error
+    return table
+
+
+def _with(settings: Settings, place: str, name: str, value: Any) -> Settings:
+    if name not in NAMES:
+        raise BadOption(f"{place}: there is no setting {name!r}; there are {', '.join(NAMES)}")
+    known = {field: getattr(settings, field) for field in NAMES}
+    try:
+        known[name] = _READ[name](value)
+    except (BadOption, ValueError, TypeError, ZoneInfoNotFoundError) as error:
+        raise BadOption(f"{place}: {name} = {value!r}: {error}") from error
+    return Settings(**known)
+
+
+def _namespace(value: Any) -> str:
+    if not isinstance(value, str) or not NAME.fullmatch(value):
+        raise BadOption("a namespace is a letter or _, then letters, digits, _ . : # -")
+    return value
+
+
+def _lease(value: Any) -> Micros:
+    micros = duration(float(value) if isinstance(value, str) and value.replace(".", "", 1).isdigit() else value)
+    if micros < 1_000_000:
+        raise BadOption("a lease shorter than 1 s would call healthy nodes dead")
+    return micros
+
+
+_READ: dict[str, Any] = {"url": str, "namespace": _namespace, "lease": _lease, "tz": lambda v: ZoneInfo(v).key}

@@ -1,0 +1,149 @@
+"""What the Store needs from a database, and the named queries that both engines share.
+
+A query is written once, with `:name` parameters and the tables as `genba.job`:
+
+    -- name: finish(id, attempt)      the names in parentheses order the columns of a batch
+    -- literal: limit                 this parameter is written into the text (the planner must see it)
+
+`/* now */` is the store's wall clock, `/* boot */` its clock for leases, `/* lock */` takes the rows that
+nobody else holds.  A folder named like the engine may override a name, with a reason beside it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any, Protocol
+
+Row = tuple[Any, ...]
+
+_HEAD = re.compile(r"^-- name: (\w+)(?:\(([^)]*)\))?\s*$", re.MULTILINE)
+_LITERAL = re.compile(r"^-- literal: (\w+)\s*$", re.MULTILINE)
+_COMMENT = re.compile(r"^\s*--.*\n?", re.MULTILINE)
+TABLES = frozenset(
+    {
+        *("migration", "namespace", "sequence", "job", "tag", "attempt", "event", "dependency", "unsettled", "bucket"),
+        *("slot", "lock", "waiter", "schedule", "tick", "task", "queue", "node", "control", "message", "session"),
+    }
+)  # ours, of both engines: what an uninstall may drop
+PARAMETER = re.compile(r"(?<![:\w]):([a-z_]\w*)")
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """One named statement; `columns` order the values of a batch, `literals` are written into the text."""
+
+    name: str
+    text: str
+    columns: tuple[str, ...] = ()
+    literals: tuple[str, ...] = ()
+
+
+def load_queries(dialect: str) -> dict[str, Query]:
+    """Every named query of the package, those of `dialect` over the shared ones."""
+    root = files("genba.storage") / "queries"
+    found: dict[str, Query] = {}
+    for folder in (root, root / dialect):
+        for file in sorted(folder.iterdir(), key=lambda f: f.name):
+            if file.name.endswith(".sql"):
+                found.update((query.name, query) for query in parse_queries(file.read_text()))
+    return found
+
+
+def parse_queries(text: str) -> Iterable[Query]:
+    heads = list(_HEAD.finditer(text))
+    for head, after in zip(heads, [*heads[1:], None], strict=True):
+        body = text[head.end() : after.start() if after else len(text)]
+        columns = tuple(c.strip() for c in (head[2] or "").split(",") if c.strip())
+        yield Query(head[1], _COMMENT.sub("", body).strip().rstrip(";"), columns, tuple(_LITERAL.findall(body)))
+
+
+class Tx(Protocol):
+    """One open transaction (or one statement of its own)."""
+
+    def all(self, name: str, /, **values: Any) -> list[Row]: ...
+
+    def one(self, name: str, /, **values: Any) -> Row | None: ...
+
+    def run(self, name: str, /, **values: Any) -> int:
+        """How many rows it changed."""
+        ...
+
+    def batch(self, name: str, rows: Sequence[Row], /, **values: Any) -> list[Row]:
+        """The statement for each row, in as few calls as the engine can; gives all rows returned."""
+        ...
+
+    def insert_jobs(self, columns: Sequence[str], rows: Sequence[Row]) -> None:
+        """Many plain new rows of `genba.job`, the fastest way the engine has."""
+        ...
+
+    def select(self, text: str, /, **values: Any) -> list[Row]:
+        """A statement that was composed; same parameters and table names as in the files."""
+        ...
+
+    def names(self, values: Sequence[str]) -> Any:
+        """A list of names, as the engine wants it for a parameter."""
+        ...
+
+    def ids(self, count: int) -> list[int]:
+        """That many new job ids, growing."""
+        ...
+
+    def now(self) -> int:
+        """The store's wall clock."""
+        ...
+
+
+class Database(Protocol):
+    """One engine, connected on first use; safe to use from several threads and after a fork."""
+
+    @property
+    def dialect(self) -> str: ...
+
+    @property
+    def lanes(self) -> int:
+        """How many writers gain from writing at once: with one, a finish and the next claim share a commit."""
+        ...
+
+    def transaction(self) -> AbstractContextManager[Tx]:
+        """All or nothing, durable when the block is left."""
+        ...
+
+    def single(self) -> AbstractContextManager[Tx]:
+        """For one writing statement: durable when the block is left, without the cost of a frame around it."""
+        ...
+
+    def statement(self) -> AbstractContextManager[Tx]:
+        """For reading; each statement sees what is committed."""
+        ...
+
+    def adopt(self, conn: Any) -> AbstractContextManager[Tx]:
+        """The caller's own open transaction."""
+        ...
+
+    def migrations(self) -> AbstractContextManager[Migrating]:
+        """The right to change the schema; one process at a time."""
+        ...
+
+    def changed(self) -> bool:
+        """False if surely nothing was written since the last call (a hint for those who poll)."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Migrating(Protocol):
+    """Under the lock: what is applied, and how to apply more."""
+
+    def applied(self) -> Mapping[int, str]: ...
+
+    def apply(self, version: int, name: str, script: str) -> None:
+        """The script and its record, in one transaction."""
+        ...
+
+    def drop_all(self) -> list[str]:
+        """Remove our objects and nothing else; gives their names."""
+        ...

@@ -1,0 +1,195 @@
+"""Nodes: they come, beat, are declared dead, and what they held is taken over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from operator import itemgetter
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
+
+from genba.errors import GenbaError
+from genba.storage.database import Database, Tx
+from genba.storage.presence import Presence
+from genba.storage.records import Command, Ending, JobId, Micros, NewNode, NodeRecord
+
+
+class Orphan(NamedTuple):
+    """A job whose node is gone (the order is that of the query)."""
+
+    id: JobId
+    attempt: int
+    claim: int
+    started_mark: Micros | None
+    claimed_at: Micros
+    priority: int
+    retries: int
+    crashes: int
+    losses: int
+    options: str | None
+    cancel_requested: str | None
+    task: str
+    due_at: Micros
+
+
+class Beat(NamedTuple):
+    """What a renewal tells: False means that others have declared us dead."""
+
+    alive: bool
+    now: Micros
+    draining: bool
+    commands: list[Command]
+
+
+class Chores(NamedTuple):
+    """What there is to do (the order is that of the query)."""
+
+    now: Micros
+    next_due: Micros | None
+    next_expiry: Micros | None
+    unsettled: bool
+    commands: bool
+    work: bool
+
+
+class EndJobs(Protocol):
+    def __call__(self, tx: Tx, node: int | None, ended: Sequence[Ending]) -> set[JobId]: ...
+
+
+Judge = Callable[[Orphan, Micros], Ending]
+
+
+class NameTaken(GenbaError):
+    """A live node has this name already."""
+
+
+class Membership:
+    def __init__(self, database: Database, presence: Presence, namespace: str, end: EndJobs) -> None:
+        self._db = database
+        self._presence = presence
+        self._namespace = namespace
+        self._end = end
+
+    def join(self, node: NewNode) -> None:
+        """Become a member, and tell what it can run; NameTaken if a living one has the name."""
+        with self._db.transaction() as tx:
+            for definition in sorted(node.tasks, key=itemgetter("name")):  # two that join must not cross
+                tx.run(
+                    "declare_task",
+                    namespace=self._namespace,
+                    name=definition["name"],
+                    title=definition.get("title"),
+                    definition=msgspec.json.encode(definition, order="deterministic").decode(),
+                    by=f"node {node.name}",
+                )
+            for queue in sorted(node.queues):
+                tx.run("declare_queue", namespace=self._namespace, name=queue)
+            joined = tx.one(
+                "join",
+                id=node.id,
+                lease=node.lease,
+                pid=node.pid,
+                slots=node.slots,
+                namespace=self._namespace,
+                name=node.name,
+                host=node.host,
+                boot_id=node.boot_id,
+                version=node.version,
+                queues=msgspec.json.encode(node.queues).decode(),
+                tasks=msgspec.json.encode([definition["name"] for definition in node.tasks]).decode(),
+            )
+            if joined is None:
+                other = tx.one("node_named", namespace=self._namespace, name=node.name)
+                where = f" (host {other[1]}, pid {other[2]})" if other else ""
+                raise NameTaken(f"a live node is called {node.name!r} already{where}: choose another --name")
+            self._tell(tx, "node_joined", node.id, name=node.name, host=node.host, pid=node.pid)
+
+    def renew(self, node: int) -> Beat:
+        """Prolong the lease, and fetch what operators want of us."""
+        with self._db.transaction() as tx:
+            row = tx.one("renew", id=node)
+            if row is None:
+                return Beat(False, tx.now(), False, [])
+            return Beat(True, row[0], row[1] == "draining", self._commands(tx, node))
+
+    def chores(self, node: int, queues: Sequence[str], tasks: Sequence[str]) -> Chores:
+        """One look at everything; reads only."""
+        with self._db.statement() as tx:
+            row = tx.one("chores", namespace=self._namespace, node=node)
+            assert row is not None
+            work = tx.one("any_work", namespace=self._namespace, queues=tx.names(queues), tasks=tx.names(tasks))
+            return Chores(*row, work is not None)
+
+    def commands(self, node: int) -> list[Command]:
+        with self._db.single() as tx:
+            return self._commands(tx, node)
+
+    def _commands(self, tx: Tx, node: int) -> list[Command]:
+        return sorted(Command(*row) for row in tx.all("commands", node=node))
+
+    def hungry(self, node: int, hungry: bool) -> None:
+        """Producers look for this before they ring."""
+        if self._db.lanes > 1:
+            with self._db.single() as tx:
+                tx.all("set_hungry", id=node, hungry=hungry)
+
+    def drain(self, node: int) -> None:
+        with self._db.transaction() as tx:
+            tx.one("set_node_state", id=node, state="draining", hungry=False)
+
+    def leave(self, node: int) -> None:
+        with self._db.transaction() as tx:
+            if tx.one("set_node_state", id=node, state="ended", hungry=False):
+                self._tell(tx, "node_left", node)
+
+    def live(self) -> list[NodeRecord]:
+        with self._db.statement() as tx:
+            return [NodeRecord(*row) for row in tx.all("live_nodes", namespace=self._namespace)]
+
+    def suspects(self, nodes: Sequence[NodeRecord], me: int) -> list[NodeRecord]:
+        """Those whose lock is free."""
+        return [node for node in nodes if node.id != me and self._presence.gone(node)]
+
+    def bury(self, node: int, judge: Judge) -> list[JobId]:
+        """Declare `node` dead and take over what it held, up to 500 jobs a call."""
+        with self._db.transaction() as tx:
+            if tx.one("set_node_state", id=node, state="dead", hungry=False):
+                self._tell(tx, "node_lost", node)
+            return self._take_over(tx, node, judge)
+
+    def orphans_of(self, node: int, judge: Judge) -> list[JobId]:
+        """Take over what a node left behind when it was declared dead."""
+        with self._db.transaction() as tx:
+            return self._take_over(tx, node, judge)
+
+    def left_behind(self) -> list[int]:
+        """Nodes that are dead, or gone from the table, and still hold jobs."""
+        with self._db.statement() as tx:
+            rows = [
+                *tx.all("dead_with_jobs", namespace=self._namespace),
+                *tx.all("lost_jobs", namespace=self._namespace),
+            ]
+            return sorted({row[0] for row in rows})
+
+    def _take_over(self, tx: Tx, node: int, judge: Judge) -> list[JobId]:
+        rows = tx.all("orphans", node=node)
+        if not rows:
+            return []
+        now = tx.now()
+        return sorted(self._end(tx, node, [judge(Orphan(*row), now) for row in rows]))
+
+    def names(self) -> dict[int, str]:
+        with self._db.statement() as tx:
+            return {row[0]: row[1] for row in tx.all("node_names", namespace=self._namespace)}
+
+    def forget(self, before: Micros) -> int:
+        with self._db.transaction() as tx:
+            return tx.run("forget_nodes", namespace=self._namespace, before=before)
+
+    def known_tasks(self) -> set[str]:
+        """Names that some live node can run."""
+        return {name for node in self.live() for name in msgspec.json.decode(node.tasks, type=list[str])}
+
+    def _tell(self, tx: Tx, kind: str, node: int, **more: Any) -> None:
+        data = msgspec.json.encode({"node": node, **more})
+        tx.run("enqueued", namespace=self._namespace, kind=kind, job_id=None, data=data)

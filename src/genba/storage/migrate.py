@@ -1,0 +1,49 @@
+"""Numbered files, applied once, under a lock; a schema that is newer than this code is left alone."""
+
+from __future__ import annotations
+
+import re
+from importlib.resources import files
+
+from genba.errors import SchemaTooNew
+from genba.storage.database import Database
+
+_FILE = re.compile(r"(\d{4})_(\w+)\.sql")
+
+
+def scripts(dialect: str) -> list[tuple[int, str, str]]:
+    """(version, name, text) of every migration, in order."""
+    found = []
+    for file in (files("genba.storage") / "migrations" / dialect).iterdir():
+        if match := _FILE.fullmatch(file.name):
+            found.append((int(match[1]), match[2], file.read_text()))
+    return sorted(found)
+
+
+def upgrade(database: Database) -> list[str]:
+    """Apply what is missing; gives the names of what was applied."""
+    known = scripts(database.dialect)
+    with database.migrations() as schema:
+        applied = schema.applied()
+        newest = max(applied, default=0)
+        if newest > known[-1][0]:
+            raise SchemaTooNew(
+                f"the database has schema {newest}, and this genba knows up to {known[-1][0]}: "
+                "upgrade genba here before you use this database"
+            )
+        missing = [script for script in known if script[0] not in applied]
+        for version, name, text in missing:
+            schema.apply(version, name, text)
+        return [name for _, name, _ in missing]
+
+
+def uninstall(database: Database) -> list[str]:
+    """Remove our objects and nothing else; gives their names."""
+    with database.migrations() as schema:
+        return schema.drop_all()
+
+
+def version(database: Database) -> int:
+    with database.migrations() as schema:
+        return max(schema.applied(), default=0)
+

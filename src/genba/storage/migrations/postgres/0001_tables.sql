@@ -1,0 +1,281 @@
+-- The whole model of genba. Times are microseconds since 1970, UTC, by the server's clock.
+-- No foreign keys on the hot path: they would cost a look-up for every row in and out.
+
+CREATE TABLE genba.namespace (
+    name  text PRIMARY KEY,
+    epoch bigint NOT NULL DEFAULT 0          -- grows with every operator's change; a claim shows the one it knows
+);
+
+-- Clients take blocks of ids, so that they know a job's id before they write it.
+CREATE SEQUENCE genba.job_id START 1 INCREMENT BY 100;
+CREATE SEQUENCE genba.token START 1;
+
+CREATE TABLE genba.job (
+    id               bigint NOT NULL,
+    rank             bigint NOT NULL,         -- smaller starts first
+    due_at           bigint NOT NULL,
+    created_at       bigint NOT NULL,
+    claim_id         bigint,                  -- (id, attempt, claim_id) is the fence; NULL: nobody runs it
+    node             bigint,
+    claimed_at       bigint,
+    started_mark     bigint,
+    finished_at      bigint,
+    expires_at       bigint,
+    unique_until     bigint,
+    parent_id        bigint,
+    schedule_id      bigint,
+    moment           bigint,
+    attempt          integer NOT NULL DEFAULT 0,
+    priority         integer NOT NULL,
+    open_deps        integer NOT NULL DEFAULT 0,
+    version          integer NOT NULL DEFAULT 0,
+    retries          integer NOT NULL DEFAULT 0,
+    crashes          integer NOT NULL DEFAULT 0,
+    losses           integer NOT NULL DEFAULT 0,
+    once_waiting     boolean NOT NULL DEFAULT false,
+    namespace        text NOT NULL,
+    queue            text NOT NULL,
+    task             text NOT NULL,
+    state            text NOT NULL,
+    parked_on        text,                    -- what keeps a waiting job out of the claim index
+    cancel_requested text,
+    reason           text,
+    key              text,
+    key_hash         text,
+    buckets          text,
+    tags             text,
+    options          text,                    -- JSON; only what differs from the defaults
+    progress         text,
+    error            text,
+    args             bytea NOT NULL,
+    result           bytea,
+    saved            bytea,
+    CONSTRAINT job_pkey PRIMARY KEY (id)
+) WITH (
+    fillfactor = 85,
+    autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 5000,
+    autovacuum_vacuum_insert_scale_factor = 0.1, autovacuum_analyze_scale_factor = 0.1
+);
+
+-- All but the primary key are partial: an update writes only into the indexes that its new row belongs to.
+CREATE INDEX job_claim    ON genba.job (namespace, queue, rank, id) WHERE state = 'waiting' AND parked_on IS NULL;
+CREATE INDEX job_parked   ON genba.job (namespace, parked_on, rank, id) WHERE state = 'waiting' AND parked_on IS NOT NULL;
+CREATE INDEX job_due      ON genba.job (namespace, due_at) WHERE state = 'scheduled';
+CREATE INDEX job_running  ON genba.job (node) WHERE state = 'running';
+CREATE INDEX job_open     ON genba.job (namespace, id) WHERE state IN ('blocked', 'held');
+CREATE INDEX job_finished ON genba.job (namespace, finished_at) WHERE state IN ('succeeded', 'failed', 'timed_out', 'cancelled');
+CREATE INDEX job_expires  ON genba.job (namespace, expires_at) WHERE expires_at IS NOT NULL AND state IN ('blocked', 'scheduled', 'waiting');
+CREATE INDEX job_parent   ON genba.job (parent_id) WHERE parent_id IS NOT NULL;
+CREATE INDEX job_schedule ON genba.job (schedule_id, moment) WHERE schedule_id IS NOT NULL;
+CREATE INDEX job_key      ON genba.job (namespace, key) WHERE key IS NOT NULL;
+CREATE UNIQUE INDEX job_unique ON genba.job (namespace, key_hash) WHERE key_hash IS NOT NULL;
+
+CREATE TABLE genba.tag (
+    namespace text NOT NULL,
+    name      text NOT NULL,
+    job_id    bigint NOT NULL,
+    PRIMARY KEY (namespace, name, job_id)
+);
+CREATE INDEX tag_job ON genba.tag (job_id);
+
+CREATE TABLE genba.attempt (
+    job_id     bigint NOT NULL,
+    claimed_at bigint,
+    started_at bigint,
+    ended_at   bigint NOT NULL,
+    node       bigint,
+    cpu        bigint,
+    peak       bigint,                        -- kB
+    attempt    integer NOT NULL,
+    pid        integer,
+    cause      text NOT NULL,
+    error      text,
+    log        text,
+    PRIMARY KEY (job_id, attempt)
+);
+
+CREATE TABLE genba.event (
+    seq       bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    xid       xid8 NOT NULL DEFAULT pg_current_xact_id(),
+    at        bigint NOT NULL,
+    job_id    bigint,                         -- NULL: of many jobs, listed in data
+    namespace text NOT NULL,
+    kind      text NOT NULL,
+    data      bytea
+);
+CREATE INDEX event_job ON genba.event (job_id, seq) WHERE job_id IS NOT NULL;
+CREATE INDEX event_at  ON genba.event (namespace, at);
+
+CREATE TABLE genba.dependency (
+    child_id  bigint NOT NULL,
+    parent_id bigint NOT NULL,
+    wants     text NOT NULL,                  -- success, finished, failure
+    state     text NOT NULL DEFAULT 'open',   -- open, met, broken
+    PRIMARY KEY (child_id, parent_id)
+);
+CREATE INDEX dependency_parent ON genba.dependency (parent_id) WHERE state = 'open';
+
+-- Parents whose children must be looked at; written with what made it so, emptied by any node.
+CREATE TABLE genba.unsettled (
+    seq       bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    parent_id bigint NOT NULL,
+    namespace text NOT NULL
+);
+CREATE INDEX unsettled_namespace ON genba.unsettled (namespace, seq);
+
+CREATE TABLE genba.bucket (
+    namespace text NOT NULL,
+    name      text NOT NULL,
+    template  text NOT NULL,
+    n         integer NOT NULL,
+    ordered   boolean NOT NULL DEFAULT false,
+    tokens    double precision,
+    filled_at bigint,
+    PRIMARY KEY (namespace, name)
+);
+
+CREATE TABLE genba.slot (
+    namespace  text NOT NULL,
+    bucket     text NOT NULL,
+    job_id     bigint NOT NULL,
+    attempt    integer,
+    claim_id   bigint,
+    granted_at bigint NOT NULL,
+    PRIMARY KEY (namespace, bucket, job_id)
+);
+CREATE INDEX slot_job ON genba.slot (job_id);
+
+CREATE TABLE genba.lock (
+    namespace  text NOT NULL,
+    name       text NOT NULL,
+    place      integer NOT NULL DEFAULT 0,
+    token      bigint NOT NULL,
+    job_id     bigint,
+    attempt    integer,
+    claim_id   bigint,
+    session_id bigint,
+    since      bigint NOT NULL,
+    PRIMARY KEY (namespace, name, place)
+);
+CREATE INDEX lock_job ON genba.lock (job_id) WHERE job_id IS NOT NULL;
+CREATE INDEX lock_session ON genba.lock (session_id) WHERE session_id IS NOT NULL;
+
+CREATE TABLE genba.waiter (
+    seq        bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    namespace  text NOT NULL,
+    name       text NOT NULL,
+    job_id     bigint,
+    attempt    integer,
+    claim_id   bigint,
+    session_id bigint,
+    since      bigint NOT NULL
+);
+CREATE INDEX waiter_name ON genba.waiter (namespace, name, seq);
+
+CREATE TABLE genba.schedule (
+    id         bigint GENERATED BY DEFAULT AS IDENTITY PRIMARY KEY,
+    namespace  text NOT NULL,
+    name       text NOT NULL,
+    task       text NOT NULL,
+    definition text NOT NULL,
+    args       bytea NOT NULL,
+    owner      text,
+    next_at    bigint,
+    paused     boolean NOT NULL DEFAULT false,
+    reason     text,
+    runs       bigint NOT NULL DEFAULT 0,
+    failures   integer NOT NULL DEFAULT 0,
+    version    integer NOT NULL DEFAULT 0,
+    seen_at    bigint,
+    UNIQUE (namespace, name)
+);
+CREATE INDEX schedule_next ON genba.schedule (namespace, next_at) WHERE next_at IS NOT NULL AND NOT paused;
+
+-- Outlives its job: a tick happens once, whatever is pruned.
+CREATE TABLE genba.tick (
+    schedule_id bigint NOT NULL,
+    moment      bigint NOT NULL,
+    job_id      bigint,
+    skipped     text,
+    PRIMARY KEY (schedule_id, moment)
+);
+
+CREATE TABLE genba.task (
+    namespace  text NOT NULL,
+    name       text NOT NULL,
+    title      text,
+    definition text NOT NULL,                 -- what the code says
+    override   text,                          -- what an operator says; wins until it is removed
+    enabled    boolean NOT NULL DEFAULT true,
+    changed_at bigint NOT NULL,
+    changed_by text,
+    PRIMARY KEY (namespace, name)
+);
+
+CREATE TABLE genba.queue (
+    namespace    text NOT NULL,
+    name         text NOT NULL,
+    paused       boolean NOT NULL DEFAULT false,
+    paused_until bigint,
+    fair_by      text,
+    vtime        bigint NOT NULL DEFAULT 0,
+    changed_at   bigint NOT NULL,
+    changed_by   text,
+    PRIMARY KEY (namespace, name)
+);
+
+-- One row per start of a node: an incarnation. A job's lease is its node's.
+CREATE TABLE genba.node (
+    id          bigint PRIMARY KEY,
+    started_at  bigint NOT NULL,
+    beat_at     bigint NOT NULL,
+    lease_until bigint NOT NULL,
+    lease       bigint NOT NULL,
+    ended_at    bigint,
+    pid         integer NOT NULL,
+    slots       integer NOT NULL,
+    hungry      boolean NOT NULL DEFAULT false,
+    namespace   text NOT NULL,
+    name        text NOT NULL,
+    state       text NOT NULL,                -- live, draining, ended, dead
+    host        text NOT NULL,
+    boot_id     text NOT NULL,
+    version     text NOT NULL,
+    queues      text NOT NULL,
+    tasks       text NOT NULL
+) WITH (fillfactor = 50);
+CREATE UNIQUE INDEX node_name ON genba.node (namespace, name) WHERE state IN ('live', 'draining');
+
+CREATE TABLE genba.control (
+    seq     bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    node    bigint NOT NULL,
+    at      bigint NOT NULL,
+    job_id  bigint,
+    attempt integer,
+    verb    text NOT NULL,
+    data    text
+);
+CREATE INDEX control_node ON genba.control (node, seq);
+
+CREATE TABLE genba.message (
+    seq       bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    xid       xid8 NOT NULL DEFAULT pg_current_xact_id(),
+    at        bigint NOT NULL,
+    job_id    bigint,
+    namespace text NOT NULL,
+    topic     text,
+    data      bytea NOT NULL
+);
+CREATE INDEX message_job ON genba.message (job_id, seq) WHERE job_id IS NOT NULL;
+CREATE INDEX message_topic ON genba.message (namespace, topic, seq) WHERE topic IS NOT NULL;
+
+-- Clients that hold locks outside of jobs.
+CREATE TABLE genba.session (
+    id          bigint PRIMARY KEY,
+    namespace   text NOT NULL,
+    host        text NOT NULL,
+    boot_id     text NOT NULL,
+    pid         integer NOT NULL,
+    started_at  bigint NOT NULL,
+    lease_until bigint NOT NULL
+);

@@ -1,0 +1,277 @@
+-- The whole model of genba. Times are microseconds since 1970, UTC; leases and beats count since the machine's boot.
+-- No foreign keys on the hot path: they would cost a look-up for every row in and out.
+
+CREATE TABLE genba.namespace (
+    name  TEXT PRIMARY KEY,
+    epoch INTEGER NOT NULL DEFAULT 0          -- grows with every operator's change; a claim shows the one it knows
+);
+
+-- Ids are handed out inside the transaction that uses them.
+CREATE TABLE genba.sequence (
+    name  TEXT PRIMARY KEY,
+    value INTEGER NOT NULL
+) WITHOUT ROWID;
+INSERT INTO genba.sequence (name, value) VALUES ('job_id', 0), ('token', 0);
+
+CREATE TABLE genba.job (
+    id               INTEGER PRIMARY KEY,
+    rank             INTEGER NOT NULL,         -- smaller starts first
+    due_at           INTEGER NOT NULL,
+    created_at       INTEGER NOT NULL,
+    claim_id         INTEGER,                  -- (id, attempt, claim_id) is the fence; NULL: nobody runs it
+    node             INTEGER,
+    claimed_at       INTEGER,
+    started_mark     INTEGER,
+    finished_at      INTEGER,
+    expires_at       INTEGER,
+    unique_until     INTEGER,
+    parent_id        INTEGER,
+    schedule_id      INTEGER,
+    moment           INTEGER,
+    attempt          INTEGER NOT NULL DEFAULT 0,
+    priority         INTEGER NOT NULL,
+    open_deps        INTEGER NOT NULL DEFAULT 0,
+    version          INTEGER NOT NULL DEFAULT 0,
+    retries          INTEGER NOT NULL DEFAULT 0,
+    crashes          INTEGER NOT NULL DEFAULT 0,
+    losses           INTEGER NOT NULL DEFAULT 0,
+    once_waiting     INTEGER NOT NULL DEFAULT 0,
+    namespace        TEXT NOT NULL,
+    queue            TEXT NOT NULL,
+    task             TEXT NOT NULL,
+    state            TEXT NOT NULL,
+    parked_on        TEXT,                    -- what keeps a waiting job out of the claim index
+    cancel_requested TEXT,
+    reason           TEXT,
+    key              TEXT,
+    key_hash         TEXT,
+    buckets          TEXT,
+    tags             TEXT,
+    options          TEXT,                    -- JSON; only what differs from the defaults
+    progress         TEXT,
+    error            TEXT,
+    args             BLOB NOT NULL,
+    result           BLOB,
+    saved            BLOB
+);
+
+-- All are partial: an update writes only into the indexes that its new row belongs to.
+CREATE INDEX genba.job_claim    ON genba.job (namespace, queue, rank, id) WHERE state = 'waiting' AND parked_on IS NULL;
+CREATE INDEX genba.job_parked   ON genba.job (namespace, parked_on, rank, id) WHERE state = 'waiting' AND parked_on IS NOT NULL;
+CREATE INDEX genba.job_due      ON genba.job (namespace, due_at) WHERE state = 'scheduled';
+CREATE INDEX genba.job_running  ON genba.job (node) WHERE state = 'running';
+CREATE INDEX genba.job_open     ON genba.job (namespace, id) WHERE state IN ('blocked', 'held');
+CREATE INDEX genba.job_finished ON genba.job (namespace, finished_at) WHERE state IN ('succeeded', 'failed', 'timed_out', 'cancelled');
+CREATE INDEX genba.job_expires  ON genba.job (namespace, expires_at) WHERE expires_at IS NOT NULL AND state IN ('blocked', 'scheduled', 'waiting');
+CREATE INDEX genba.job_parent   ON genba.job (parent_id) WHERE parent_id IS NOT NULL;
+CREATE INDEX genba.job_schedule ON genba.job (schedule_id, moment) WHERE schedule_id IS NOT NULL;
+CREATE INDEX genba.job_key      ON genba.job (namespace, key) WHERE key IS NOT NULL;
+CREATE UNIQUE INDEX genba.job_unique ON genba.job (namespace, key_hash) WHERE key_hash IS NOT NULL;
+
+CREATE TABLE genba.tag (
+    namespace TEXT NOT NULL,
+    name      TEXT NOT NULL,
+    job_id    INTEGER NOT NULL,
+    PRIMARY KEY (namespace, name, job_id)
+) WITHOUT ROWID;
+CREATE INDEX genba.tag_job ON genba.tag (job_id);
+
+CREATE TABLE genba.attempt (
+    job_id     INTEGER NOT NULL,
+    claimed_at INTEGER,
+    started_at INTEGER,
+    ended_at   INTEGER NOT NULL,
+    node       INTEGER,
+    cpu        INTEGER,
+    peak       INTEGER,                        -- kB
+    attempt    INTEGER NOT NULL,
+    pid        INTEGER,
+    cause      TEXT NOT NULL,
+    error      TEXT,
+    log        TEXT,
+    PRIMARY KEY (job_id, attempt)
+) WITHOUT ROWID;
+
+CREATE TABLE genba.event (
+    seq       INTEGER PRIMARY KEY AUTOINCREMENT,
+    at        INTEGER NOT NULL,
+    job_id    INTEGER,                         -- NULL: of many jobs, listed in data
+    namespace TEXT NOT NULL,
+    kind      TEXT NOT NULL,
+    data      BLOB
+);
+CREATE INDEX genba.event_job ON genba.event (job_id, seq) WHERE job_id IS NOT NULL;
+CREATE INDEX genba.event_at  ON genba.event (namespace, at);
+
+CREATE TABLE genba.dependency (
+    child_id  INTEGER NOT NULL,
+    parent_id INTEGER NOT NULL,
+    wants     TEXT NOT NULL,                  -- success, finished, failure
+    state     TEXT NOT NULL DEFAULT 'open',   -- open, met, broken
+    PRIMARY KEY (child_id, parent_id)
+) WITHOUT ROWID;
+CREATE INDEX genba.dependency_parent ON genba.dependency (parent_id) WHERE state = 'open';
+
+-- Parents whose children must be looked at; written with what made it so, emptied by any node.
+CREATE TABLE genba.unsettled (
+    seq       INTEGER PRIMARY KEY AUTOINCREMENT,
+    parent_id INTEGER NOT NULL,
+    namespace TEXT NOT NULL
+);
+CREATE INDEX genba.unsettled_namespace ON genba.unsettled (namespace, seq);
+
+CREATE TABLE genba.bucket (
+    namespace TEXT NOT NULL,
+    name      TEXT NOT NULL,
+    template  TEXT NOT NULL,
+    n         INTEGER NOT NULL,
+    ordered   INTEGER NOT NULL DEFAULT 0,
+    tokens    REAL,
+    filled_at INTEGER,
+    PRIMARY KEY (namespace, name)
+) WITHOUT ROWID;
+
+CREATE TABLE genba.slot (
+    namespace  TEXT NOT NULL,
+    bucket     TEXT NOT NULL,
+    job_id     INTEGER NOT NULL,
+    attempt    INTEGER,
+    claim_id   INTEGER,
+    granted_at INTEGER NOT NULL,
+    PRIMARY KEY (namespace, bucket, job_id)
+) WITHOUT ROWID;
+CREATE INDEX genba.slot_job ON genba.slot (job_id);
+
+CREATE TABLE genba.lock (
+    namespace  TEXT NOT NULL,
+    name       TEXT NOT NULL,
+    place      INTEGER NOT NULL DEFAULT 0,
+    token      INTEGER NOT NULL,
+    job_id     INTEGER,
+    attempt    INTEGER,
+    claim_id   INTEGER,
+    session_id INTEGER,
+    since      INTEGER NOT NULL,
+    PRIMARY KEY (namespace, name, place)
+) WITHOUT ROWID;
+CREATE INDEX genba.lock_job ON genba.lock (job_id) WHERE job_id IS NOT NULL;
+CREATE INDEX genba.lock_session ON genba.lock (session_id) WHERE session_id IS NOT NULL;
+
+CREATE TABLE genba.waiter (
+    seq        INTEGER PRIMARY KEY AUTOINCREMENT,
+    namespace  TEXT NOT NULL,
+    name       TEXT NOT NULL,
+    job_id     INTEGER,
+    attempt    INTEGER,
+    claim_id   INTEGER,
+    session_id INTEGER,
+    since      INTEGER NOT NULL
+);
+CREATE INDEX genba.waiter_name ON genba.waiter (namespace, name, seq);
+
+CREATE TABLE genba.schedule (
+    id         INTEGER PRIMARY KEY AUTOINCREMENT,
+    namespace  TEXT NOT NULL,
+    name       TEXT NOT NULL,
+    task       TEXT NOT NULL,
+    definition TEXT NOT NULL,
+    args       BLOB NOT NULL,
+    owner      TEXT,
+    next_at    INTEGER,
+    paused     INTEGER NOT NULL DEFAULT 0,
+    reason     TEXT,
+    runs       INTEGER NOT NULL DEFAULT 0,
+    failures   INTEGER NOT NULL DEFAULT 0,
+    version    INTEGER NOT NULL DEFAULT 0,
+    seen_at    INTEGER,
+    UNIQUE (namespace, name)
+);
+CREATE INDEX genba.schedule_next ON genba.schedule (namespace, next_at) WHERE next_at IS NOT NULL AND NOT paused;
+
+-- Outlives its job: a tick happens once, whatever is pruned.
+CREATE TABLE genba.tick (
+    schedule_id INTEGER NOT NULL,
+    moment      INTEGER NOT NULL,
+    job_id      INTEGER,
+    skipped     TEXT,
+    PRIMARY KEY (schedule_id, moment)
+) WITHOUT ROWID;
+
+CREATE TABLE genba.task (
+    namespace  TEXT NOT NULL,
+    name       TEXT NOT NULL,
+    title      TEXT,
+    definition TEXT NOT NULL,                 -- what the code says
+    override   TEXT,                          -- what an operator says; wins until it is removed
+    enabled    INTEGER NOT NULL DEFAULT 1,
+    changed_at INTEGER NOT NULL,
+    changed_by TEXT,
+    PRIMARY KEY (namespace, name)
+);
+
+CREATE TABLE genba.queue (
+    namespace    TEXT NOT NULL,
+    name         TEXT NOT NULL,
+    paused       INTEGER NOT NULL DEFAULT 0,
+    paused_until INTEGER,
+    fair_by      TEXT,
+    vtime        INTEGER NOT NULL DEFAULT 0,
+    changed_at   INTEGER NOT NULL,
+    changed_by   TEXT,
+    PRIMARY KEY (namespace, name)
+);
+
+-- One row per start of a node: an incarnation. A job's lease is its node's.
+CREATE TABLE genba.node (
+    id          INTEGER PRIMARY KEY,
+    started_at  INTEGER NOT NULL,
+    beat_at     INTEGER NOT NULL,
+    lease_until INTEGER NOT NULL,
+    lease       INTEGER NOT NULL,
+    ended_at    INTEGER,
+    pid         INTEGER NOT NULL,
+    slots       INTEGER NOT NULL,
+    hungry      INTEGER NOT NULL DEFAULT 0,
+    namespace   TEXT NOT NULL,
+    name        TEXT NOT NULL,
+    state       TEXT NOT NULL,                -- live, draining, ended, dead
+    host        TEXT NOT NULL,
+    boot_id     TEXT NOT NULL,
+    version     TEXT NOT NULL,
+    queues      TEXT NOT NULL,
+    tasks       TEXT NOT NULL
+);
+CREATE UNIQUE INDEX genba.node_name ON genba.node (namespace, name) WHERE state IN ('live', 'draining');
+
+CREATE TABLE genba.control (
+    seq     INTEGER PRIMARY KEY AUTOINCREMENT,
+    node    INTEGER NOT NULL,
+    at      INTEGER NOT NULL,
+    job_id  INTEGER,
+    attempt INTEGER,
+    verb    TEXT NOT NULL,
+    data    TEXT
+);
+CREATE INDEX genba.control_node ON genba.control (node, seq);
+
+CREATE TABLE genba.message (
+    seq       INTEGER PRIMARY KEY AUTOINCREMENT,
+    at        INTEGER NOT NULL,
+    job_id    INTEGER,
+    namespace TEXT NOT NULL,
+    topic     TEXT,
+    data      BLOB NOT NULL
+);
+CREATE INDEX genba.message_job ON genba.message (job_id, seq) WHERE job_id IS NOT NULL;
+CREATE INDEX genba.message_topic ON genba.message (namespace, topic, seq) WHERE topic IS NOT NULL;
+
+-- Clients that hold locks outside of jobs.
+CREATE TABLE genba.session (
+    id          INTEGER PRIMARY KEY,
+    namespace   TEXT NOT NULL,
+    host        TEXT NOT NULL,
+    boot_id     TEXT NOT NULL,
+    pid         INTEGER NOT NULL,
+    started_at  INTEGER NOT NULL,
+    lease_until INTEGER NOT NULL
+);

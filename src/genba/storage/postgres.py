@@ -1,0 +1,300 @@
+"""PostgreSQL: the server's clock, rows locked one by one, two writers at once."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+from genba.domain.clock import Clock
+from genba.errors import StoreError, StoreUnreachable
+from genba.storage.arrays import BytesColumn, IntColumn, TextColumn, register
+from genba.storage.database import PARAMETER, TABLES, Query, Row
+
+# statement_timestamp() is the same for the whole statement; as a sub-select it is computed once, not per row
+NOW = "(SELECT (extract(epoch FROM statement_timestamp()) * 1000000)::bigint)"
+BLOCK = 100  # ids that one step of the sequence stands for
+DEADLINES = {
+    "connect_timeout": 5,
+    "keepalives_idle": 5,
+    "keepalives_interval": 2,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 8000,
+    "application_name": "genba",
+    "options": "-c statement_timeout=10s -c lock_timeout=5s -c idle_in_transaction_session_timeout=60s",
+}
+SEQUENCES = ("job_id", "token")
+MIGRATION_LOCK = 0x67656E6261  # "genba"
+
+
+class Tx:
+    def __init__(self, conn: Any, database: PostgresDatabase, foreign: bool = False) -> None:
+        self._conn = conn
+        self._database = database
+        self._sql = database.queries
+        self._cursor = conn.cursor(binary=True, row_factory=database.tuples)
+        if foreign:
+            register(self._cursor.adapters)
+
+    def _execute(self, query: Query, values: Mapping[str, Any]) -> Any:
+        text = query.text
+        for literal in query.literals:
+            text = text.replace(f"%({literal})s", str(int(values[literal])))
+        clock = self._database.clock
+        if clock is not None:
+            values = {**values, "now": clock.now(), "boot": clock.boot()}
+        return self._cursor.execute(text, values, prepare=True)
+
+    def all(self, name: str, /, **values: Any) -> list[Row]:
+        return self._execute(self._sql[name], values).fetchall()  # type: ignore[no-any-return]
+
+    def one(self, name: str, /, **values: Any) -> Row | None:
+        return self._execute(self._sql[name], values).fetchone()  # type: ignore[no-any-return]
+
+    def run(self, name: str, /, **values: Any) -> int:
+        if not self._sql[name].text:
+            return 0
+        return max(0, int(self._execute(self._sql[name], values).rowcount))
+
+    def batch(self, name: str, rows: Sequence[Row], /, **values: Any) -> list[Row]:
+        query = self._sql[name]
+        if not rows or not query.text:
+            return []
+        for column, cells in zip(query.columns, zip(*rows, strict=True), strict=True):
+            values[column] = _column(cells)
+        done = self._execute(query, values)
+        return done.fetchall() if done.description else []
+
+    def insert_jobs(self, columns: Sequence[str], rows: Sequence[Row]) -> None:
+        with self._cursor.copy(f"COPY genba.job ({', '.join(columns)}) FROM STDIN") as copy:
+            chunk: list[str] = []
+            for row in rows:
+                chunk.append("\t".join(map(_cell, row)))
+                if len(chunk) == 500:
+                    copy.write("\n".join(chunk) + "\n")
+                    chunk.clear()
+            if chunk:
+                copy.write("\n".join(chunk) + "\n")
+
+    def select(self, text: str, /, **values: Any) -> list[Row]:
+        text = PARAMETER.sub(r"%(\1)s", text.replace("%", "%%"))
+        return self._cursor.execute(text, values).fetchall()  # type: ignore[no-any-return]
+
+    def names(self, values: Sequence[str]) -> Any:
+        return TextColumn(values)
+
+    def ids(self, count: int) -> list[int]:
+        return self._database.ids(self._cursor, count)
+
+    def now(self) -> int:
+        ((now,),) = self.all("now")
+        return int(now)
+
+
+def _column(cells: tuple[Any, ...]) -> Any:
+    """One array parameter. Our own dumpers: psycopg's dump element by element, ten times slower."""
+    for cell in cells:
+        if cell is not None:
+            if isinstance(cell, int):
+                return IntColumn(cells)
+            return BytesColumn(cells) if isinstance(cell, bytes) else TextColumn(cells)
+    return TextColumn(cells)
+
+
+_ESCAPES = str.maketrans({"\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"})
+
+
+def _cell(value: Any) -> str:
+    """One value in COPY's text format."""
+    if value is None:
+        return "\\N"
+    if isinstance(value, bytes):
+        return "\\\\x" + value.hex()
+    if isinstance(value, str):
+        return value if value.isalnum() else value.translate(_ESCAPES)
+    if isinstance(value, bool):
+        return "t" if value else "f"
+    return str(value)
+
+
+class PostgresDatabase:
+    dialect = "postgres"
+    lanes = 2
+
+    def __init__(self, url: str, queries: Mapping[str, Query], clock: Clock | None) -> None:
+        try:
+            import psycopg
+        except ImportError as error:
+            raise StoreError("PostgreSQL needs psycopg: pip install 'genba[postgres]'") from error
+        self._psycopg = psycopg
+        self.errors: tuple[type[Exception], ...] = (psycopg.Error,)
+        self.tuples = psycopg.rows.tuple_row
+        self.queries = {name: _translated(query, clock is not None) for name, query in queries.items()}
+        self.clock = clock  # None: the server's; a test moves its own
+        self._url = url
+        self._idle: list[Any] = []
+        self._blocks: list[range] = []
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+        self._inherited: list[Any] = []  # a child must never close what its parent opened
+
+    def connect(self) -> Any:
+        """A new connection of its own, with deadlines on everything."""
+        try:
+            conn = self._psycopg.connect(self._url, autocommit=True, prepare_threshold=None, **self._deadlines())
+        except self._psycopg.Error as error:
+            raise StoreUnreachable(f"cannot reach {masked(self._url)}: {str(error).strip()}") from error
+        register(conn.adapters)
+        return conn
+
+    def _deadlines(self) -> dict[str, Any]:
+        given = self._psycopg.conninfo.conninfo_to_dict(self._url)
+        return {name: value for name, value in DEADLINES.items() if name not in given}
+
+    def _own(self) -> None:
+        """In a forked child: forget what belongs to the parent."""
+        if self._pid != os.getpid():
+            self._inherited, self._idle, self._blocks = [*self._inherited, *self._idle], [], []
+            self._lock, self._pid = threading.Lock(), os.getpid()
+
+    @contextmanager
+    def _connection(self) -> Iterator[Any]:
+        self._own()
+        with self._lock:
+            conn = self._idle.pop() if self._idle else None
+        if conn is None or conn.closed or conn.broken:
+            conn = self.connect()
+        try:
+            yield conn
+        except self._psycopg.Error as error:
+            raise self._spoken(error) from error
+        finally:
+            if not conn.closed and not conn.broken:
+                with self._lock:
+                    self._idle.append(conn)
+
+    def _spoken(self, error: Any) -> StoreError:
+        text = str(error).strip() or type(error).__name__
+        if isinstance(error, self._psycopg.OperationalError):
+            return StoreUnreachable(f"{masked(self._url)}: {text}")
+        return StoreError(f"{masked(self._url)}: {text}")
+
+    @contextmanager
+    def transaction(self) -> Iterator[Tx]:
+        with self._connection() as conn, conn.transaction():
+            yield Tx(conn, self)
+
+    @contextmanager
+    def single(self) -> Iterator[Tx]:
+        with self._connection() as conn:
+            yield Tx(conn, self)
+
+    @contextmanager
+    def statement(self) -> Iterator[Tx]:
+        with self._connection() as conn:
+            yield Tx(conn, self)
+
+    @contextmanager
+    def adopt(self, conn: Any) -> Iterator[Tx]:
+        if not isinstance(conn, self._psycopg.Connection):
+            raise StoreError(f"conn must be a psycopg connection, not {type(conn).__module__}.{type(conn).__name__}")
+        idle = self._psycopg.pq.TransactionStatus.IDLE
+        if conn.autocommit and conn.info.transaction_status == idle:
+            raise StoreError("conn has no open transaction: use `with conn.transaction():` or autocommit=False")
+        try:
+            yield Tx(conn, self, foreign=True)
+        except self._psycopg.Error as error:
+            raise self._spoken(error) from error
+
+    def ids(self, cursor: Any, count: int) -> list[int]:
+        """From the blocks at hand; new ones come from a sequence, which no rollback gives back."""
+        with self._lock:
+            held = sum(map(len, self._blocks))
+            if held < count:
+                steps = -(-(count - held) // BLOCK)
+                got = cursor.execute(
+                    "SELECT nextval('genba.job_id') FROM generate_series(1, %s)", (steps,), prepare=True
+                ).fetchall()
+                self._blocks += [range(start, start + BLOCK) for (start,) in sorted(got)]
+            ids: list[int] = []
+            while len(ids) < count:
+                block = self._blocks.pop(0)
+                wanted = count - len(ids)
+                ids += block[:wanted]
+                if len(block) > wanted:
+                    self._blocks.insert(0, block[wanted:])
+            return ids
+
+    def changed(self) -> bool:
+        return True
+
+    @contextmanager
+    def migrations(self) -> Iterator[Migrating]:
+        with self._connection() as conn, conn.transaction():
+            conn.execute("SET LOCAL lock_timeout = '60s'")
+            conn.execute("SET LOCAL statement_timeout = '60s'")
+            conn.execute("SELECT pg_advisory_xact_lock(%s)", (MIGRATION_LOCK,))
+            conn.execute("SET LOCAL lock_timeout = '5s'")
+            yield Migrating(conn)
+
+    def close(self) -> None:
+        if self._pid == os.getpid():
+            while self._idle:
+                self._idle.pop().close()
+
+
+class Migrating:
+    """All pending migrations are one transaction, under a lock that ends with it."""
+
+    def __init__(self, conn: Any) -> None:
+        self._conn = conn
+
+    def applied(self) -> Mapping[int, str]:
+        if self._conn.execute("SELECT to_regclass('genba.migration')").fetchone()[0] is None:
+            return {}
+        return dict(self._conn.execute("SELECT version, name FROM genba.migration").fetchall())
+
+    def apply(self, version: int, name: str, script: str) -> None:
+        self._conn.execute("CREATE SCHEMA IF NOT EXISTS genba")
+        self._conn.execute(
+            "CREATE TABLE IF NOT EXISTS genba.migration "
+            "(version bigint PRIMARY KEY, name text NOT NULL, applied_at timestamptz NOT NULL DEFAULT now())"
+        )
+        self._conn.execute(script)
+        self._conn.execute("INSERT INTO genba.migration (version, name) VALUES (%s, %s)", (version, name))
+
+    def drop_all(self) -> list[str]:
+        """Without CASCADE, so that what somebody has built upon our tables, or put beside them, is not lost."""
+        there = "SELECT relname FROM pg_class WHERE relnamespace = to_regnamespace('genba') AND relkind = %s ORDER BY 1"
+        tables = [name for (name,) in self._conn.execute(there, ("r",)).fetchall() if name in TABLES]
+        if not tables:
+            return []
+        self._conn.execute(f"DROP TABLE {', '.join(f'genba.{name}' for name in tables)}")
+        sequences = [name for (name,) in self._conn.execute(there, ("S",)).fetchall() if name in SEQUENCES]
+        for name in sequences:
+            self._conn.execute(f"DROP SEQUENCE genba.{name}")
+        rest = "SELECT 1 FROM pg_class WHERE relnamespace = to_regnamespace('genba')"
+        if not self._conn.execute(rest).fetchone():
+            self._conn.execute("DROP SCHEMA genba")
+        return [f"genba.{name}" for name in (*tables, *sequences)]
+
+
+def masked(url: str) -> str:
+    """The URL without its password."""
+    parts = urlsplit(url)
+    query = re.sub(r"(?i)(?<=password=)[^&]*", "***", parts.query)
+    if parts.password is None:
+        return urlunsplit(parts._replace(query=query))
+    host = parts.netloc.rpartition("@")[2]
+    return urlunsplit(parts._replace(netloc=f"{parts.username or ''}:***@{host}", query=query))
+
+
+def _translated(query: Query, bound: bool) -> Query:
+    text = query.text.replace("%", "%%")
+    text = text.replace("/* now */", ":now" if bound else NOW).replace("/* boot */", ":boot" if bound else NOW)
+    text = text.replace("/* lock */", "FOR UPDATE SKIP LOCKED")
+    return Query(query.name, PARAMETER.sub(r"%(\1)s", text), query.columns, query.literals)

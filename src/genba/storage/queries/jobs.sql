@@ -1,0 +1,181 @@
+-- name: now
+SELECT /* now */;
+
+-- name: enqueue_one
+-- In VALUES the parameters take the types of the columns; in a SELECT they would all be text.
+INSERT INTO genba.job (id, created_at, due_at, rank, state, expires_at, unique_until, parent_id, priority,
+                       open_deps, once_waiting, namespace, queue, task, key, key_hash, tags, options, args)
+VALUES (:id, /* now */,
+        CASE WHEN CAST(:due_at AS bigint) > /* now */ THEN CAST(:due_at AS bigint) ELSE /* now */ + CAST(:delay AS bigint) END,
+        CASE WHEN CAST(:due_at AS bigint) > /* now */ THEN CAST(:due_at AS bigint) ELSE /* now */ + CAST(:delay AS bigint) END - CAST(:boost AS bigint),
+        CASE WHEN CAST(:open_deps AS bigint) > 0 THEN 'blocked'
+             WHEN CAST(:due_at AS bigint) > /* now */ OR CAST(:delay AS bigint) > 0 THEN 'scheduled'
+             ELSE 'waiting' END,
+        COALESCE(CAST(:expires_at AS bigint), /* now */ + CAST(:expires_in AS bigint)), /* now */ + CAST(:unique_for AS bigint), :parent_id, :priority,
+        :open_deps, :once_waiting, :namespace, :queue, :task, :key, :key_hash, :tags, :options, :args)
+    ON CONFLICT (namespace, key_hash) WHERE key_hash IS NOT NULL DO NOTHING
+RETURNING id, state;
+
+-- name: enqueued
+-- One event for all the jobs of a call.
+INSERT INTO genba.event (at, namespace, kind, job_id, data) VALUES (/* now */, :namespace, :kind, :job_id, :data);
+
+-- name: with_identity
+SELECT id, state, unique_until FROM genba.job WHERE namespace = :namespace AND key_hash = :key_hash;
+
+-- name: forget_identity
+UPDATE genba.job SET key_hash = NULL WHERE id = :id;
+
+-- name: add_tags(name, job_id)
+INSERT INTO genba.tag (namespace, name, job_id) VALUES (:namespace, :name, :job_id) ON CONFLICT DO NOTHING;
+
+-- name: job
+SELECT {columns} FROM genba.job WHERE id = :id AND namespace = :namespace;
+
+-- name: job_by_key
+-- The open one, else the newest.
+SELECT {columns} FROM genba.job WHERE namespace = :namespace AND key = :key
+ ORDER BY CASE WHEN state IN ('succeeded', 'failed', 'timed_out', 'cancelled') THEN 1 ELSE 0 END, created_at DESC, id DESC LIMIT 1;
+
+-- name: attempts
+SELECT attempt, claimed_at, started_at, ended_at, cause, node, pid, cpu, peak, error, log
+  FROM genba.attempt WHERE job_id = :id ORDER BY attempt;
+
+-- name: cancel
+-- What has not started ends at once; what runs is asked to.
+UPDATE genba.job
+   SET state = 'cancelled', reason = :reason, finished_at = /* now */, parked_on = NULL, version = version + 1,
+       key_hash = CASE WHEN unique_until > /* now */ THEN key_hash END
+ WHERE id = :id AND namespace = :namespace AND state IN ('blocked', 'scheduled', 'waiting', 'held')
+RETURNING id;
+
+-- name: ask_to_stop
+UPDATE genba.job
+   SET cancel_requested = CASE WHEN cancel_requested = 'kill' THEN 'kill' ELSE :how END,
+       reason = COALESCE(CAST(:reason AS text), reason)
+ WHERE id = :id AND namespace = :namespace AND state = 'running'
+RETURNING node, attempt;
+
+-- name: command
+INSERT INTO genba.control (node, at, job_id, attempt, verb, data) VALUES (:node, /* now */, :job_id, :attempt, :verb, :data);
+
+-- name: hold
+UPDATE genba.job SET state = 'held', reason = :reason, parked_on = NULL, version = version + 1
+ WHERE id = :id AND namespace = :namespace AND state IN ('blocked', 'scheduled', 'waiting')
+RETURNING id;
+
+-- name: resume
+-- By the facts: what it waited for may still be open, its moment may lie ahead.
+UPDATE genba.job
+   SET state = CASE WHEN open_deps > 0 THEN 'blocked' WHEN due_at > /* now */ THEN 'scheduled' ELSE 'waiting' END,
+       rank = due_at - priority * CAST(:age_step AS bigint), reason = NULL, crashes = 0, losses = 0, version = version + 1
+ WHERE id = :id AND namespace = :namespace AND state = 'held'
+RETURNING state;
+
+-- name: requeue
+-- Counters start anew, the attempts so far stay in the history.
+UPDATE genba.job
+   SET state = CASE WHEN open_deps > 0 THEN 'blocked' ELSE 'waiting' END, due_at = /* now */,
+       rank = /* now */ - priority * CAST(:age_step AS bigint),
+       retries = 0, crashes = 0, losses = 0, reason = NULL, error = NULL, result = NULL, progress = NULL, finished_at = NULL,
+       cancel_requested = NULL, expires_at = NULL, key_hash = NULL, started_mark = NULL, version = version + 1
+ WHERE id = :id AND namespace = :namespace AND state IN ('succeeded', 'failed', 'timed_out', 'cancelled')
+RETURNING state;
+
+-- name: next_due
+SELECT min(due_at) FROM genba.job WHERE namespace = :namespace AND state = 'scheduled';
+
+-- name: children
+SELECT child_id, wants FROM genba.dependency WHERE parent_id = :parent_id AND state = 'open';
+
+-- name: edge_done
+UPDATE genba.dependency SET state = :state WHERE child_id = :child_id AND parent_id = :parent_id AND state = 'open' RETURNING child_id;
+
+-- name: one_dep_less
+UPDATE genba.job
+   SET open_deps = open_deps - 1,
+       state = CASE WHEN open_deps > 1 OR state <> 'blocked' THEN state WHEN due_at > /* now */ THEN 'scheduled' ELSE 'waiting' END,
+       rank = CASE WHEN open_deps > 1 OR state <> 'blocked' OR due_at > /* now */ THEN rank ELSE /* now */ - priority * CAST(:age_step AS bigint) END
+ WHERE id = :id AND open_deps > 0
+RETURNING id, state;
+
+-- name: one_settler
+-- Writers take turns here anyway.
+
+-- name: options_of
+SELECT options FROM genba.job WHERE id = :id;
+
+-- name: add_edges(child_id, parent_id, wants)
+INSERT INTO genba.dependency (child_id, parent_id, wants) VALUES (:child_id, :parent_id, :wants);
+
+-- name: look_at(parent_id)
+INSERT INTO genba.unsettled (parent_id, namespace) VALUES (:parent_id, :namespace);
+
+-- name: forget_unsettled
+DELETE FROM genba.unsettled WHERE seq = :seq;
+
+-- name: broken_children
+SELECT child_id FROM genba.dependency WHERE parent_id = :parent_id AND state = 'broken' ORDER BY child_id;
+
+-- name: reopen_edges
+UPDATE genba.dependency SET state = 'open' WHERE child_id = :child_id AND state = 'broken' RETURNING parent_id;
+
+-- name: reblock
+UPDATE genba.job
+   SET state = 'blocked', finished_at = NULL, reason = NULL, cancel_requested = NULL, version = version + 1,
+       open_deps = open_deps + (SELECT count(*) FROM genba.dependency d WHERE d.child_id = :id AND d.state = 'broken')
+ WHERE id = :id AND state IN ('cancelled', 'held') AND reason LIKE 'dependency %'
+RETURNING id;
+
+-- name: expire
+UPDATE genba.job SET state = 'cancelled', reason = 'expired', finished_at = /* now */, parked_on = NULL,
+       key_hash = CASE WHEN unique_until > /* now */ THEN key_hash END
+ WHERE id IN (SELECT id FROM genba.job WHERE namespace = :namespace AND expires_at <= /* now */
+                 AND state IN ('blocked', 'scheduled', 'waiting') LIMIT 500 /* lock */)
+RETURNING id;
+
+-- name: unpark
+UPDATE genba.job SET parked_on = NULL
+ WHERE id IN (SELECT id FROM genba.job WHERE namespace = :namespace AND state = 'waiting' AND parked_on = :parked_on
+               ORDER BY rank, id LIMIT 1000 /* lock */);
+
+-- name: parked_anything
+SELECT DISTINCT parked_on FROM genba.job WHERE namespace = :namespace AND state = 'waiting' AND parked_on IS NOT NULL;
+
+-- name: ahead
+SELECT count(*) FROM (SELECT 1 FROM genba.job WHERE namespace = :namespace AND queue = :queue AND state = 'waiting'
+                         AND parked_on IS NULL AND (rank < :rank OR rank = :rank AND id < :id) LIMIT 10000) AS front;
+
+-- name: open_parents
+SELECT d.parent_id, p.state FROM genba.dependency d LEFT JOIN genba.job p ON p.id = d.parent_id
+ WHERE d.child_id = :id AND d.state = 'open' ORDER BY d.parent_id;
+
+-- name: results_of_parents
+SELECT d.parent_id, p.result FROM genba.dependency d JOIN genba.job p ON p.id = d.parent_id WHERE d.child_id = :id ORDER BY d.parent_id;
+
+-- name: prune
+-- The state is asked for twice: when a requeue has come between, only the outer question is asked again.
+DELETE FROM genba.job
+ WHERE id IN (SELECT j.id FROM genba.job j
+               WHERE j.namespace = :namespace AND j.finished_at < :before
+                 AND j.state IN ('succeeded', 'failed', 'timed_out', 'cancelled')
+                 AND NOT EXISTS (SELECT 1 FROM genba.dependency d WHERE d.parent_id = j.id AND d.state = 'open')
+                 AND (CAST(:task AS text) IS NULL OR j.task = :task)
+               ORDER BY j.finished_at LIMIT 500)
+   AND state IN ('succeeded', 'failed', 'timed_out', 'cancelled')
+RETURNING id;
+
+-- name: prune_attempts(job_id)
+DELETE FROM genba.attempt WHERE job_id = :job_id;
+
+-- name: prune_tags(job_id)
+DELETE FROM genba.tag WHERE job_id = :job_id;
+
+-- name: prune_edges(job_id)
+DELETE FROM genba.dependency WHERE child_id = :job_id;
+
+-- name: prune_events
+DELETE FROM genba.event WHERE seq IN (SELECT seq FROM genba.event WHERE namespace = :namespace AND at < :before ORDER BY at LIMIT 500);
+
+-- name: enqueue_one_event
+INSERT INTO genba.event (at, namespace, kind, job_id) VALUES (/* now */, :namespace, 'enqueued', :job_id);

@@ -1,0 +1,76 @@
+-- name: join
+INSERT INTO genba.node (id, started_at, beat_at, lease_until, lease, pid, slots, namespace, name, state, host, boot_id, version, queues, tasks)
+VALUES (:id, /* now */, /* boot */, /* boot */ + CAST(:lease AS bigint), :lease, :pid, :slots, :namespace, :name, 'live', :host, :boot_id, :version, :queues, :tasks)
+    ON CONFLICT (namespace, name) WHERE state IN ('live', 'draining') DO NOTHING
+RETURNING id;
+
+-- name: node_named
+SELECT id, host, pid, boot_id FROM genba.node WHERE namespace = :namespace AND name = :name AND state IN ('live', 'draining');
+
+-- name: renew
+-- An expired incarnation that nobody has declared dead may go on.
+UPDATE genba.node SET beat_at = /* boot */, lease_until = /* boot */ + lease
+ WHERE id = :id AND state IN ('live', 'draining')
+RETURNING /* now */, state;
+
+-- name: set_node_state
+UPDATE genba.node SET state = :state, hungry = :hungry, ended_at = CASE WHEN :state IN ('ended', 'dead') THEN /* now */ END
+ WHERE id = :id AND state IN ('live', 'draining')
+RETURNING id;
+
+-- name: set_hungry
+UPDATE genba.node SET hungry = :hungry WHERE id = :id AND hungry <> :hungry;
+
+-- name: commands
+DELETE FROM genba.control WHERE node = :node RETURNING seq, job_id, attempt, verb, data;
+
+-- name: live_nodes
+SELECT id, name, host, boot_id, pid, state, beat_at, lease_until, lease, /* boot */, queues, tasks, slots, hungry, started_at, version
+  FROM genba.node WHERE namespace = :namespace AND state IN ('live', 'draining') ORDER BY started_at;
+
+-- name: forget_nodes
+DELETE FROM genba.node WHERE namespace = :namespace AND state IN ('ended', 'dead') AND ended_at < :before
+   AND NOT EXISTS (SELECT 1 FROM genba.job j WHERE j.node = genba.node.id AND j.state = 'running');
+
+-- name: node_names
+SELECT id, name FROM genba.node WHERE namespace = :namespace;
+
+-- name: declare_task
+INSERT INTO genba.task (namespace, name, title, definition, changed_at, changed_by)
+VALUES (:namespace, :name, :title, :definition, /* now */, :by)
+    ON CONFLICT (namespace, name) DO UPDATE SET title = excluded.title, definition = excluded.definition,
+       changed_at = excluded.changed_at, changed_by = excluded.changed_by
+ WHERE genba.task.definition <> excluded.definition OR genba.task.title IS DISTINCT FROM excluded.title;
+
+-- name: declare_queue
+INSERT INTO genba.queue (namespace, name, changed_at) VALUES (:namespace, :name, /* now */) ON CONFLICT DO NOTHING;
+
+-- name: declare_namespace
+INSERT INTO genba.namespace (name) VALUES (:namespace) ON CONFLICT DO NOTHING;
+
+-- name: namespace_known
+SELECT 1 FROM genba.namespace WHERE name = :namespace;
+
+-- name: tasks
+SELECT name, title, definition, override, enabled FROM genba.task WHERE namespace = :namespace ORDER BY name;
+
+-- name: orphans
+SELECT id, attempt, claim_id, started_mark, claimed_at, priority, retries, crashes, losses, options, cancel_requested, task, due_at
+  FROM genba.job WHERE node = :node AND state = 'running' ORDER BY id LIMIT 500 /* lock */;
+
+-- name: dead_with_jobs
+SELECT n.id FROM genba.node n WHERE n.namespace = :namespace AND n.state IN ('dead', 'ended')
+   AND EXISTS (SELECT 1 FROM genba.job j WHERE j.node = n.id AND j.state = 'running');
+
+-- name: lost_jobs
+-- Their node's row is gone altogether.
+SELECT DISTINCT j.node FROM genba.job j WHERE j.state = 'running' AND j.namespace = :namespace
+   AND NOT EXISTS (SELECT 1 FROM genba.node n WHERE n.id = j.node);
+
+-- name: chores
+-- One look at everything a node might have to do, so that an idle one writes nothing.
+SELECT /* now */,
+       (SELECT min(due_at) FROM genba.job WHERE namespace = :namespace AND state = 'scheduled'),
+       (SELECT min(expires_at) FROM genba.job WHERE namespace = :namespace AND expires_at IS NOT NULL AND state IN ('blocked', 'scheduled', 'waiting')),
+       EXISTS (SELECT 1 FROM genba.unsettled WHERE namespace = :namespace),
+       EXISTS (SELECT 1 FROM genba.control WHERE node = :node);

@@ -1,0 +1,177 @@
+-- name: next_ids
+SELECT nextval('genba.job_id') FROM generate_series(1, :count);
+
+-- name: claim
+-- literal: limit
+-- id = ANY(ARRAY(...)): joined to the sub-select instead, the planner hashes the whole table.
+-- LIMIT as a literal: as a parameter, a generic plan assumes a tenth of the table.
+UPDATE genba.job AS j
+   SET state = 'running', attempt = j.attempt + 1, claim_id = :claim, node = :node, claimed_at = /* now */, started_mark = NULL,
+       key_hash = CASE WHEN j.once_waiting THEN NULL ELSE j.key_hash END
+ WHERE j.id = ANY(ARRAY(
+           SELECT id FROM genba.job
+            WHERE namespace = :namespace AND queue = :queue AND state = 'waiting' AND parked_on IS NULL
+              AND task = ANY(:tasks)
+              AND EXISTS (SELECT 1 FROM genba.node n WHERE n.id = :node AND n.state = 'live' AND n.lease_until > /* boot */)
+            ORDER BY rank, id LIMIT :limit FOR UPDATE SKIP LOCKED))
+RETURNING j.rank, j.id, j.attempt, j.task, j.args, j.options, j.priority, j.retries, j.crashes, j.losses, j.saved, j.due_at, j.open_deps, j.claimed_at, j.expires_at;
+
+-- name: succeed(id, attempt, claim, result, started, ended, pid, cpu, peak)
+-- The fence alone guards: a test of the state makes the planner walk the running rows instead of the primary key.
+WITH ended AS (
+    SELECT * FROM unnest(:id, :attempt, :claim, CAST(:result AS bytea[]), CAST(:started AS bigint[]), :ended, CAST(:pid AS bigint[]), CAST(:cpu AS bigint[]), CAST(:peak AS bigint[]))
+        AS e (id, attempt, claim, result, started, ended, pid, cpu, peak)
+), done AS (
+    UPDATE genba.job AS j
+       SET state = 'succeeded', result = e.result, finished_at = /* now */, claim_id = NULL, node = NULL, reason = NULL, error = NULL,
+           key_hash = CASE WHEN j.unique_until > /* now */ THEN j.key_hash END
+      FROM ended e
+     WHERE j.id = e.id AND j.attempt = e.attempt AND j.claim_id = e.claim AND j.cancel_requested IS NULL
+    RETURNING j.id, j.attempt, j.claimed_at
+)
+INSERT INTO genba.attempt (job_id, attempt, claimed_at, started_at, ended_at, cause, node, pid, cpu, peak)
+SELECT d.id, d.attempt, d.claimed_at, e.started, e.ended, 'returned', :node, e.pid, e.cpu, e.peak
+  FROM done d JOIN ended e ON e.id = d.id AND e.attempt = d.attempt
+RETURNING job_id;
+
+-- name: succeed_history(id, attempt, claim, result, started, ended, pid, cpu, peak)
+-- Done by succeed itself.
+
+-- name: end(id, attempt, claim, state, attempt_after, due_at, rank, retries, crashes, losses, reason, error, progress)
+-- Asked to stop, it does not come back: the request may have crossed this end on its way.
+WITH e AS (
+    SELECT * FROM unnest(:id, :attempt, :claim, :state, :attempt_after, CAST(:due_at AS bigint[]), CAST(:rank AS bigint[]), :retries, :crashes, :losses,
+                         CAST(:reason AS text[]), CAST(:error AS text[]), CAST(:progress AS text[]))
+        AS e (id, attempt, claim, state, attempt_after, due_at, rank, retries, crashes, losses, reason, error, progress)
+)
+UPDATE genba.job AS j
+   SET state = CASE WHEN j.cancel_requested IS NOT NULL AND e.state IN ('scheduled', 'waiting', 'held') THEN 'cancelled' ELSE e.state END,
+       attempt = e.attempt_after, due_at = COALESCE(e.due_at, j.due_at), rank = COALESCE(e.rank, j.rank),
+       retries = e.retries, crashes = e.crashes, losses = e.losses,
+       reason = CASE WHEN j.cancel_requested IS NOT NULL AND e.state IN ('scheduled', 'waiting', 'held') THEN COALESCE(j.reason, 'cancelled') ELSE e.reason END,
+       error = COALESCE(e.error, j.error),
+       progress = COALESCE(e.progress, j.progress), claim_id = NULL, node = NULL, started_mark = NULL,
+       finished_at = CASE WHEN e.state IN ('succeeded', 'failed', 'timed_out', 'cancelled') OR j.cancel_requested IS NOT NULL THEN /* now */ END,
+       cancel_requested = NULL,
+       key_hash = CASE WHEN (e.state IN ('succeeded', 'failed', 'timed_out', 'cancelled') OR j.cancel_requested IS NOT NULL)
+                       AND (j.unique_until IS NULL OR j.unique_until <= /* now */) THEN NULL ELSE j.key_hash END
+  FROM e
+ WHERE j.id = e.id AND j.attempt = e.attempt AND j.claim_id = e.claim
+RETURNING j.id, e.attempt, j.claimed_at, j.state;
+
+-- name: history(job_id, attempt, claimed_at, started_at, ended_at, cause, node, pid, cpu, peak, error, log)
+INSERT INTO genba.attempt (job_id, attempt, claimed_at, started_at, ended_at, cause, node, pid, cpu, peak, error, log)
+SELECT * FROM unnest(:job_id, CAST(:attempt AS integer[]), CAST(:claimed_at AS bigint[]), CAST(:started_at AS bigint[]), :ended_at, :cause, CAST(:node AS bigint[]),
+                     CAST(:pid AS integer[]), CAST(:cpu AS bigint[]), CAST(:peak AS bigint[]), CAST(:error AS text[]), CAST(:log AS text[]))
+    ON CONFLICT DO NOTHING;
+
+-- name: mark(id, attempt, claim, started)
+UPDATE genba.job AS j SET started_mark = e.started
+  FROM unnest(:id, :attempt, :claim, :started) AS e (id, attempt, claim, started)
+ WHERE j.id = e.id AND j.attempt = e.attempt AND j.claim_id = e.claim AND j.started_mark IS NULL
+RETURNING j.id;
+
+-- name: note_progress(id, attempt, claim, progress)
+UPDATE genba.job AS j SET progress = e.progress
+  FROM unnest(:id, :attempt, :claim, :progress) AS e (id, attempt, claim, progress)
+ WHERE j.id = e.id AND j.attempt = e.attempt AND j.claim_id = e.claim
+RETURNING j.id;
+
+-- name: promote
+UPDATE genba.job AS j SET state = 'waiting', rank = j.due_at - (CAST(j.priority AS bigint) - j.crashes) * CAST(:age_step AS bigint)
+ WHERE j.id = ANY(ARRAY(SELECT id FROM genba.job WHERE namespace = :namespace AND state = 'scheduled' AND due_at <= /* now */
+                         ORDER BY due_at LIMIT 500 FOR UPDATE SKIP LOCKED));
+
+-- name: park_unknown
+UPDATE genba.job AS j SET parked_on = 'unknown task ' || j.task
+ WHERE j.id = ANY(ARRAY(SELECT id FROM genba.job WHERE namespace = :namespace AND queue = :queue AND state = 'waiting' AND parked_on IS NULL
+                           AND NOT (task = ANY(:tasks))
+                         ORDER BY rank, id LIMIT 500 FOR UPDATE SKIP LOCKED));
+
+-- name: with_children(id)
+SELECT DISTINCT parent_id FROM genba.dependency WHERE parent_id = ANY(:id) AND state = 'open';
+
+-- name: unsettled
+SELECT u.seq, u.parent_id, j.state
+  FROM genba.unsettled u LEFT JOIN LATERAL (SELECT state FROM genba.job p WHERE p.id = u.parent_id) j ON true
+ WHERE u.namespace = :namespace ORDER BY u.seq LIMIT 200 FOR UPDATE OF u SKIP LOCKED;
+
+-- name: one_settler
+-- Two of them would take the rows of shared children in different orders, and each wait for the other.
+SELECT pg_advisory_xact_lock(hashtextextended('genba settle ' || CAST(:namespace AS text), 0));
+
+-- name: parent_state
+-- Shared lock: whoever is just ending this parent has looked for children before us, or will see ours after.
+SELECT state FROM genba.job WHERE id = :id FOR SHARE SKIP LOCKED;
+
+-- name: states(id)
+SELECT id, state FROM genba.job WHERE id = ANY(:id) AND namespace = :namespace;
+
+-- name: feed_one
+-- One hungry node that serves the queue; whoever clears the flag wakes it.
+WITH quick AS (SELECT set_config('synchronous_commit', 'off', true)),
+     fed AS (
+    UPDATE genba.node SET hungry = false
+      FROM quick
+     WHERE id = (SELECT id FROM genba.node WHERE namespace = :namespace AND hungry AND state = 'live' AND position(:queue IN queues) > 0
+                  LIMIT 1 FOR UPDATE SKIP LOCKED)
+    RETURNING id)
+SELECT pg_notify('genba_' || id, '') FROM fed;
+
+-- name: any_hungry
+SELECT 1 FROM genba.node WHERE namespace = :namespace AND hungry AND state = 'live' LIMIT 1;
+
+-- name: enqueue_one_event
+-- Done by enqueue_one itself.
+
+-- name: session_lock
+SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND classid = CAST(:high AS bigint)::oid AND objid = CAST(:low AS bigint)::oid AND granted;
+
+-- name: knock
+SELECT pg_notify('genba_' || CAST(:node AS bigint), '');
+
+-- name: enqueue_one
+-- The job and its event in one statement, so that a single enqueue is one round trip and one commit.
+WITH made AS (
+    INSERT INTO genba.job (id, created_at, due_at, rank, state, expires_at, unique_until, parent_id, priority,
+                           open_deps, once_waiting, namespace, queue, task, key, key_hash, tags, options, args)
+    VALUES (:id, /* now */,
+            CASE WHEN CAST(:due_at AS bigint) > /* now */ THEN CAST(:due_at AS bigint) ELSE /* now */ + CAST(:delay AS bigint) END,
+            CASE WHEN CAST(:due_at AS bigint) > /* now */ THEN CAST(:due_at AS bigint) ELSE /* now */ + CAST(:delay AS bigint) END - CAST(:boost AS bigint),
+            CASE WHEN CAST(:open_deps AS bigint) > 0 THEN 'blocked'
+                 WHEN CAST(:due_at AS bigint) > /* now */ OR CAST(:delay AS bigint) > 0 THEN 'scheduled'
+                 ELSE 'waiting' END,
+            COALESCE(CAST(:expires_at AS bigint), /* now */ + CAST(:expires_in AS bigint)), /* now */ + CAST(:unique_for AS bigint), :parent_id, :priority,
+            :open_deps, :once_waiting, :namespace, :queue, :task, :key, :key_hash, :tags, :options, :args)
+        ON CONFLICT (namespace, key_hash) WHERE key_hash IS NOT NULL DO NOTHING
+        RETURNING id, state
+), told AS (
+    INSERT INTO genba.event (at, namespace, kind, job_id) SELECT /* now */, :namespace, 'enqueued', id FROM made
+)
+SELECT id, state FROM made;
+
+-- name: set_hungry
+-- A hint need not survive a crash of the server.
+WITH quick AS (SELECT set_config('synchronous_commit', 'off', true))
+UPDATE genba.node SET hungry = :hungry FROM quick WHERE id = :id AND hungry <> :hungry RETURNING id;
+
+-- name: add_tags(name, job_id)
+INSERT INTO genba.tag (namespace, name, job_id) SELECT :namespace, * FROM unnest(:name, :job_id) ON CONFLICT DO NOTHING;
+
+-- name: add_edges(child_id, parent_id, wants)
+INSERT INTO genba.dependency (child_id, parent_id, wants) SELECT * FROM unnest(:child_id, :parent_id, :wants);
+
+-- name: look_at(parent_id)
+INSERT INTO genba.unsettled (parent_id, namespace) SELECT *, :namespace FROM unnest(:parent_id);
+
+-- name: prune_attempts(job_id)
+DELETE FROM genba.attempt WHERE job_id = ANY(:job_id);
+
+-- name: prune_tags(job_id)
+DELETE FROM genba.tag WHERE job_id = ANY(:job_id);
+
+-- name: prune_edges(job_id)
+DELETE FROM genba.dependency WHERE child_id = ANY(:job_id);
+
+-- name: any_work
+SELECT 1 FROM genba.job WHERE namespace = :namespace AND queue = ANY(:queues) AND state = 'waiting' AND parked_on IS NULL AND task = ANY(:tasks) LIMIT 1;

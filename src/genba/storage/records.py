@@ -1,0 +1,219 @@
+"""What goes into the store and comes out of it, as frozen values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
+
+Micros = int
+JobId = int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewJob:
+    """A job that is wanted.  Moments are absolute, or counted from the store's own now."""
+
+    task: str
+    args: bytes
+    namespace: str = "default"
+    queue: str = "default"
+    priority: int = 0
+    due_at: Micros | None = None
+    delay: Micros = 0
+    expires_at: Micros | None = None
+    expires_in: Micros | None = None
+    key: str | None = None
+    identity: str | None = None
+    once_waiting: bool = False
+    unique_for: Micros | None = None
+    on_conflict: str = "return"
+    parent_id: JobId | None = None
+    tags: tuple[str, ...] = ()
+    options: str | None = None
+    after: tuple[Edge, ...] = ()
+
+    @property
+    def plain(self) -> bool:
+        """True if it needs nothing but its row."""
+        return self.identity is None and not self.after and not self.tags
+
+
+class Edge(NamedTuple):
+    """A wish to run after `job`: an id, or (with `inside`) the place of a job in the same call."""
+
+    job: int
+    wants: str = "success"
+    inside: bool = False
+
+
+class Enqueued(NamedTuple):
+    id: JobId
+    created: bool
+
+
+class Claimed(NamedTuple):
+    """A job that is ours now, as the claim returned it (the order is that of the query)."""
+
+    rank: int
+    id: JobId
+    attempt: int
+    task: str
+    args: bytes
+    options: str | None
+    priority: int
+    retries: int
+    crashes: int
+    losses: int
+    saved: bytes | None
+    due_at: Micros
+    open_deps: int
+    claimed_at: Micros
+    expires_at: Micros | None
+
+
+class Success(NamedTuple):
+    """An attempt that returned (the order is that of the query)."""
+
+    id: JobId
+    attempt: int
+    claim: int
+    result: bytes | None
+    started: Micros | None
+    ended: Micros
+    pid: int | None
+    cpu: Micros | None
+    peak: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """An attempt that ended in any other way, and what becomes of its job."""
+
+    id: JobId
+    attempt: int
+    claim: int
+    state: str
+    cause: str
+    retries: int = 0
+    crashes: int = 0
+    losses: int = 0
+    due_at: Micros | None = None
+    rank: int | None = None
+    reason: str | None = None
+    error: str | None = None
+    progress: str | None = None
+    log: str | None = None
+    started: Micros | None = None
+    ended: Micros | None = None
+    pid: int | None = None
+    cpu: Micros | None = None
+    peak: int | None = None
+    happened: bool = True  # False: it never started, and leaves no trace
+
+
+@dataclass(frozen=True, slots=True)
+class JobRecord:
+    """A job as last seen in the store; changing it changes nothing."""
+
+    id: JobId
+    namespace: str
+    queue: str
+    task: str
+    state: str
+    rank: int
+    due_at: Micros
+    created_at: Micros
+    finished_at: Micros | None
+    claimed_at: Micros | None
+    started_mark: Micros | None
+    expires_at: Micros | None
+    priority: int
+    attempt: int
+    claim_id: int | None
+    node: int | None
+    parked_on: str | None
+    cancel_requested: str | None
+    open_deps: int
+    retries: int
+    crashes: int
+    losses: int
+    version: int
+    parent_id: JobId | None
+    schedule_id: int | None
+    moment: Micros | None
+    key: str | None
+    tags: str | None
+    options: str | None
+    reason: str | None
+    progress: str | None
+    error: str | None
+    args: bytes
+    result: bytes | None
+
+
+JOB_COLUMNS = ", ".join(field.name for field in fields(JobRecord))
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptRecord:
+    """One try at a job, after its end."""
+
+    attempt: int
+    claimed_at: Micros | None
+    started_at: Micros | None
+    ended_at: Micros
+    cause: str
+    node: int | None
+    pid: int | None
+    cpu: Micros | None
+    peak: int | None
+    error: str | None
+    log: str | None
+
+
+class Command(NamedTuple):
+    """Something an operator wants of a node."""
+
+    seq: int
+    job_id: JobId | None
+    attempt: int | None
+    verb: str
+    data: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRecord:
+    id: int
+    name: str
+    host: str
+    boot_id: str
+    pid: int
+    state: str
+    beat_at: Micros
+    lease_until: Micros
+    lease: Micros
+    seen_at: Micros
+    queues: str
+    tasks: str
+    slots: int
+    hungry: bool
+    started_at: Micros
+    version: str
+
+    @property
+    def expired(self) -> bool:
+        return self.lease_until <= self.seen_at
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewNode:
+    id: int
+    name: str
+    host: str
+    boot_id: str
+    pid: int
+    slots: int
+    lease: Micros
+    queues: tuple[str, ...]
+    tasks: tuple[dict[str, Any], ...]
+    version: str

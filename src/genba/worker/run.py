@@ -1,0 +1,308 @@
+"""A worker: it runs one job after the other, and says how each ended.
+
+Before each job it reads one token from a pipe that the node can read too: whoever gets the token has the job.
+Before the next job starts, the result of the last one is in the shared memory, where the death of this process
+cannot take it away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import signal
+import socket
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import msgspec
+
+from genba import context, wire
+from genba.context import RunningJob
+from genba.errors import BadArguments, FailJob, RetryJob, Stopped
+from genba.tasks import Task
+
+BELL_AFTER = 2_000  # µs: how long a result may lie in the ring before the node is told
+ERROR_LIMIT = 64 * 1024
+MESSAGE_LIMIT = 8 * 1024
+
+
+class App(Protocol):
+    """What a worker needs of the user's app."""
+
+    def task_table(self) -> dict[str, Task[..., Any]]: ...
+
+    def results_of_parents(self, job_id: int) -> dict[int, Any]: ...
+
+    def moment(self, value: Any) -> int: ...
+
+
+def main(app: App, slot: int, sock: socket.socket, token_fd: int, shm_fd: int) -> None:
+    """Run jobs until the node hangs up."""
+    worker = Worker(app, sock, token_fd, wire.Slate(shm_fd))
+    signal.signal(signal.SIGTERM, worker.on_sigterm)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        worker.serve()
+    except (BrokenPipeError, ConnectionResetError):
+        return  # the node is gone, and the guard is about to end us
+
+
+class Worker:
+    def __init__(self, app: App, sock: socket.socket, token_fd: int, slate: wire.Slate) -> None:
+        self._app = app
+        self._tasks = app.task_table()
+        self._sock = sock
+        self._tokens = token_fd
+        self._slate = slate
+        self._frames = wire.Frames()
+        self._bunches: list[tuple[int, list[list[Any]]]] = []
+        self._last_bell = 0
+        self._rung = True
+        self._cpu = 0
+        self._place = 0
+        self._stoppable: Callable[[], None] | None = None
+        self._loop: asyncio.Runner | None = None
+        self._leaving = False
+        os.set_blocking(token_fd, False)
+
+    # the order of things
+
+    def serve(self) -> None:
+        self._sock.sendall(wire.frame((wire.READY, os.getpid())))
+        self._cpu = _cpu()
+        serial = -1
+        while not self._leaving:
+            if not self._bunches:
+                self._ring()
+                if not self._listen():
+                    return
+                continue
+            if serial < 0:
+                serial = self._next_token()
+                if serial < 0:
+                    self._bunches.clear()  # the node has taken back all that is left here
+                    continue
+            serial = self._run_bunch(serial)
+
+    def _next_token(self) -> int:
+        try:
+            return os.read(self._tokens, 1)[0]
+        except BlockingIOError:
+            return -1
+
+    def _run_bunch(self, token: int) -> int:
+        """Run the bunch that `token` belongs to, as far as tokens go; gives the token that did not fit."""
+        while True:
+            while self._bunches and self._bunches[0][0] & 0xFF != token:
+                self._bunches.pop(0)  # taken back
+            if self._bunches:
+                break
+            self._listen()  # tokens are put before their frame, which must be on its way
+        serial, jobs = self._bunches.pop(0)
+        tag = serial & 0xFF
+        for index, job in enumerate(jobs):
+            if token < 0:
+                token = self._next_token()
+            if token != tag:
+                return token
+            token = -1
+            self._run(serial, index, wire.Job(*job))
+        return -1
+
+    def _listen(self) -> bool:
+        data = self._sock.recv(1 << 18)
+        if not data:
+            self._leaving = True
+            return False
+        for message in self._frames.feed(data):
+            if message[0] == wire.BUNCH:
+                self._bunches.append((message[1], message[2]))
+            elif message[0] == wire.EXIT:
+                self._leaving = True
+        return True
+
+    def _ring(self) -> None:
+        if not self._rung:
+            self._sock.sendall(_BELL)
+            self._rung = True
+
+    # one job
+
+    def _run(self, serial: int, index: int, job: wire.Job) -> None:
+        place = self._place = wire.place(serial, index)
+        self._slate.begin(place)
+        started = time.time_ns() // 1000
+        children = _children()
+        made: list[RunningJob] = []
+
+        def make() -> RunningJob:
+            if not made:
+                made.append(RunningJob(job, place, self._slate, self._app.results_of_parents))
+            return made[0]
+
+        context.enter(make)
+        outcome, payload, extra = self._call(job)
+        context.enter(None)
+        ended = time.time_ns() // 1000
+        if children is not None or _children() is not None:
+            killed = _end_strays(children or frozenset())
+            if killed:
+                extra = {**(extra or {}), "strays": killed}
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        cpu = int((usage.ru_utime + usage.ru_stime) * 1_000_000)
+        result = wire.Result(
+            serial, index, outcome, payload, started, ended, cpu - self._cpu, int(usage.ru_maxrss), extra
+        )
+        self._cpu = cpu
+        if not self._slate.put(result):
+            self._sock.sendall(wire.frame((wire.RESULTS, [result])))
+        self._slate.done(place)
+        self._rung = False
+        if ended - self._last_bell > BELL_AFTER:
+            self._last_bell = ended
+            self._ring()
+
+    def _call(self, job: wire.Job) -> tuple[int, bytes | None, dict[str, Any] | None]:
+        try:
+            task = self._tasks[job.task]
+            try:
+                args, kwargs = task.arguments.decode(job.args)
+            except BadArguments as error:
+                return wire.UNFIT, None, {"reason": f"arguments that no longer fit: {error}"}
+            value = self._run_async(task, args, kwargs) if task.is_async else self._run_plain(task, args, kwargs)
+            payload, lost = task.arguments.encode_result(value)
+            return wire.RETURNED, payload, {"reason": f"the result could not be kept: {lost}"} if lost else None
+        except (Stopped, asyncio.CancelledError) as error:
+            return wire.STOPPED, describe(error), None
+        except FailJob as error:
+            return wire.RAISED, describe(error), {"wants": "fail", "reason": _text(error) or "FailJob"}
+        except RetryJob as error:
+            return wire.RAISED, describe(error), self._wanted_retry(error)
+        except BaseException as error:  # whatever the user's code raises ends this attempt, and only it
+            return wire.RAISED, describe(error), None
+
+    def _wanted_retry(self, error: RetryJob) -> dict[str, Any]:
+        wanted: dict[str, Any] = {"wants": "retry", "reason": _text(error) or "RetryJob"}
+        if error.delay is not None:
+            wanted["delay"] = self._app.moment(f"+{error.delay}s" if _number(error.delay) else error.delay)
+        if error.at is not None:
+            wanted["at"] = self._app.moment(error.at)
+        return wanted
+
+    def _run_plain(self, task: Task[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self._stoppable = _raise_stopped
+        try:
+            return task.call_here(args, kwargs)
+        finally:
+            self._stoppable = None
+
+    def _run_async(self, task: Task[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._loop is None:
+            self._loop = asyncio.Runner()
+        loop = self._loop.get_loop()
+
+        async def body() -> Any:
+            running = asyncio.current_task()
+            assert running is not None
+            self._stoppable = lambda: void(loop.call_soon_threadsafe(running.cancel))
+            try:
+                return await task.call_here(args, kwargs)
+            finally:
+                self._stoppable = None
+
+        return loop.run_until_complete(body())
+
+    def on_sigterm(self, signum: int, frame: Any) -> None:
+        """The node wants this job to stop, or somebody wants this process to."""
+        asked = self._slate.asked_to_stop()
+        if asked is not None and asked != self._place:
+            return  # it was meant for a job that has just ended
+        if asked is None:
+            self._leaving = True
+        stop = self._stoppable
+        if stop is not None:
+            self._stoppable = None
+            stop()
+        elif asked is None and not self._bunches:
+            os._exit(0)  # idle, and told to go by somebody else than the node
+
+
+_BELL = wire.frame((wire.BELL,))
+
+
+def void(_: object) -> None:
+    """For a lambda whose value nobody wants."""
+
+
+def _raise_stopped() -> None:
+    raise Stopped("this job was asked to stop")
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _cpu() -> int:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return int((usage.ru_utime + usage.ru_stime) * 1_000_000)
+
+
+def _children() -> frozenset[int] | None:
+    """The children of this process; None, at the price of one system call, if there are none."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return None
+    with open(f"/proc/self/task/{os.getpid()}/children") as file:
+        return frozenset(map(int, file.read().split()))
+
+
+def _end_strays(before: frozenset[int]) -> int:
+    """Kill and reap what a job left behind, with all its descendants (we are their reaper)."""
+    killed = 0
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline:
+        strays = (_children() or frozenset()) - before
+        if not strays:
+            break
+        for pid in strays:
+            try:
+                if os.waitpid(pid, os.WNOHANG)[0] == 0:
+                    os.kill(pid, signal.SIGKILL)
+                    killed += 1
+                    os.waitpid(pid, 0)
+            except (ChildProcessError, ProcessLookupError):
+                continue
+    return killed
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)[:MESSAGE_LIMIT]
+    except BaseException as broken:  # an exception that cannot tell its text must still be told of
+        return f"(its text could not be had: {type(broken).__name__})"
+
+
+def describe(error: BaseException) -> bytes:
+    """An exception as JSON: type, message, traceback, and the chain of its causes; bounded, and never raising."""
+    chain: list[dict[str, str]] = []
+    seen: set[int] = set()
+    cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    while cause is not None and id(cause) not in seen and len(chain) < 20:
+        seen.add(id(cause))
+        chain.append({"type": type(cause).__name__, "message": _text(cause)})
+        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
+    try:
+        lines = "".join(traceback.format_exception(error, limit=-50))
+    except BaseException:  # formatting runs the user's own code
+        lines = "".join(traceback.format_tb(error.__traceback__, limit=-50))
+    if len(lines) > ERROR_LIMIT // 2:
+        lines = "… (cut)\n" + lines[-ERROR_LIMIT // 2 :]
+    told = {"type": type(error).__name__, "message": _text(error), "traceback": lines, "causes": chain}
+    try:
+        return msgspec.json.encode(told)
+    except (UnicodeEncodeError, ValueError):
+        return msgspec.json.encode({k: str(v).encode(errors="replace").decode() for k, v in told.items()})

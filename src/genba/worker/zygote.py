@@ -1,0 +1,319 @@
+"""Imports the user's app once, then forks a worker whenever the node asks.
+
+`python -m genba.worker.zygote TARGET NODE_TITLE`, with a SOCK_SEQPACKET socket to the node on fd 3.
+One thread of its own, so that a fork copies no lock in use; never a sub-reaper, so that what a dead
+worker leaves behind falls to the guard.
+
+From the node, one ASCII packet each:
+    SPAWN slot (+ worker socket, token pipe, shared memory)
+To the node:
+    HELLO (+ memfd: msgpack), IMPORT_FAILED (+ memfd: text),
+    STARTED slot pid own_pid (+ pidfd), UNSTARTED slot reason,
+    ENDED pid status user_micros system_micros peak_kb
+"""
+
+from __future__ import annotations
+
+import array
+import ctypes
+import gc
+import importlib
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import traceback
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import msgspec
+
+NODE_FD = 3
+IMPORT_FAILED = 3  # exit code
+
+_PR_SET_CHILD_SUBREAPER = 36
+_FLUSH_MS = 5000
+
+App = Any  # anything with hello(); the zygote asks no more of it
+Run = Callable[[App, int, socket.socket, int, int], object]
+
+# A terminal or a service manager signals the whole group; when the zygote ends is the node's business.
+_IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+def main(argv: list[str], run: Run | None = None) -> NoReturn:
+    """Be the zygote of `argv[1]`; `run` is what a worker does, the real one unless a test gives its own."""
+    target, node_title = argv[1:3]
+    os.set_inheritable(NODE_FD, False)
+    node = socket.socket(fileno=NODE_FD)
+    node.setblocking(False)
+    _ignore_signals()
+    try:
+        app = load(target)
+        hello = {**app.hello(), "threads": thread_names()}
+        greeting = msgspec.msgpack.encode(hello)
+        run = run or _real_run()
+    except BaseException as error:  # noqa: BLE001 - an app may also leave by sys.exit
+        _send_now(node, "IMPORT_FAILED", _explain(target, error).encode(errors="replace"))
+        _exit(IMPORT_FAILED)
+    _ignore_signals()  # the app may have set its own
+
+    title = f"genba-{hello.get('namespace', 'default')}: {node_title}"
+    _set_title(f"{title}/zygote")
+    _send_now(node, "HELLO", greeting)
+    serve(node, app, run, title)
+
+
+def load(target: str) -> App:
+    """The app that `module:attribute` names; without attribute, the only one in the module."""
+    here = os.getcwd()
+    if sys.path[:1] != [here]:
+        sys.path.insert(0, here)
+    name, _, attribute = target.partition(":")
+    module = importlib.import_module(name)
+    if not attribute:
+        return _only_app(module.__name__, vars(module))
+    found: Any = module
+    for part in attribute.split("."):
+        found = getattr(found, part)
+    if not _is_app(found):
+        raise TypeError(f"{target} is a {type(found).__name__}, not a Genba app")
+    return found
+
+
+def _only_app(module: str, names: dict[str, Any]) -> App:
+    apps = {id(value): (name, value) for name, value in names.items() if _is_app(value)}
+    match list(apps.values()):
+        case [(_, app)]:
+            return app
+        case []:
+            raise LookupError(f"module {module} has no Genba app; make one with `app = Genba(...)`")
+        case several:
+            choice = ", ".join(f"{module}:{name}" for name, _ in several)
+            raise LookupError(f"module {module} has several Genba apps; name one of {choice}")
+
+
+def _is_app(value: object) -> bool:
+    return not isinstance(value, type) and callable(getattr(value, "hello", None))
+
+
+def thread_names() -> list[str]:
+    """The threads of this process beside the main one, those of C libraries too."""
+    python = {thread.native_id: thread.name for thread in threading.enumerate()}
+    names = []
+    for thread in map(int, os.listdir("/proc/self/task")):
+        if thread == os.getpid():
+            continue
+        try:
+            with open(f"/proc/self/task/{thread}/comm") as comm:
+                names.append(python.get(thread) or comm.read().strip())
+        except OSError:
+            continue  # it has ended
+    return sorted(names)
+
+
+def serve(node: socket.socket, app: App, run: Run, title: str = "genba") -> NoReturn:
+    """Fork workers on request and report their ends, until the node closes `node`."""
+    gc.collect()
+    gc.freeze()  # a collection in a worker must not copy every page of the app
+    _Zygote(node, app, run, title).loop()
+
+
+class _Zygote:
+    def __init__(self, node: socket.socket, app: App, run: Run, title: str) -> None:
+        self._node = node
+        self._app = app
+        self._run = run
+        self._title = title
+        self._workers: set[int] = set()
+        self._outbox: deque[tuple[bytes, list[int]]] = deque()
+        self._prctl = ctypes.CDLL(None, use_errno=True).prctl
+        self._wake, self._wake_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(self._wake_end, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        self._poll = select.poll()
+        self._poll.register(self._wake, select.POLLIN)
+        node.setblocking(False)
+
+    def loop(self) -> NoReturn:
+        self._reap()  # children of the import may have ended before we listened
+        while True:
+            self._poll.register(self._node, select.POLLIN | (select.POLLOUT if self._outbox else 0))
+            self._poll.poll()
+            self._clear_wake()
+            self._reap()
+            self._obey()
+            self._flush()
+
+    def _clear_wake(self) -> None:
+        try:
+            while os.read(self._wake, 4096):
+                pass
+        except BlockingIOError:
+            pass
+
+    def _obey(self) -> None:
+        room = socket.CMSG_SPACE(3 * array.array("i").itemsize)
+        try:
+            packet, ancillary, _, _ = self._node.recvmsg(4096, room, socket.MSG_CMSG_CLOEXEC)
+        except BlockingIOError:
+            return
+        except ConnectionResetError:
+            packet, ancillary = b"", []
+        if not packet:
+            os._exit(0)
+        fds = array.array("i")
+        for _, _, payload in ancillary:
+            fds.frombytes(payload)
+        match packet.split():
+            case [b"SPAWN", slot]:
+                self._spawn(int(slot), fds.tolist())
+
+    def _spawn(self, slot: int, fds: list[int]) -> None:
+        try:
+            if len(fds) != 3:
+                raise OSError("the zygote has no file descriptor left")
+            pid = self._fork(slot, fds)
+        except OSError as error:
+            self._report(f"UNSTARTED {slot} {error.strerror or error}", [])
+            return
+        finally:
+            for fd in fds:
+                os.close(fd)
+        try:
+            pidfd = os.pidfd_open(pid)
+        except OSError as error:
+            os.kill(pid, signal.SIGKILL)
+            self._report(f"UNSTARTED {slot} {error.strerror or error}", [])
+            return
+        self._workers.add(pid)
+        self._report(f"STARTED {slot} {pid} {os.getpid()}", [pidfd])
+
+    def _fork(self, slot: int, fds: list[int]) -> int:
+        # Blocked across the fork: a signal for the worker must not meet the dispositions of the zygote.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        try:
+            pid = os.fork()
+            if pid == 0:
+                self._be_worker(slot, fds)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        return pid
+
+    def _be_worker(self, slot: int, fds: list[int]) -> NoReturn:
+        code = 1
+        try:
+            self._leave_zygote(slot)
+            self._run(self._app, slot, socket.socket(fileno=fds[0]), fds[1], fds[2])
+            code = 0
+        except SystemExit as leaving:
+            code = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
+        except BaseException:  # noqa: BLE001 - the last frame of the worker
+            traceback.print_exc()
+        finally:
+            # Whatever happened, the child must not come back into the loop of its parent.
+            _exit(code)
+
+    def _leave_zygote(self, slot: int) -> None:
+        os.setpgid(0, 0)
+        if self._prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
+            raise OSError(ctypes.get_errno(), "prctl")
+        self._node.close()
+        for fd in (self._wake, self._wake_end, *(fd for _, rights in self._outbox for fd in rights)):
+            os.close(fd)
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
+            signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        os.environ["GENBA_WORKER"] = "1"
+        _set_title(f"{self._title}/worker[{slot}]")
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid in self._workers:
+                self._workers.remove(pid)
+                user, system = int(usage.ru_utime * 1e6), int(usage.ru_stime * 1e6)
+                self._report(f"ENDED {pid} {status} {user} {system} {usage.ru_maxrss}", [])
+
+    def _report(self, text: str, fds: list[int]) -> None:
+        self._outbox.append((text.encode(), fds))
+
+    def _flush(self) -> None:
+        while self._outbox:
+            packet, fds = self._outbox[0]
+            try:
+                _send(self._node, packet, fds)
+            except BlockingIOError:
+                return
+            except (BrokenPipeError, ConnectionResetError):
+                os._exit(0)
+            self._outbox.popleft()
+            for fd in fds:
+                os.close(fd)
+
+
+def _real_run() -> Run:
+    from genba.worker.run import main as run  # before the first fork, so that workers share it
+
+    return run
+
+
+def _ignore_signals() -> None:
+    for number in _IGNORED:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _set_title(title: str) -> None:
+    # setproctitle overwrites the environment otherwise, and with it the incarnation that sweeps look for.
+    os.environ["SPT_NOENV"] = "1"
+    from setproctitle import setproctitle
+
+    setproctitle(title)
+
+
+def _explain(target: str, error: BaseException) -> str:
+    what = "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]
+    return f"cannot import {target}: {what}\n\n{''.join(traceback.format_exception(error))}"
+
+
+def _send_now(node: socket.socket, word: str, contents: bytes) -> None:
+    """Send a text of any size, as a memfd: a packet has room for some 200 KB only."""
+    memfd = os.memfd_create("genba")
+    with open(memfd, "wb") as file:
+        file.write(contents)
+        file.flush()
+        poll = select.poll()
+        poll.register(node, select.POLLOUT)
+        poll.poll(_FLUSH_MS)
+        try:
+            _send(node, word.encode(), [memfd])
+        except (BrokenPipeError, ConnectionResetError, BlockingIOError):
+            os._exit(0)  # no node, no zygote
+
+
+def _send(node: socket.socket, packet: bytes, fds: list[int]) -> None:
+    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+    node.sendmsg([packet], rights)
+
+
+def _exit(code: int) -> NoReturn:
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError, AttributeError):
+            continue  # closed, or nobody reads it
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main(sys.argv)

@@ -1,0 +1,120 @@
+"""Fixtures for every test.
+
+url         a fresh database with our tables, once on SQLite and once on PostgreSQL (`-k sqlite`, `-k postgres`)
+empty_url   the same without tables
+store       a Store on `url`, with `clock`
+clock       a ManualClock; it stands still until the test moves it
+start_node  starts `genba node start` as a process and ends it, with all its children, after the test
+
+PostgreSQL is our own, from a wheel, unless GENBA_TEST_POSTGRES_URL names a server on which we may create databases.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import closing, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import hypothesis
+import pytest
+
+from tests.support import Databases, NodeProcess, postgres_server, sqlite_url, without_settings
+
+if TYPE_CHECKING:   # imported by the fixtures that need them: the tests of the pure rules start without a driver
+    from genba.domain.clock import ManualClock
+    from genba.storage.store import Store
+
+# A busy machine is no reason to fail.
+hypothesis.settings.register_profile("genba", deadline=None, print_blob=True)
+hypothesis.settings.load_profile("genba")
+
+_POSTGRES = os.environ.get("GENBA_TEST_POSTGRES_URL")
+_START = 1_767_225_600_000_000   # 2026-01-01 00:00 UTC
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_settings_of_the_developer() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name in os.environ.keys() - without_settings(os.environ).keys():
+            patch.delenv(name)
+        yield
+
+
+@pytest.fixture(scope="session")
+def databases() -> Iterator[Databases]:
+    """The PostgreSQL server of this session, started when the first test needs it."""
+    with nullcontext(_POSTGRES) if _POSTGRES else postgres_server() as server:
+        yield Databases(server)
+
+
+@pytest.fixture(scope="session")
+def template(databases: Databases) -> Iterator[str]:
+    """The name of a database with our tables, to be copied: quicker than making them for every test."""
+    with databases.fresh() as name:
+        _install(databases.url(name))
+        yield name
+
+
+def _install(url: str) -> None:
+    from genba.storage.store import open_store
+
+    with closing(open_store(url)) as store:
+        store.install()
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def engine(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def empty_url(engine: str, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    if engine == "sqlite":
+        yield sqlite_url(tmp_path)
+        return
+    databases = request.getfixturevalue("databases")
+    with databases.fresh() as name:
+        yield databases.url(name)
+
+
+@pytest.fixture
+def url(engine: str, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    if engine == "sqlite":
+        _install(sqlite_url(tmp_path))
+        yield sqlite_url(tmp_path)
+        return
+    databases = request.getfixturevalue("databases")
+    with databases.fresh(request.getfixturevalue("template")) as name:
+        yield databases.url(name)
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    from genba.domain.clock import ManualClock
+
+    return ManualClock(_START)
+
+
+@pytest.fixture
+def store(url: str, clock: ManualClock) -> Iterator[Store]:
+    from genba.storage.store import open_store
+
+    with closing(open_store(url, clock=clock)) as store:
+        store.install()
+        yield store
+
+
+@pytest.fixture
+def start_node(tmp_path: Path) -> Iterator[Callable[..., NodeProcess]]:
+    nodes: list[NodeProcess] = []
+
+    def start(target: str, url: str, *args: str, **options: Any) -> NodeProcess:
+        nodes.append(NodeProcess.start(target, url, *args, **{"cwd": tmp_path, **options}))
+        return nodes[-1]
+
+    yield start
+    for node in nodes:
+        node.end()
+        print(f"node {node.pid}:\n{node.log}")   # pytest shows it when the test has failed

