@@ -5,6 +5,7 @@ empty_url   the same without tables
 store       a Store on `url`, with `clock`
 clock       a ManualClock; it stands still until the test moves it
 start_node  starts `genba node start` as a process and ends it, with all its children, after the test
+jobs        the tasks of jobs.py, of an app on `url`; a node finds them as "jobs:app"
 
 PostgreSQL is our own, from a wheel, unless GENBA_TEST_POSTGRES_URL names a server on which we may create databases.
 """
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import hypothesis
 import pytest
 
-from tests.support import Databases, NodeProcess, postgres_server, sqlite_url, without_settings
+from tests.support import Databases, NodeProcess, load_jobs, postgres_server, sqlite_url, without_settings
 
 if TYPE_CHECKING:   # imported by the fixtures that need them: the tests of the pure rules start without a driver
     from genba.domain.clock import ManualClock
@@ -104,6 +105,13 @@ def store(url: str, clock: ManualClock) -> Iterator[Store]:
     with closing(open_store(url, clock=clock)) as store:
         store.install()
         yield store
+
+
+@pytest.fixture
+def jobs(url: str, tmp_path: Path) -> Iterator[Any]:
+    module = load_jobs(url, tmp_path)
+    yield module
+    module.app.close()
 
 
 @pytest.fixture

@@ -14,13 +14,14 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from importlib.util import find_spec
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any, LiteralString, TypeVar
 from urllib.parse import urlsplit
 
 import psutil
 import psycopg
+import pytest
 from psycopg import sql
 
 T = TypeVar("T")
@@ -40,6 +41,28 @@ def eventually(ask: Callable[[], T], within: float = 5.0, every: float = 0.01) -
 
 def sqlite_url(directory: Path) -> str:
     return f"sqlite:///{directory / 'genba.db'}"
+
+
+def load_jobs(url: str, folder: Path, **settings: Any) -> Any:
+    """The tasks of jobs.py as a client of `url` has them; and a copy of the file in `folder`, for its nodes."""
+    source = Path(__file__).with_name("jobs.py")
+    (folder / "jobs.py").write_bytes(source.read_bytes())
+    spec = spec_from_file_location("jobs", source)
+    assert spec is not None and spec.loader is not None
+    module = sys.modules["jobs"] = module_from_spec(spec)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {"url": url, **settings}.items():
+            patch.setenv(f"GENBA_{name.upper()}", str(value))
+        spec.loader.exec_module(module)
+    return module
+
+
+def lines(path: Path | str) -> list[list[str]]:
+    """What jobs have told in a file, as words; nothing if they have not."""
+    try:
+        return [line.split() for line in Path(path).read_text().splitlines()]
+    except FileNotFoundError:
+        return []
 
 
 def genba_command(*args: str) -> list[str]:

@@ -58,8 +58,8 @@ def joined(store: Store, id: int = 1, **given: Any) -> int:
     return id
 
 
-def claimed(store: Store, count: int = 1, *, node: int = 1, claim: int = CLAIM, queue: str = "default") -> list[Claimed]:
-    return store.claim(node, claim, {queue: count}, [TASK])
+def claimed(store: Store, count: int = 1, *, node: int = 1, claim: int = CLAIM) -> list[Claimed]:
+    return store.claim(node, claim, {"default": count}, [TASK])
 
 
 def running(store: Store, **given: Any) -> Claimed:
@@ -70,7 +70,7 @@ def running(store: Store, **given: Any) -> Claimed:
 
 
 def success(job: Claimed, *, claim: int = CLAIM, **given: Any) -> Success:
-    values = {"result": b"3", "started": 10, "ended": 20, "pid": 4, "cpu": 5, "peak": 6, **given}
+    values = {"result": b"3", "claimed": job.claimed_at, "started": 10, "ended": 20, "pid": 4, "cpu": 5, "peak": 6, **given}
     return Success(**{"id": job.id, "attempt": job.attempt, "claim": claim, **values})
 
 
@@ -114,7 +114,7 @@ def settle(store: Store) -> None:
 
 @contextmanager
 def connection(url: str) -> Iterator[Any]:
-    """A connection that is not the store's, for a look at the tables: apsw or psycopg, each statement its own commit."""
+    """A connection that is not the store's: apsw or psycopg, each statement its own commit."""
     parts = urlsplit(url)
     if parts.scheme == "sqlite":
         lite = apsw.Connection(parts.path[1:])

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import psycopg
 import pytest
-
-from genba.storage.database import TABLES
 from tests.storage.builders import install
 from tests.support import Databases, sqlite_url
+
+from genba.storage.database import TABLES
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,6 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-
 from tests.storage.builders import (
     CLAIM,
     HOUR,
@@ -138,9 +137,9 @@ def test_a_finished_job_has_its_result_and_its_history(store, clock):
 def test_a_result_need_not_be_there_nor_any_measure(store):
     enqueued(store, 2)
     jobs = claimed(store, 2)
-    bare = {"result": None, "started": None, "pid": None, "cpu": None, "peak": None}
+    bare = [success(job, result=None, started=None, pid=None, cpu=None, peak=None) for job in jobs]
 
-    assert store.finish(1, [success(job, **bare) for job in jobs]) == {job.id for job in jobs}
+    assert store.finish(1, bare) == {job.id for job in jobs}
 
 
 def test_an_attempt_that_ended_badly_has_its_history(store, clock):

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import pytest
-
-from genba.errors import JobNotFound
-from genba.storage.records import Edge
 from tests.storage.builders import (
     HOUR,
     a_job,
@@ -25,6 +22,11 @@ from tests.storage.builders import (
     together,
     transaction,
 )
+
+from genba.errors import JobNotFound
+from genba.storage.records import Edge
+
+on_postgres = pytest.mark.parametrize("engine", ["postgres"], indirect=True)  # SQLite has one writer at a time
 
 
 @pytest.fixture(autouse=True)
@@ -303,9 +305,8 @@ def test_nothing_is_left_to_look_at(store, url):
 # an edge and the end of its parent, at the same time
 
 
-def test_an_edge_in_an_open_transaction_sees_the_end_that_came_before_its_commit(store, url, engine):
-    if engine == "sqlite":
-        pytest.skip("SQLite has one writer at a time")
+@on_postgres
+def test_an_edge_in_an_open_transaction_sees_the_end_that_came_before_its_commit(store, url):
     parent = one(store)
     (job,) = claimed(store)
     with transaction(url) as conn:
@@ -318,9 +319,8 @@ def test_an_edge_in_an_open_transaction_sees_the_end_that_came_before_its_commit
     assert state(store, child.id) == "waiting"
 
 
-def test_an_edge_that_commits_while_its_parent_ends_is_not_forgotten(store, url, engine):
-    if engine == "sqlite":
-        pytest.skip("SQLite has one writer at a time")
+@on_postgres
+def test_an_edge_that_commits_while_its_parent_ends_is_not_forgotten(store, url):
     parent = one(store)
     (job,) = claimed(store)
     with connection(url) as conn:
@@ -396,9 +396,8 @@ def test_a_release_is_no_end(store):
     assert state(store, child) == "blocked"
 
 
-def test_a_job_requeued_while_it_is_pruned_is_not_lost(store, url, engine, clock):
-    if engine == "sqlite":
-        pytest.skip("SQLite has one writer at a time")
+@on_postgres
+def test_a_job_requeued_while_it_is_pruned_is_not_lost(store, url, clock):
     id = one(store)
     finish(store, id, "failed")
     clock.advance(1)

@@ -6,10 +6,6 @@ import select
 from contextlib import closing
 
 import pytest
-
-from genba.storage.membership import NameTaken, Orphan
-from genba.storage.records import Ending
-from genba.storage.store import open_store
 from tests.storage.builders import (
     CLAIM,
     SECOND,
@@ -30,6 +26,10 @@ from tests.storage.builders import (
     together,
 )
 
+from genba.storage.membership import NameTaken, Orphan
+from genba.storage.records import Ending
+from genba.storage.store import open_store
+
 LEASE = 15 * SECOND
 
 
@@ -48,7 +48,7 @@ def test_a_node_that_joined_is_live_and_known(store):
 def test_a_name_is_taken_while_its_holder_lives(store):
     joined(store, 1, name="n")
 
-    with pytest.raises(NameTaken, match="'n' already .*pid 101"):
+    with pytest.raises(NameTaken, match=r"'n' already .*pid 101"):
         store.nodes.join(a_node(2, name="n"))
     store.nodes.drain(1)
     with pytest.raises(NameTaken):
@@ -121,9 +121,7 @@ def test_an_expired_node_claims_nothing_until_it_beats_again(store, clock):
 def test_a_node_that_is_not_live_claims_nothing(store, how):
     joined(store)
     one(store)
-    {"dead": lambda: store.nodes.bury(1, loss), "draining": lambda: store.nodes.drain(1), "ended": lambda: store.nodes.leave(1)}[
-        how
-    ]()
+    {"dead": lambda id: store.nodes.bury(id, loss), "draining": store.nodes.drain, "ended": store.nodes.leave}[how](1)
 
     assert claimed(store) == []
     assert store.exchange(1, CLAIM, [], {"default": 1}, [TASK]) == (set(), [])

@@ -46,7 +46,7 @@ Exit codes:
   1    a job that was waited for did not succeed in time, or there was nothing to do
   2    wrong usage or wrong input
   3    the database cannot be reached or used
-  4    there is no such job
+  4    there is no such job, or no such task
   130  interrupted
 
 \b

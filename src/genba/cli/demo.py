@@ -1,4 +1,368 @@
+"""`genba demo`: a node at work, on a database that is thrown away."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NoReturn
+
 import click
+
+from genba.cli.output import Asked, clean, common, note, pass_asked, say, say_json, table
+from genba.domain.states import FINAL, State
+from genba.errors import GenbaError
+
+if TYPE_CHECKING:
+    import psutil
+    from rich.console import RenderableType
+    from rich.table import Table
+
+    from genba.app import Genba
+    from genba.demo import Case
+    from genba.job import Job
+
+DEADLINE = 22.0  # seconds; the longest job takes 6
+LOOK_EVERY = 0.1
+END_WITHIN = 4.0
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_PR_SET_PDEATHSIG = 1
+_WIDE = 110  # columns
+_COLOURS: Mapping[str, str] = {
+    "blocked": "dim",
+    "scheduled": "cyan",
+    "waiting": "blue",
+    "running": "bold yellow",
+    "held": "magenta",
+    "succeeded": "green",
+    "failed": "red",
+    "timed_out": "red",
+    "cancelled": "magenta",
+}
+
+
 @click.command()
-def demo() -> None:
-    pass
+@common
+@pass_asked
+def demo(asked: Asked) -> int:
+    """Watch a node run jobs that work, fail, crash, hang and are cancelled.
+
+    It takes about ten seconds, on an SQLite file in a temporary folder, and leaves nothing behind.  The exit code
+    is 0 if every job has ended exactly as it should.
+
+    \b
+    Example:
+      genba demo
+    """
+    watch = _watch_silently if asked.json else _watch_live if sys.stdout.isatty() else _watch_lines
+    with _stage() as stage:
+        watch(stage)
+        stage.end_node()
+    if asked.json:
+        say_json({"ok": stage.ok, "seconds": round(stage.seconds, 1), "jobs": [row.told() for row in stage.rows]})
+    else:
+        _sum_up(stage)
+    return 0 if stage.ok else 1
+
+
+@dataclass
+class Row:
+    """One job of the demo, as last seen."""
+
+    case: Case
+    job: Job[Any]
+    state: str = ""
+    causes: tuple[str, ...] = ()
+    seconds: float = 0.0
+    running_since: float | None = None
+    asked_to_stop: bool = False
+
+    @property
+    def ended(self) -> bool:
+        return self.state in FINAL or self.state == State.HELD
+
+    @property
+    def result(self) -> Any:
+        return json.loads(self.job.record.result or b"null")
+
+    @property
+    def fault(self) -> str | None:
+        """What is not as it should be."""
+        case = self.case
+        if self.state != case.state:
+            return f"is {self.state}, not {case.state}"
+        if self.causes != case.causes:
+            return f"attempts ended by {', '.join(self.causes) or 'nothing'}, not by {', '.join(case.causes)}"
+        if self.result != case.result:
+            return f"gave {self.result!r}, not {case.result!r}"
+        return None
+
+    @property
+    def about(self) -> str:
+        job = self.job
+        if self.state == State.RUNNING:
+            return job.progress.note or ""
+        if self.state == State.SUCCEEDED:
+            return str(self.result)
+        if self.state == State.CANCELLED:
+            return job.reason or ""
+        return (f"{job.error['type']}: {job.error['message']}" if job.error else job.reason) or ""
+
+    def told(self) -> dict[str, Any]:
+        return {
+            "id": self.job.id,
+            "title": self.case.title,
+            "task": self.job.task,
+            "state": self.state,
+            "causes": self.causes,
+            "fault": self.fault,
+        }
+
+
+@dataclass
+class Stage:
+    """The node, its folder, and the jobs on show."""
+
+    app: Genba
+    node: subprocess.Popen[bytes]
+    log: Path
+    began: float = field(default_factory=time.monotonic)
+    rows: list[Row] = field(default_factory=list)
+    seconds: float = 0.0
+    left_behind: int = 0
+
+    @property
+    def ok(self) -> bool:
+        return all(row.fault is None for row in self.rows) and not self.left_behind
+
+    def looks(self) -> Iterator[list[Row]]:
+        """What has changed, ten times a second, until all jobs have ended."""
+        while time.monotonic() < self.began + DEADLINE:
+            changed = self._look()
+            yield changed
+            if all(row.ended for row in self.rows):
+                return
+            if self.node.poll() is not None:
+                raise GenbaError(f"the node has ended with code {self.node.returncode}: {self.last_words()}")
+            time.sleep(LOOK_EVERY)
+
+    def _look(self) -> list[Row]:
+        self.seconds = time.monotonic() - self.began
+        seen = {job.id: job for job in self.app.jobs(state="any", limit=len(self.rows))}
+        changed = []
+        for row in self.rows:
+            row.job = seen[row.job.id]
+            if not row.ended:
+                row.seconds = self.seconds
+            state, causes = str(row.job.state), tuple(attempt.cause for attempt in row.job.attempts)
+            if (state, causes) != (row.state, row.causes):
+                row.state, row.causes = state, causes
+                changed.append(row)
+            self._cancel_in_time(row)
+        return changed
+
+    def _cancel_in_time(self, row: Row) -> None:
+        if row.case.cancel_after is None or row.asked_to_stop or row.state != State.RUNNING:
+            return
+        if row.running_since is None:
+            row.running_since = self.seconds
+        if self.seconds >= row.running_since + row.case.cancel_after:
+            row.asked_to_stop = row.job.cancel("the demo has changed its mind")
+
+    def end_node(self) -> None:
+        """Drain it; whatever is still there after that counts as left behind, and is killed."""
+        family = _family(self.node)
+        if self.node.poll() is None:
+            self.node.terminate()
+        self.left_behind += _wait_or_kill(self.node, family)
+
+    def last_words(self) -> str:
+        return " | ".join(self.log.read_text(errors="replace").splitlines()[-8:]) or "it said nothing"
+
+
+@contextmanager
+def _stage() -> Iterator[Stage]:
+    from genba.demo import app, cases
+
+    folder = Path(tempfile.mkdtemp(prefix="genba-demo-"))
+    stage: Stage | None = None
+    with _signals_as_exceptions():
+        try:
+            app.settings = replace(app.settings, url=f"sqlite:///{folder / 'genba.db'}", namespace="demo")
+            app.install()
+            stage = Stage(app, _start_node(app, folder), folder / "node.log")
+            listed = cases()
+            jobs = app.enqueue_many([case.call for case in listed])
+            stage.rows = [Row(case, job) for case, job in zip(listed, jobs, strict=True)]
+            yield stage
+        finally:
+            with _signals_later():
+                if stage is not None:
+                    stage.end_node()
+                app.close()
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _start_node(app: Genba, folder: Path) -> subprocess.Popen[bytes]:
+    handle = app.node("genba.demo:app", name="demo", min=2, max=5, grace="1s")
+    path = os.pathsep.join(dict.fromkeys(entry or os.getcwd() for entry in sys.path))
+    prctl = ctypes.CDLL(None).prctl
+    with (folder / "node.log").open("wb") as log:
+        return subprocess.Popen(
+            handle.command,
+            cwd=folder,
+            env={**os.environ, **handle.environ, "PYTHONPATH": path},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,  # Ctrl-C is for us; we end it
+            preexec_fn=lambda: prctl(_PR_SET_PDEATHSIG, signal.SIGKILL),  # if we are killed, its guard ends the rest
+        )
+
+
+def _family(node: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    import psutil
+
+    try:
+        return psutil.Process(node.pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _wait_or_kill(node: subprocess.Popen[bytes], family: Sequence[psutil.Process]) -> int:
+    """How many did not end by themselves."""
+    import psutil
+
+    killed = 0
+    try:
+        node.wait(END_WITHIN)
+    except subprocess.TimeoutExpired:
+        node.kill()
+        node.wait()
+        killed += 1
+    _, alive = psutil.wait_procs(family, timeout=1)
+    for process in alive:
+        process.kill()
+    psutil.wait_procs(alive, timeout=1)
+    return killed + len(alive)
+
+
+@contextmanager
+def _signals_as_exceptions() -> Iterator[None]:
+    """SIGTERM and SIGHUP unwind like Ctrl-C, so that all is cleaned up."""
+
+    def leave(signum: int, frame: FrameType | None) -> NoReturn:
+        raise SystemExit(128 + signum)
+
+    old = {signum: signal.signal(signum, leave) for signum in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for signum, was in old.items():
+            signal.signal(signum, was)
+
+
+@contextmanager
+def _signals_later() -> Iterator[None]:
+    """An impatient second Ctrl-C must not stop the cleaning up."""
+    old = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, old)
+
+
+# what is seen
+
+
+def _watch_silently(stage: Stage) -> None:
+    for _ in stage.looks():
+        pass
+
+
+def _watch_lines(stage: Stage) -> None:
+    say(f"{len(stage.rows)} jobs, one node, SQLite in a temporary folder")
+    for changed in stage.looks():
+        for row in changed:
+            died = f" after {', '.join(row.causes)}" if row.causes else ""
+            say(f"{stage.seconds:5.1f} s  {row.case.title:<26}  {row.state}{died}")
+        sys.stdout.flush()
+
+
+def _watch_live(stage: Stage) -> None:
+    from rich.live import Live
+
+    with Live(auto_refresh=False) as live:
+        for _ in stage.looks():
+            live.update(_picture(stage, live.console.width), refresh=True)
+
+
+def _picture(stage: Stage, width: int) -> Table:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    wide = width >= _WIDE
+    picture = Table(title=f"genba demo, {stage.seconds:.1f} s", title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    picture.add_column("id", justify="right")
+    picture.add_column("job", no_wrap=True)
+    picture.add_column("state", min_width=9, no_wrap=True)
+    picture.add_column("progress", width=10)
+    picture.add_column("attempts ended by", overflow="fold", min_width=12)
+    picture.add_column("time", justify="right", no_wrap=True, min_width=6)
+    if wide:
+        picture.add_column("about", no_wrap=True, overflow="ellipsis", min_width=20)
+    for row in stage.rows:
+        cells = _cells(row)
+        picture.add_row(*(cells if wide else cells[:-1]))
+    return picture
+
+
+def _cells(row: Row) -> list[RenderableType]:
+    from rich.progress_bar import ProgressBar
+    from rich.text import Text
+
+    moving = row.state in (State.RUNNING, State.SUCCEEDED)
+    bar = ProgressBar(total=100, completed=float(row.job.progress), complete_style="yellow", finished_style="green")
+    return [
+        str(row.job.id),
+        Text(row.case.title),
+        Text(row.state, style=_COLOURS.get(row.state, "")),
+        bar if moving else "",
+        Text(", ".join(row.causes)),
+        f"{row.seconds:.1f} s",
+        Text(clean(row.about)),
+    ]
+
+
+def _sum_up(stage: Stage) -> None:
+    say()
+    if not sys.stdout.isatty():
+        rows = [(row.job.id, row.case.title, row.state, ", ".join(row.causes), row.about) for row in stage.rows]
+        table(["ID", "JOB", "STATE", "ATTEMPTS ENDED BY", "ABOUT"], rows)
+        say()
+    for row in stage.rows:
+        if row.fault:
+            say(f"WRONG: {row.case.title}: {row.fault}")
+    if stage.left_behind:
+        say(f"WRONG: {stage.left_behind} processes did not end by themselves")
+    if not stage.ok:
+        note("not every job has ended as it should")
+        return
+    counted = Counter(row.state for row in stage.rows)
+    died = sum(cause.startswith(("exit", "signal")) for row in stage.rows for cause in row.causes)
+    listed = ", ".join(f"{count} {state}" for state, count in counted.most_common())
+    say(f"{len(stage.rows)} jobs have ended as they should, in {stage.seconds:.1f} s: {listed}.")
+    say(f"{died} processes died on the way, and no job was lost.  Nothing is left behind.")

@@ -23,7 +23,7 @@ from genba.cli.output import (
     table,
 )
 from genba.domain.states import FINAL, State
-from genba.errors import BadArguments, BadOption
+from genba.errors import BadArguments, UnknownTask
 
 if TYPE_CHECKING:
     from genba.app import Genba
@@ -64,11 +64,13 @@ def _jobs(app: Genba, ids: Sequence[int], keys: Sequence[str]) -> list[Job[Any]]
 @click.option("--tag", multiple=True, help="Only with this tag; repeatable.")
 @click.option("--key", multiple=True, help="Only with this key; repeatable.")
 @click.option("--since", metavar="DURATION", help='Only enqueued in the last "1h".')
-@click.option("--limit", type=click.IntRange(1, 1_000_000), default=50, show_default=True, help="At most so many, the newest.")
+@click.option(
+    "--limit", type=click.IntRange(1, 1_000_000), default=50, show_default=True, help="At most so many, the newest."
+)
 @click.option("--before", type=_ID, metavar="ID", help="Only older ones: the ID where the last page ended.")
 @common
 @pass_asked
-def list_jobs(asked: Asked, limit: int, **given: Any) -> None:
+def list_jobs(asked: Asked, /, limit: int, **given: Any) -> None:
     """Jobs, the newest first; those that are not final unless --state says otherwise.
 
     \b
@@ -76,7 +78,7 @@ def list_jobs(asked: Asked, limit: int, **given: Any) -> None:
       genba job ls --state failed --since 1h
     """
     app = asked.app()
-    wanted = {name: value or None for name, value in given.items()}
+    wanted: dict[str, Any] = {name: value or None for name, value in given.items()}
     found = app.jobs(**wanted, limit=limit + 1)
     more, found = len(found) > limit, found[:limit]
     if asked.json:
@@ -210,7 +212,7 @@ def explain(asked: Asked, ids: Sequence[int], keys: Sequence[str]) -> None:
 @click.option("--tag", "tags", multiple=True, metavar="TAG", help="Repeatable.")
 @common
 @pass_asked
-def enqueue(asked: Asked, name: str, words: Sequence[str], target: str | None, **options: Any) -> None:
+def enqueue(asked: Asked, /, name: str, words: Sequence[str], target: str | None, **options: Any) -> None:
     """Enqueue the task NAME, and print the id of the job.
 
     ARGS are values and key=value pairs.  A value that reads as JSON is JSON (5, true, null, [1,2], "5"), anything
@@ -227,7 +229,7 @@ def enqueue(asked: Asked, name: str, words: Sequence[str], target: str | None, *
     app = asked.app(target)
     if target is not None and name not in app.task_table():
         known = ", ".join(sorted(app.task_table())) or "none"
-        raise BadOption(f"{target} has no task {name!r}; it has: {known}")
+        raise UnknownTask(f"{target} has no task {name!r}; it has: {known}")
     args, kwargs = read_arguments(words)
     given = {option: value for option, value in options.items() if value not in (None, ())}
     if "retry" in given:
@@ -356,7 +358,9 @@ def hold(asked: Asked, ids: Sequence[int], keys: Sequence[str], reason: str) -> 
     Example:
       genba job hold 42 --reason "ask Ann first"
     """
-    return _steer(asked, _jobs(asked.app(), ids, keys), lambda one: one.hold(reason), "only what has not started can be held")
+    return _steer(
+        asked, _jobs(asked.app(), ids, keys), lambda one: one.hold(reason), "only what has not started can be held"
+    )
 
 
 @job.command()

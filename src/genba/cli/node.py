@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from genba.cli.output import Asked, clean, common, pass_asked, say, say_json, table
+from genba.cli.output import Asked, clean, common, moment_text, pass_asked, say, say_json, table
 from genba.domain.duration import duration, to_datetime
 from genba.errors import BadOption
 from genba.node.settings import POOLS, NodeSettings
@@ -37,11 +37,13 @@ def node() -> None:
 )
 @click.option("--pool", type=click.Choice(POOLS), help="How workers come and go; by default dynamic.")
 @click.option("--min", "least", type=int, metavar="N", help="Workers that are always there; by default 1.")
-@click.option("--max", "most", type=int, metavar="N", help="At most so many workers; by default one per core, at least 2.")
+@click.option(
+    "--max", "most", type=int, metavar="N", help="At most so many workers; by default one per core, at least 2."
+)
 @click.option("--grace", metavar="DURATION", help="How long running jobs may go on after SIGTERM; by default 30s.")
 @common
 @pass_asked
-def start(asked: Asked, target: str, **given: Any) -> int:
+def start(asked: Asked, /, target: str, **given: Any) -> int:
     """Run the jobs of TARGET ("module:app") until SIGTERM or Ctrl-C.
 
     The module is imported from the current directory or the Python path, in a process of its own.  On SIGTERM no
@@ -60,9 +62,10 @@ def start(asked: Asked, target: str, **given: Any) -> int:
     for variable, value in (("GENBA_URL", asked.url), ("GENBA_NAMESPACE", asked.namespace)):
         if value:
             os.environ[variable] = value  # the zygote's app reads it
-    from genba.node.loop import run
+    from genba.node.loop import EXIT_IMPORT, run
 
-    return run(settings)
+    code = run(settings)
+    return 2 if code == EXIT_IMPORT else code
 
 
 def _settings(target: str, given: dict[str, Any]) -> NodeSettings:
@@ -143,5 +146,5 @@ def list_nodes(asked: Asked) -> None:
         say("no node is alive")
     else:
         columns = ("name", "state", "host", "pid", "slots", "queues", "started")
-        shown = [{**one, "queues": ",".join(one["queues"]), "started": f"{one['started']:%Y-%m-%d %H:%M:%S}Z"} for one in nodes]
+        shown = [{**one, "queues": ",".join(one["queues"]), "started": moment_text(one["started"])} for one in nodes]
         table([column.upper() for column in columns], [[one[column] for column in columns] for one in shown])

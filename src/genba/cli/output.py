@@ -39,10 +39,12 @@ class Asked:
         from genba.app import Genba
 
         if target is None:
-            return Genba(self.url, namespace=self.namespace)
-        app = _imported(target)
-        given = {name: value for name, value in (("url", self.url), ("namespace", self.namespace)) if value}
-        app.settings = replace(app.settings, **given)
+            app = Genba(self.url, namespace=self.namespace)
+        else:
+            app = _imported(target)
+            theirs = app.settings
+            app.settings = replace(theirs, url=self.url or theirs.url, namespace=self.namespace or theirs.namespace)
+        click.get_current_context().call_on_close(app.close)
         return app
 
 
@@ -52,7 +54,7 @@ def _imported(target: str) -> Genba:
 
     try:
         app = load(target)
-    except Exception as error:  # noqa: BLE001  whatever the user's module does when it is imported
+    except Exception as error:  # whatever the user's module does when it is imported
         raise BadOption(f"--app {target} cannot be imported: {type(error).__name__}: {error}") from error
     if not isinstance(app, Genba):
         raise BadOption(f"--app {target} is no Genba app")

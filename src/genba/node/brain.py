@@ -540,7 +540,18 @@ class Brain:
             if outcome == wire.RETURNED and extra is None and not (held.snapshot and held.snapshot.explicit_outcome):
                 job = held.job
                 fine.append(
-                    Success(job.id, job.attempt, held.claim, payload, started + skew, ended + skew, hand.pid, cpu, peak)
+                    Success(
+                        job.id,
+                        job.attempt,
+                        held.claim,
+                        payload,
+                        job.claimed_at,
+                        started + skew,
+                        ended + skew,
+                        hand.pid,
+                        cpu,
+                        peak,
+                    )
                 )
             else:
                 place = wire.place(serial, index)

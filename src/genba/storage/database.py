@@ -88,6 +88,10 @@ class Tx(Protocol):
         """A list of names, as the engine wants it for a parameter."""
         ...
 
+    def numbers(self, values: Sequence[int]) -> Any:
+        """The same for whole numbers."""
+        ...
+
     def ids(self, count: int) -> list[int]:
         """That many new job ids, growing."""
         ...

@@ -18,6 +18,17 @@ from genba.storage.database import PARAMETER, TABLES, Query, Row
 # statement_timestamp() is the same for the whole statement; as a sub-select it is computed once, not per row
 NOW = "(SELECT (extract(epoch FROM statement_timestamp()) * 1000000)::bigint)"
 BLOCK = 100  # ids that one step of the sequence stands for
+# Every statement of ours goes through an index.  Before the first ANALYZE the planner does not know that, and reads
+# the whole table; it need not think anew for each batch either.
+SESSION = {
+    "statement_timeout": "10s",
+    "lock_timeout": "5s",
+    "idle_in_transaction_session_timeout": "60s",
+    "enable_seqscan": "off",
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
+    "plan_cache_mode": "force_generic_plan",
+}
 DEADLINES = {
     "connect_timeout": 5,
     "keepalives_idle": 5,
@@ -25,7 +36,7 @@ DEADLINES = {
     "keepalives_count": 3,
     "tcp_user_timeout": 8000,
     "application_name": "genba",
-    "options": "-c statement_timeout=10s -c lock_timeout=5s -c idle_in_transaction_session_timeout=60s",
+    "options": " ".join(f"-c {name}={value}" for name, value in SESSION.items()),
 }
 SEQUENCES = ("job_id", "token")
 MIGRATION_LOCK = 0x67656E6261  # "genba"
@@ -86,6 +97,9 @@ class Tx:
 
     def names(self, values: Sequence[str]) -> Any:
         return TextColumn(values)
+
+    def numbers(self, values: Sequence[int]) -> Any:
+        return IntColumn(values)
 
     def ids(self, count: int) -> list[int]:
         return self._database.ids(self._cursor, count)

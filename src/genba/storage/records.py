@@ -78,6 +78,7 @@ class Success(NamedTuple):
     attempt: int
     claim: int
     result: bytes | None
+    claimed: Micros | None
     started: Micros | None
     ended: Micros
     pid: int | None

@@ -159,6 +159,9 @@ class Tx:
     def names(self, values: Sequence[str]) -> Any:
         return json.dumps(list(values))
 
+    def numbers(self, values: Sequence[int]) -> Any:
+        return json.dumps(list(values))
+
     def ids(self, count: int) -> list[int]:
         ((last,),) = self.all("next_ids", count=count)
         return list(range(last - count + 1, last + 1))
@@ -196,6 +199,18 @@ class Apsw:
 
     @staticmethod
     def batch(conn: Any, text: str, rows: Sequence[Row]) -> list[Row]:
+        """A batch that returns its first column is counted first: RETURNING costs half as much as the update."""
+        bare, returning, rest = text.rpartition("RETURNING id")
+        if not returning or rest or len(rows) < 8:
+            return conn.executemany(text, rows).fetchall()  # type: ignore[no-any-return]
+        before = conn.total_changes()
+        conn.execute("SAVEPOINT genba_batch")
+        conn.executemany(bare, rows).fetchall()
+        if conn.total_changes() - before == len(rows):
+            conn.execute("RELEASE genba_batch")
+            return [(row[0],) for row in rows]
+        conn.execute("ROLLBACK TO genba_batch")
+        conn.execute("RELEASE genba_batch")
         return conn.executemany(text, rows).fetchall()  # type: ignore[no-any-return]
 
     @staticmethod

@@ -323,7 +323,7 @@ class Store:
 
     def _after_end(self, tx: Tx, kind: str, ids: Sequence[JobId]) -> None:
         """After the jobs' rows are written, never before: an edge we do not see yet will see our lock."""
-        parents = tx.batch("with_children", [(id,) for id in ids])
+        parents = tx.all("with_children", ids=tx.numbers(ids))
         if parents:
             tx.batch("look_at", parents, namespace=self.namespace)
             self.children_wait = True

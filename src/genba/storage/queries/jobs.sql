@@ -130,17 +130,17 @@ RETURNING id;
 -- name: expire
 UPDATE genba.job SET state = 'cancelled', reason = 'expired', finished_at = /* now */, parked_on = NULL,
        key_hash = CASE WHEN unique_until > /* now */ THEN key_hash END
- WHERE id IN (SELECT id FROM genba.job WHERE namespace = :namespace AND expires_at <= /* now */
+ WHERE id IN (SELECT id FROM genba.job WHERE namespace = :namespace AND expires_at <= /* now */ AND finished_at IS NULL
                  AND state IN ('blocked', 'scheduled', 'waiting') LIMIT 500 /* lock */)
 RETURNING id;
 
 -- name: unpark
 UPDATE genba.job SET parked_on = NULL
- WHERE id IN (SELECT id FROM genba.job WHERE namespace = :namespace AND state = 'waiting' AND parked_on = :parked_on
+ WHERE id IN (SELECT id FROM genba.job WHERE namespace = :namespace AND parked_on = :parked_on
                ORDER BY rank, id LIMIT 1000 /* lock */);
 
 -- name: parked_anything
-SELECT DISTINCT parked_on FROM genba.job WHERE namespace = :namespace AND state = 'waiting' AND parked_on IS NOT NULL;
+SELECT DISTINCT parked_on FROM genba.job WHERE namespace = :namespace AND parked_on IS NOT NULL;
 
 -- name: ahead
 SELECT count(*) FROM (SELECT 1 FROM genba.job WHERE namespace = :namespace AND queue = :queue AND state = 'waiting'
@@ -158,7 +158,6 @@ SELECT d.parent_id, p.result FROM genba.dependency d JOIN genba.job p ON p.id = 
 DELETE FROM genba.job
  WHERE id IN (SELECT j.id FROM genba.job j
                WHERE j.namespace = :namespace AND j.finished_at < :before
-                 AND j.state IN ('succeeded', 'failed', 'timed_out', 'cancelled')
                  AND NOT EXISTS (SELECT 1 FROM genba.dependency d WHERE d.parent_id = j.id AND d.state = 'open')
                  AND (CAST(:task AS text) IS NULL OR j.task = :task)
                ORDER BY j.finished_at LIMIT 500)

@@ -30,7 +30,7 @@ SELECT id, name, host, boot_id, pid, state, beat_at, lease_until, lease, /* boot
 
 -- name: forget_nodes
 DELETE FROM genba.node WHERE namespace = :namespace AND state IN ('ended', 'dead') AND ended_at < :before
-   AND NOT EXISTS (SELECT 1 FROM genba.job j WHERE j.node = genba.node.id AND j.state = 'running');
+   AND NOT EXISTS (SELECT 1 FROM genba.job j WHERE j.node = genba.node.id);
 
 -- name: node_names
 SELECT id, name FROM genba.node WHERE namespace = :namespace;
@@ -56,21 +56,21 @@ SELECT name, title, definition, override, enabled FROM genba.task WHERE namespac
 
 -- name: orphans
 SELECT id, attempt, claim_id, started_mark, claimed_at, priority, retries, crashes, losses, options, cancel_requested, task, due_at
-  FROM genba.job WHERE node = :node AND state = 'running' ORDER BY id LIMIT 500 /* lock */;
+  FROM genba.job WHERE node = :node ORDER BY id LIMIT 500 /* lock */;
 
 -- name: dead_with_jobs
 SELECT n.id FROM genba.node n WHERE n.namespace = :namespace AND n.state IN ('dead', 'ended')
-   AND EXISTS (SELECT 1 FROM genba.job j WHERE j.node = n.id AND j.state = 'running');
+   AND EXISTS (SELECT 1 FROM genba.job j WHERE j.node = n.id);
 
 -- name: lost_jobs
 -- Their node's row is gone altogether.
-SELECT DISTINCT j.node FROM genba.job j WHERE j.state = 'running' AND j.namespace = :namespace
+SELECT DISTINCT j.node FROM genba.job j WHERE j.node IS NOT NULL AND j.namespace = :namespace
    AND NOT EXISTS (SELECT 1 FROM genba.node n WHERE n.id = j.node);
 
 -- name: chores
 -- One look at everything a node might have to do, so that an idle one writes nothing.
 SELECT /* now */,
        (SELECT min(due_at) FROM genba.job WHERE namespace = :namespace AND state = 'scheduled'),
-       (SELECT min(expires_at) FROM genba.job WHERE namespace = :namespace AND expires_at IS NOT NULL AND state IN ('blocked', 'scheduled', 'waiting')),
+       (SELECT min(expires_at) FROM genba.job WHERE namespace = :namespace AND expires_at IS NOT NULL AND finished_at IS NULL AND state <> 'running'),
        EXISTS (SELECT 1 FROM genba.unsettled WHERE namespace = :namespace),
        EXISTS (SELECT 1 FROM genba.control WHERE node = :node);

@@ -57,12 +57,11 @@ CREATE TABLE genba.job (
 
 -- All are partial: an update writes only into the indexes that its new row belongs to.
 CREATE INDEX genba.job_claim    ON genba.job (namespace, queue, rank, id) WHERE state = 'waiting' AND parked_on IS NULL;
-CREATE INDEX genba.job_parked   ON genba.job (namespace, parked_on, rank, id) WHERE state = 'waiting' AND parked_on IS NOT NULL;
+CREATE INDEX genba.job_parked   ON genba.job (namespace, parked_on, rank, id) WHERE parked_on IS NOT NULL;
 CREATE INDEX genba.job_due      ON genba.job (namespace, due_at) WHERE state = 'scheduled';
-CREATE INDEX genba.job_running  ON genba.job (node) WHERE state = 'running';
-CREATE INDEX genba.job_open     ON genba.job (namespace, id) WHERE state IN ('blocked', 'held');
-CREATE INDEX genba.job_finished ON genba.job (namespace, finished_at) WHERE state IN ('succeeded', 'failed', 'timed_out', 'cancelled');
-CREATE INDEX genba.job_expires  ON genba.job (namespace, expires_at) WHERE expires_at IS NOT NULL AND state IN ('blocked', 'scheduled', 'waiting');
+CREATE INDEX genba.job_running  ON genba.job (node) WHERE node IS NOT NULL;
+CREATE INDEX genba.job_finished ON genba.job (namespace, finished_at) WHERE finished_at IS NOT NULL;
+CREATE INDEX genba.job_expires  ON genba.job (namespace, expires_at) WHERE expires_at IS NOT NULL AND finished_at IS NULL;
 CREATE INDEX genba.job_parent   ON genba.job (parent_id) WHERE parent_id IS NOT NULL;
 CREATE INDEX genba.job_schedule ON genba.job (schedule_id, moment) WHERE schedule_id IS NOT NULL;
 CREATE INDEX genba.job_key      ON genba.job (namespace, key) WHERE key IS NOT NULL;

@@ -16,25 +16,24 @@ UPDATE genba.job AS j
             ORDER BY rank, id LIMIT :limit FOR UPDATE SKIP LOCKED))
 RETURNING j.rank, j.id, j.attempt, j.task, j.args, j.options, j.priority, j.retries, j.crashes, j.losses, j.saved, j.due_at, j.open_deps, j.claimed_at, j.expires_at;
 
--- name: succeed(id, attempt, claim, result, started, ended, pid, cpu, peak)
+-- name: succeed(id, attempt, claim, result, claimed, started, ended, pid, cpu, peak)
 -- The fence alone guards: a test of the state makes the planner walk the running rows instead of the primary key.
-WITH ended AS (
-    SELECT * FROM unnest(:id, :attempt, :claim, CAST(:result AS bytea[]), CAST(:started AS bigint[]), :ended, CAST(:pid AS bigint[]), CAST(:cpu AS bigint[]), CAST(:peak AS bigint[]))
-        AS e (id, attempt, claim, result, started, ended, pid, cpu, peak)
-), done AS (
+-- The history comes from what the update returns: joined again to the batch, the planner compares each with each.
+WITH done AS (
     UPDATE genba.job AS j
        SET state = 'succeeded', result = e.result, finished_at = /* now */, claim_id = NULL, node = NULL, reason = NULL, error = NULL,
            key_hash = CASE WHEN j.unique_until > /* now */ THEN j.key_hash END
-      FROM ended e
+      FROM unnest(:id, :attempt, :claim, CAST(:result AS bytea[]), CAST(:claimed AS bigint[]), CAST(:started AS bigint[]), :ended,
+                  CAST(:pid AS bigint[]), CAST(:cpu AS bigint[]), CAST(:peak AS bigint[]))
+               AS e (id, attempt, claim, result, claimed, started, ended, pid, cpu, peak)
      WHERE j.id = e.id AND j.attempt = e.attempt AND j.claim_id = e.claim AND j.cancel_requested IS NULL
-    RETURNING j.id, j.attempt, j.claimed_at
+    RETURNING e.id, e.attempt, e.claimed, e.started, e.ended, e.pid, e.cpu, e.peak
 )
 INSERT INTO genba.attempt (job_id, attempt, claimed_at, started_at, ended_at, cause, node, pid, cpu, peak)
-SELECT d.id, d.attempt, d.claimed_at, e.started, e.ended, 'returned', :node, e.pid, e.cpu, e.peak
-  FROM done d JOIN ended e ON e.id = d.id AND e.attempt = d.attempt
+SELECT id, attempt, claimed, started, ended, 'returned', :node, pid, cpu, peak FROM done
 RETURNING job_id;
 
--- name: succeed_history(id, attempt, claim, result, started, ended, pid, cpu, peak)
+-- name: succeed_history(id, attempt, claim, result, claimed, started, ended, pid, cpu, peak)
 -- Done by succeed itself.
 
 -- name: end(id, attempt, claim, state, attempt_after, due_at, rank, retries, crashes, losses, reason, error, progress)
@@ -88,8 +87,8 @@ UPDATE genba.job AS j SET parked_on = 'unknown task ' || j.task
                            AND NOT (task = ANY(:tasks))
                          ORDER BY rank, id LIMIT 500 FOR UPDATE SKIP LOCKED));
 
--- name: with_children(id)
-SELECT DISTINCT parent_id FROM genba.dependency WHERE parent_id = ANY(:id) AND state = 'open';
+-- name: with_children
+SELECT DISTINCT parent_id FROM genba.dependency WHERE parent_id = ANY(:ids) AND state = 'open';
 
 -- name: unsettled
 SELECT u.seq, u.parent_id, j.state

@@ -12,16 +12,16 @@ UPDATE genba.job
                ORDER BY rank, id LIMIT :limit)
 RETURNING rank, id, attempt, task, args, options, priority, retries, crashes, losses, saved, due_at, open_deps, claimed_at, expires_at;
 
--- name: succeed(id, attempt, claim, result, started, ended, pid, cpu, peak)
+-- name: succeed(id, attempt, claim, result, claimed, started, ended, pid, cpu, peak)
 UPDATE genba.job
    SET state = 'succeeded', result = :result, finished_at = /* now */, claim_id = NULL, node = NULL, cancel_requested = NULL,
        key_hash = CASE WHEN unique_until > /* now */ THEN key_hash END
  WHERE id = :id AND attempt = :attempt AND claim_id = :claim AND cancel_requested IS NULL
 RETURNING id;
 
--- name: succeed_history(id, attempt, claim, result, started, ended, pid, cpu, peak)
+-- name: succeed_history(id, attempt, claim, result, claimed, started, ended, pid, cpu, peak)
 INSERT INTO genba.attempt (job_id, attempt, claimed_at, started_at, ended_at, cause, node, pid, cpu, peak)
-SELECT :id, :attempt, claimed_at, :started, :ended, 'returned', :node, :pid, :cpu, :peak FROM genba.job WHERE id = :id AND attempt = :attempt;
+VALUES (:id, :attempt, :claimed, :started, :ended, 'returned', :node, :pid, :cpu, :peak);
 
 -- name: end(id, attempt, claim, state, attempt_after, due_at, rank, retries, crashes, losses, reason, error, progress)
 -- Asked to stop, it does not come back: the request may have crossed this end on its way.
@@ -63,8 +63,8 @@ UPDATE genba.job SET parked_on = 'unknown task ' || task
                  AND task NOT IN (SELECT value FROM json_each(:tasks))
                ORDER BY rank, id LIMIT 500);
 
--- name: with_children(id)
-SELECT DISTINCT parent_id FROM genba.dependency WHERE parent_id = :id AND state = 'open';
+-- name: with_children
+SELECT DISTINCT parent_id FROM genba.dependency WHERE state = 'open' AND parent_id IN (SELECT value FROM json_each(:ids));
 
 -- name: unsettled
 SELECT u.seq, u.parent_id, j.state FROM genba.unsettled u LEFT JOIN genba.job j ON j.id = u.parent_id

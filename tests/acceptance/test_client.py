@@ -1,0 +1,687 @@
+"""What a client can ask for, and what it gets: through the public API, with a real node."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import time
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+from genba import (
+    BadOption,
+    Dep,
+    Genba,
+    Group,
+    Job,
+    JobCancelled,
+    JobFailed,
+    JobGone,
+    JobNotFound,
+    JobTimedOut,
+    KeyTaken,
+    Retry,
+    Task,
+    WaitTimeout,
+)
+from genba.tasks import Bound
+from tests.support import eventually, lines, load_jobs
+
+# ways in
+
+
+def test_a_job_runs_and_gives_its_result(shop):
+    job = shop.jobs.add.enqueue(1, y=2)
+
+    assert job.created
+    assert job.result(timeout=10) == 3
+    assert job.state == "succeeded"
+    assert job.progress == 100
+    assert [attempt.cause for attempt in job.attempts] == ["returned"]
+
+
+def test_calling_a_task_just_calls_the_function(shop):
+    assert shop.jobs.add(1, 2) == 3
+    assert asyncio.run(shop.jobs.add_later(1, 2)) == 3
+
+
+@pytest.mark.parametrize(
+    ("task", "args", "result"),
+    [("add", (1, 2), 3), ("add_later", (1, 2), 3), ("Greet", ("you",), "hello you")],
+)
+def test_functions_async_functions_and_classes_are_tasks(shop, task, args, result):
+    assert getattr(shop.jobs, task).enqueue(*args).result(timeout=10) == result
+
+
+def test_a_decorated_method_is_a_task_and_its_instance_is_made_in_the_worker(shop):
+    assert shop.jobs.Counter.up.name == "jobs.Counter.up"
+    assert shop.jobs.Counter.up.enqueue(5).result(timeout=10) == 15
+    assert shop.jobs.Counter.up_later.enqueue(6).result(timeout=10) == 16
+    assert shop.jobs.Counter().up(7) == 17
+
+
+def test_arguments_and_results_keep_their_types(shop):
+    order = shop.jobs.Order(7, Decimal("1.10"), datetime(2026, 1, 1, tzinfo=UTC))
+
+    back = shop.jobs.typed.enqueue(order, (UUID(int=1), UUID(int=2)), {"a", "b"}).result(timeout=10)
+
+    assert back == shop.jobs.Order(8, Decimal("2.20"), datetime(2026, 1, 1, tzinfo=UTC))
+
+
+def test_a_job_can_be_enqueued_by_name_with_and_without_the_code(shop):
+    assert shop.app.enqueue("jobs.add", 1, y=2).result(timeout=10) == 3
+    with closing(Genba(shop.url)) as stranger:
+        assert stranger.enqueue("jobs.add", 1, y=3).result(timeout=10) == 4
+        assert stranger.enqueue("jobs.add", x=1).result(timeout=10) == 2
+
+
+def test_using_gives_options_for_the_next_calls_and_leaves_the_task_alone(shop):
+    job = shop.jobs.add.using(priority=5).using(tags=["urgent"]).enqueue(1)
+
+    assert (job.priority, job.tags) == (5, ["urgent"])
+    assert (shop.jobs.add.options.priority, shop.jobs.add.options.tags) == (0, ())
+
+
+def test_many_jobs_are_enqueued_at_once(shop):
+    group = shop.app.enqueue_many([shop.jobs.add.call(i) for i in range(300)])
+
+    assert len(group) == 300
+    assert len(set(group)) == 300
+    assert [job.result() for job in group.wait(timeout=20)] == [i + 1 for i in range(300)]
+    assert isinstance(group[10:20], Group)
+    assert [job.id for job in group[10:20]] == [job.id for job in list(group)[10:20]]
+
+
+def test_nothing_enqueued_is_nothing(shop):
+    group = shop.app.enqueue_many([])
+
+    assert list(group.wait()) == []
+
+
+# endings
+
+
+def test_a_failure_has_the_remote_type_message_traceback_and_causes(shop):
+    job = shop.jobs.fail.enqueue("broken")
+
+    with pytest.raises(JobFailed, match="ValueError: broken") as caught:
+        job.result(timeout=10)
+
+    assert caught.value.type == "ValueError"
+    assert caught.value.job_id == job.id
+    assert "jobs.py" in (caught.value.traceback or "")
+    assert 'raise ValueError(text) from root' in (caught.value.traceback or "")
+    assert caught.value.error["causes"] == [{"type": "KeyError", "message": "'the root'"}]
+    assert job.state == "failed"
+    assert job.attempts[-1].cause == "exception"
+
+
+def test_a_failed_job_is_retried_as_often_as_its_budget_says(shop):
+    quick = Retry(times=2, delay=0.01)
+
+    ended_well = shop.jobs.fail_at_first.using(retry=quick).enqueue(2)
+    ended_badly = shop.jobs.fail_at_first.using(retry=quick).enqueue(3)
+
+    assert ended_well.result(timeout=10) == 3
+    assert (ended_well.retries, ended_well.crashes) == (2, 0)
+    with pytest.raises(JobFailed, match="attempt 3"):
+        ended_badly.result(timeout=10)
+    assert [attempt.number for attempt in ended_badly.attempts] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("delay", [0.01, "10ms", timedelta(milliseconds=10), None], ids=repr)
+def test_retry_job_takes_from_the_budget(shop, delay):
+    if isinstance(delay, timedelta):
+        delay = delay.total_seconds()
+    job = shop.jobs.ask_for_retry.using(retry=Retry(times=1, delay=0.01)).enqueue(1, delay)
+
+    assert job.result(timeout=10) == 2
+    assert job.retries == 1
+
+
+def test_retry_job_without_budget_fails(shop):
+    with pytest.raises(JobFailed, match="not yet"):
+        shop.jobs.ask_for_retry.enqueue(1, 0.01).result(timeout=10)
+
+
+def test_a_retry_with_a_delay_that_is_nonsense_fails_the_job_and_not_the_worker(shop):
+    job = shop.jobs.ask_for_retry.using(retry=1).enqueue(5, "nonsense").wait(timeout=10)
+
+    assert job.crashes == 0
+    assert job.state == "failed"
+    assert "nonsense" in str(job.error)
+
+
+def test_fail_job_ends_it_whatever_the_budget(shop):
+    job = shop.jobs.fail_for_good.using(retry=5).enqueue("no use")
+
+    with pytest.raises(JobFailed, match="no use"):
+        job.result(timeout=10)
+    assert len(job.attempts) == 1
+
+
+def test_a_result_that_cannot_be_kept_does_not_fail_the_job(shop):
+    job = shop.jobs.return_what_cannot_be_kept.enqueue()
+
+    assert job.result(timeout=10) is None
+    assert job.state == "succeeded"
+    assert "could not be kept" in (job.reason or "")
+
+
+def test_a_job_that_runs_too_long_is_timed_out(shop, path):
+    job = shop.jobs.wait_for.using(timeout=0.2, grace=1).enqueue(str(path))
+
+    with pytest.raises(JobTimedOut):
+        job.result(timeout=10)
+    assert job.state == "timed_out"
+    assert job.attempts[-1].cause == "timeout"
+
+
+# steering
+
+
+def test_a_job_is_cancelled_before_it_starts(jobs):
+    job = jobs.add.enqueue(1)
+
+    assert job.cancel("not needed")
+    assert job.refresh().state == "cancelled"
+    assert not job.cancel()
+    with pytest.raises(JobCancelled, match="not needed"):
+        job.result(timeout=1)
+
+
+@pytest.mark.parametrize("task", ["wait_for", "wait_for_later", "stop_when_asked"])
+def test_a_running_job_is_cancelled(shop, path, task):
+    job = getattr(shop.jobs, task).enqueue(str(path))
+    eventually(lambda: lines(f"{path}.started"))
+
+    assert job.cancel("enough")
+    with pytest.raises(JobCancelled, match="enough"):
+        job.result(timeout=3)
+    assert job.attempts[-1].cause == "cancelled"
+    if task == "stop_when_asked":
+        assert lines(f"{path}.stopped") == [[str(job.id), "1", "True"]]
+
+
+def test_a_running_job_is_killed_without_grace(shop, path):
+    job = shop.jobs.ignore_sigterm.enqueue(str(path))
+    eventually(lambda: lines(f"{path}.started"))
+
+    assert job.kill("now")
+    assert job.wait(timeout=3).state == "cancelled"
+    assert job.attempts[-1].cause == "killed"
+    assert not any(os.path.exists(f"/proc/{pid}") for (pid,) in lines(f"{path}.children"))
+
+
+def test_a_final_job_runs_again_by_requeue_with_a_fresh_budget(shop):
+    job = shop.jobs.fail_at_first.using(retry=Retry(times=1, delay=0.01)).enqueue(3)
+    assert job.wait(timeout=10).state == "failed"
+
+    assert job.requeue()
+    assert not job.requeue()
+    assert job.result(timeout=10) == 4
+    assert job.retries == 1
+
+
+def test_a_held_job_does_not_start_until_it_is_resumed(shop):
+    job = shop.jobs.add.using(delay="1h").enqueue(1)
+    assert job.hold("let me look")
+    assert (job.refresh().state, job.reason) == ("held", "let me look")
+    assert not job.hold("again")
+    later = shop.jobs.add.using(delay=0.05).enqueue(2)
+    assert later.hold("a little")
+    eventually(lambda: later.due < datetime.now(UTC))
+
+    assert later.resume()
+    assert later.result(timeout=10) == 3
+    assert not later.resume()
+    assert job.resume()
+    assert job.refresh().state == "scheduled"
+
+
+# uniqueness
+
+
+def test_one_open_job_per_key(jobs):
+    first = jobs.add.using(key="r:7").enqueue(1)
+    second = jobs.add.using(key="r:7").enqueue(2)
+
+    assert (first.created, second.created) == (True, False)
+    assert first.id == second.id
+    assert jobs.app.job(key="r:7") == first
+    with pytest.raises(KeyTaken) as caught:
+        jobs.add.using(key="r:7", on_conflict="raise").enqueue(3)
+    assert caught.value.job_id == first.id
+    replacing = jobs.add.using(key="r:7", on_conflict="replace").enqueue(4)
+    assert replacing.created
+    assert (first.refresh().state, replacing.refresh().state) == ("cancelled", "waiting")
+
+
+def test_a_key_is_free_again_when_its_job_has_ended(shop):
+    first = shop.jobs.add.using(key="again").enqueue(1)
+    first.wait(timeout=10)
+    second = shop.jobs.add.using(key="again").enqueue(2)
+    assert second.created
+    assert second.result(timeout=10) == 3
+
+
+def test_a_running_job_that_is_replaced_ends_before_its_successor_starts(shop, path):
+    first = shop.jobs.wait_for.using(key="r").enqueue(str(path))
+    eventually(lambda: lines(f"{path}.started"))
+
+    second = shop.jobs.add.using(key="r", on_conflict="replace").enqueue(1)
+
+    assert second.result(timeout=10) == 2
+    assert first.refresh().state == "cancelled"
+    assert first.attempts[-1].ended <= (second.attempts[-1].started or first.attempts[-1].ended)
+
+
+def test_once_compares_task_and_bound_arguments(jobs):
+    first = jobs.add.using(once=True).enqueue(1)
+
+    assert jobs.add.using(once=True).enqueue(x=1, y=1) == first
+    assert jobs.add.using(once=True).enqueue(1, 2) != first
+    assert jobs.add.using(once="task").enqueue(5) == jobs.add.using(once="task").enqueue(6)
+    assert jobs.add.enqueue(1) != first
+
+
+# dependencies
+
+
+def test_a_graph_is_enqueued_in_one_batch_and_runs_in_its_order(shop, path):
+    a, b = (shop.jobs.write.call(str(path) + ".log", word) for word in "ab")
+    c = shop.jobs.write.using(after=[a, b]).call(str(path) + ".log", "c")
+    d = shop.jobs.write.using(after=[c]).call(str(path) + ".log", "d")
+
+    group = shop.app.enqueue_many([a, b, c, d]).wait(timeout=10, throw=True)
+
+    words = [line[0] for line in lines(f"{path}.log")]
+    assert sorted(words[:2]) == ["a", "b"]
+    assert words[2:] == ["c", "d"]
+    assert {job.refresh().state for job in group} == {"succeeded"}
+
+
+def test_a_job_sees_the_results_of_what_it_waited_for(shop):
+    parents = [shop.jobs.add.enqueue(i) for i in range(3)]
+
+    assert shop.jobs.sum_of_deps.using(after=parents).enqueue().result(timeout=10) == 1 + 2 + 3
+
+
+def test_a_dependent_of_a_failed_job_is_cancelled_or_runs_or_is_held(shop):
+    bad = shop.jobs.fail.enqueue("bad")
+
+    cancelled = shop.jobs.add.using(after=[bad]).enqueue(1)
+    run = shop.jobs.add.using(after=[bad], on_dependency_failure="run").enqueue(1)
+    held = shop.jobs.add.using(after=[bad], on_dependency_failure="hold").enqueue(1)
+    on_failure = shop.jobs.add.using(after=[Dep(bad, on="failure")]).enqueue(2)
+    finished = shop.jobs.add.using(after=[Dep(bad, on="finished")]).enqueue(3)
+
+    assert cancelled.wait(timeout=10).state == "cancelled"
+    assert str(bad.id) in (cancelled.reason or "")
+    assert [job.result(timeout=10) for job in (run, on_failure, finished)] == [2, 3, 4]
+    eventually(lambda: held.refresh().state == "held")
+
+
+def test_a_dependency_that_is_over_does_not_block(shop):
+    parent = shop.jobs.add.enqueue(1).wait(timeout=10)
+
+    assert shop.jobs.add.using(after=[parent.id]).enqueue(5).result(timeout=10) == 6
+
+
+# progress and time
+
+
+def test_progress_is_seen_while_it_runs(shop, path):
+    job = shop.jobs.count_to.enqueue(str(path), 10)
+
+    eventually(lambda: job.refresh().progress == 50)
+    assert (job.progress.done, job.progress.total, job.progress.note) == (5, 10, "step 5")
+    path.touch()
+    assert job.wait(timeout=10).progress == 100
+
+
+def test_a_job_that_failed_shows_how_far_it_came(shop, path):
+    job = shop.jobs.count_to.using(timeout=0.8, grace=1).enqueue(str(path), 10)
+
+    assert job.wait(timeout=10).state == "timed_out"
+    assert job.progress == 50
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"delay": 0.5}, {"delay": timedelta(milliseconds=500)}, {"at": "+0.5s"}, {"delay": "500ms"}],
+    ids=repr,
+)
+def test_a_scheduled_job_starts_on_time(shop, options):
+    before = datetime.now(UTC)
+    job = shop.jobs.add.using(**options).enqueue(1)
+    assert job.state == "scheduled"
+
+    assert job.result(timeout=10) == 2
+    late = (job.attempts[0].started or before) - before - timedelta(seconds=0.5)
+    assert timedelta(0) <= late < timedelta(seconds=0.5)
+
+
+def test_a_moment_may_be_a_datetime(jobs):
+    due = datetime(2040, 5, 6, 7, 8, 9, tzinfo=UTC)
+
+    assert jobs.add.using(at=due).enqueue(1).due == due
+    assert jobs.add.using(at="2040-05-06T07:08:09").enqueue(1).due == due
+    assert jobs.add.using(at=due.timestamp()).enqueue(1).due == due
+
+
+def test_a_job_that_could_not_start_in_time_expires(shop):
+    job = shop.jobs.add.using(queue="nobody", expires=0.1).enqueue(1)
+
+    assert job.wait(timeout=10).state == "cancelled"
+    assert "expired" in (job.reason or "")
+
+
+# looking
+
+
+def test_jobs_are_found_and_counted_by_what_they_are(jobs):
+    app = jobs.app
+    one = jobs.add.using(tags=["x", "y"], queue="slow").enqueue(1)
+    two = jobs.add.using(tags=["x"], delay="1h", key="k").enqueue(2)
+    other = jobs.write.enqueue("p", "w")
+    gone = jobs.add.enqueue(3)
+    gone.cancel()
+
+    def found(**wanted: object) -> list[int]:
+        assert app.count(**wanted) == len(app.jobs(**wanted))
+        return [job.id for job in app.jobs(**wanted)]
+
+    assert found() == [other.id, two.id, one.id]
+    assert found(state="any") == [gone.id, other.id, two.id, one.id]
+    assert found(state="final") == found(state="cancelled") == [gone.id]
+    assert found(state=["scheduled", "cancelled"]) == [gone.id, two.id]
+    assert found(tag="x") == [two.id, one.id]
+    assert found(tag="y") == found(queue="slow") == [one.id]
+    assert found(task="jobs.write") == [other.id]
+    assert found(task=["jobs.write", "jobs.add"], state="scheduled") == [two.id]
+    assert found(key="k") == [two.id]
+    assert found(since="1h") == found(since=datetime.now(UTC) - timedelta(hours=1)) == found()
+    assert found(since=datetime.now(UTC) + timedelta(hours=1)) == []
+    first = app.jobs(state="any", limit=3)
+    assert [job.id for job in app.jobs(state="any", limit=3, before=first[-1].id)] == [one.id]
+
+
+def test_a_job_is_found_by_id_and_one_that_is_not_there_is_not_found(jobs):
+    job = jobs.add.enqueue(1)
+
+    assert jobs.app.job(job.id) == job
+    assert jobs.app.job(job.id).args == {"x": 1, "y": 1}
+    for missing in ({"id": job.id + 99_999}, {"key": "none"}):
+        with pytest.raises(JobNotFound):
+            jobs.app.job(**missing)
+    with pytest.raises(BadOption):
+        jobs.app.job()
+
+
+# waiting
+
+
+def test_waiting_for_any_gives_those_that_are_final(shop, path):
+    quick, slow = shop.jobs.add.enqueue(1), shop.jobs.wait_for.enqueue(str(path))
+
+    assert shop.app.wait([quick, slow], timeout=10, until="any") == [quick]
+    path.touch()
+    assert shop.app.wait([quick, slow], timeout=10) == [quick, slow]
+
+
+def test_waiting_never_raises_for_how_a_job_ended_unless_asked(shop):
+    group = shop.app.enqueue_many([shop.jobs.add.call(1), shop.jobs.fail.call("bad")])
+
+    assert len(shop.app.wait(group, timeout=10)) == 2
+    with pytest.raises(JobFailed, match="bad"):
+        shop.app.wait(group, throw=True)
+    with pytest.raises(JobFailed, match="bad"):
+        group.wait(throw=True)
+
+
+def test_a_wait_that_takes_too_long_is_a_timeout(jobs):
+    job = jobs.add.enqueue(1)
+
+    before = time.monotonic()
+    with pytest.raises(WaitTimeout):
+        job.wait(timeout=0.1)
+    with pytest.raises(TimeoutError):
+        job.result(timeout="50ms")
+    assert time.monotonic() - before < 1
+
+
+def test_a_wait_for_what_is_not_there_says_so(jobs):
+    with pytest.raises(JobGone):
+        Job(jobs.app, 123_456_789).wait(timeout=5)
+    with pytest.raises(BadOption):
+        jobs.app.wait([jobs.add.enqueue(1)], until="some")
+
+
+# why it does not run
+
+
+def test_a_job_says_why_it_does_not_run_when_there_is_no_node(jobs):
+    def kinds(job: Job) -> list[str]:
+        return [reason.kind for reason in job.explain().reasons]
+
+    waiting = jobs.add.enqueue(1)
+    assert kinds(waiting) == ["no_node"]
+    assert "no node" in str(waiting.explain())
+
+    scheduled = jobs.add.using(at="2040-05-06T07:08:09").enqueue(1)
+    assert kinds(scheduled) == ["scheduled"]
+    assert scheduled.explain().start == datetime(2040, 5, 6, 7, 8, 9, tzinfo=UTC)
+    assert "2040-05-06 07:08:09" in str(scheduled.explain())
+
+    blocked = jobs.add.using(after=[scheduled]).enqueue(1)
+    assert kinds(blocked) == ["blocked"]
+    assert blocked.explain().reasons[0].data == {"jobs": [scheduled.id]}
+    assert str(scheduled.id) in str(blocked.explain())
+
+    scheduled.hold("the moon is full")
+    assert kinds(scheduled) == ["held"]
+    assert "the moon is full" in str(scheduled.explain())
+
+    waiting.cancel("no longer")
+    assert kinds(waiting) == ["final"]
+    assert "no longer" in str(waiting.explain())
+
+
+def test_a_job_says_why_it_does_not_run_when_there_is_a_node(shop, tmp_path, path):
+    def kind(job: Job) -> str:
+        return job.explain().reasons[0].kind
+
+    unknown = shop.app.enqueue("nobody.knows")
+    assert kind(unknown) == "unknown_task"
+    assert "shop" in str(unknown.explain())
+    assert "nobody.knows" in str(unknown.explain())
+    unserved = shop.jobs.add.using(queue="nobody").enqueue(1)
+    assert kind(unserved) == "unserved_queue"
+    assert "nobody" in str(unserved.explain())
+
+    busy = [shop.jobs.wait_for.enqueue(str(path)) for _ in range(4)]
+    eventually(lambda: len(lines(f"{path}.started")) == 4)
+    assert kind(busy[0]) == "running"
+    assert "shop" in str(busy[0].explain())
+    ahead = shop.jobs.add.using(priority=1).enqueue(1)
+    behind = shop.jobs.add.enqueue(2)
+    assert eventually(lambda: kind(behind) == "no_slot")
+    eventually(lambda: behind.explain().reasons[0].data == {"ahead": 1})
+    path.touch()
+    assert [ahead.result(10), behind.result(10)] == [2, 3]
+    for job in (unknown, unserved):
+        job.cancel()
+
+
+# in the caller's own transaction
+
+
+class Till:
+    """The caller's own table, on a connection of the caller's own."""
+
+    def __init__(self, conn: object, begin: bool) -> None:
+        self.conn, self._begin = conn, begin
+        self("CREATE TABLE sale (number integer)")
+        self("COMMIT") if not begin else None
+
+    def __call__(self, statement: str) -> list[tuple]:
+        cursor = self.conn.execute(statement)  # type: ignore[attr-defined]
+        return cursor.fetchall() if statement.startswith("SELECT") else []
+
+    def begin(self) -> None:
+        if self._begin:
+            self("BEGIN IMMEDIATE")
+        self("INSERT INTO sale VALUES (7)")
+
+
+@pytest.fixture(params=["psycopg", "apsw", "sqlite3"])
+def till(request, tmp_path):
+    """A client with a connection of each kind, and its tasks."""
+    if request.param == "psycopg":
+        import psycopg
+
+        databases = request.getfixturevalue("databases")
+        with databases.fresh(request.getfixturevalue("template")) as name:
+            jobs = load_jobs(databases.url(name), tmp_path)
+            with closing(jobs.app), psycopg.connect(databases.url(name)) as conn:
+                yield jobs, Till(conn, begin=False)
+        return
+    driver = "?driver=sqlite3" if request.param == "sqlite3" else ""
+    jobs = load_jobs(f"sqlite:///{tmp_path / 'genba.db'}{driver}", tmp_path)
+    jobs.app.install()
+    with closing(jobs.app), closing(_sqlite(request.param, tmp_path / "genba.db")) as conn:
+        yield jobs, Till(conn, begin=True)
+
+
+def _sqlite(driver: str, path: Path):
+    if driver == "apsw":
+        import apsw
+
+        return apsw.Connection(str(path))
+    import sqlite3
+
+    return sqlite3.connect(path, isolation_level=None)
+
+
+def test_a_job_of_a_transaction_is_there_when_it_is_committed_and_runs(till, start_node, tmp_path):
+    jobs, sale = till
+    start_node("jobs:app", jobs.app.url)
+    eventually(jobs.app.nodes, within=15)
+
+    sale.begin()
+    parent = jobs.add.using(conn=sale.conn).enqueue(1)
+    child = jobs.sum_of_deps.using(conn=sale.conn, after=[parent]).enqueue()
+    group = jobs.app.enqueue_many([jobs.add.call(i) for i in range(3)], conn=sale.conn)
+    assert jobs.app.count(state="any") == 0
+    sale("COMMIT")
+    jobs.app.wake()
+
+    assert parent.result(timeout=10) == 2
+    assert child.result(timeout=10) == 2
+    assert [job.result(timeout=10) for job in group] == [1, 2, 3]
+    assert sale("SELECT number FROM sale") == [(7,)]
+
+
+def test_a_job_of_a_transaction_that_is_rolled_back_never_was(till):
+    jobs, sale = till
+
+    sale.begin()
+    job = jobs.add.using(conn=sale.conn, key="k").enqueue(1)
+    sale("ROLLBACK")
+
+    assert jobs.app.count(state="any") == 0
+    assert sale("SELECT number FROM sale") == []
+    with pytest.raises(JobGone):
+        job.refresh()
+    assert jobs.add.using(key="k").enqueue(1).created
+
+
+def test_a_connection_of_another_kind_is_refused(till, tmp_path):
+    jobs, sale = till
+    import sqlite3
+
+    import apsw
+
+    wrong = sqlite3.connect(tmp_path / "other.db") if "apsw" in type(sale.conn).__module__ else apsw.Connection("")
+    with closing(wrong), pytest.raises((BadOption, Exception), match="conn"):
+        jobs.add.using(conn=wrong).enqueue(1)
+    assert jobs.app.count(state="any") == 0
+
+
+# async twins
+
+
+def test_every_async_twin_does_what_its_sync_one_does(shop, path):
+    async def all_of_them() -> None:
+        job = await shop.jobs.add.aenqueue(1)
+        assert await job.aresult(timeout=10) == 2
+        assert (await job.arefresh()).state == "succeeded"
+        assert (await (await shop.jobs.add.using(tags=["a"]).aenqueue(2)).await_(timeout=10)).tags == ["a"]
+        assert await (await shop.app.aenqueue("jobs.add", 5)).aresult(timeout=10) == 6
+        group = await shop.app.aenqueue_many([shop.jobs.add.call(i) for i in range(3)])
+        assert await group.await_(timeout=10) is group
+        assert await shop.app.await_(group, until="all") == list(group)
+        assert await shop.app.ajob(job.id) == job
+        assert await shop.app.acount(tag="a", state="any") == 1
+        assert len(await shop.app.ajobs(tag="a", state="any")) == 1
+        assert [node.name for node in await shop.app.anodes()] == ["shop"]
+        await shop.app.awake()
+        assert await job.arequeue()
+        await job.await_(timeout=10)
+        later = await shop.jobs.add.using(delay="1h").aenqueue(1)
+        assert await later.ahold("why")
+        assert await later.aresume()
+        assert (await later.aexplain()).state == "scheduled"
+        assert await later.acancel("done")
+        assert not await later.akill()
+        with pytest.raises(JobCancelled, match="done"):
+            await later.aresult(timeout=1)
+        with pytest.raises(WaitTimeout):
+            await (await shop.jobs.add.using(delay="1h").aenqueue(1)).aresult(timeout=0.05)
+
+    asyncio.run(all_of_them())
+
+
+def test_many_async_waits_share_a_few_threads(shop):
+    async def all_of_them() -> list[int]:
+        jobs = await asyncio.gather(*(shop.jobs.add.aenqueue(i) for i in range(50)))
+        return await asyncio.gather(*(job.aresult(timeout=20) for job in jobs))
+
+    assert asyncio.run(all_of_them()) == [i + 1 for i in range(50)]
+
+
+_TWIN_OF = {"await_": "wait"}
+_ONLY_ASYNC = {"threads"}
+
+
+@pytest.mark.parametrize("kind", [Genba, Task, Bound, Job, Group], ids=lambda kind: kind.__name__)
+def test_the_signatures_of_twins_are_equal(kind):
+    twins = [n for n, member in vars(kind).items() if inspect.iscoroutinefunction(member) and n not in _ONLY_ASYNC]
+    assert twins
+    for name in twins:
+        twin = _TWIN_OF.get(name, name.removeprefix("a"))
+        assert inspect.signature(getattr(kind, name)) == inspect.signature(getattr(kind, twin)), name
+
+
+def test_every_blocking_call_has_a_twin():
+    blocking = {
+        Genba: ["enqueue", "enqueue_many", "submit", "job", "jobs", "count", "nodes", "wait", "wake", "explain"],
+        Task: ["enqueue"],
+        Bound: ["enqueue"],
+        Job: ["refresh", "explain", "wait", "result", "cancel", "kill", "hold", "resume", "requeue"],
+        Group: ["wait"],
+    }
+    lacking = [
+        f"{kind.__name__}.{name}"
+        for kind, names in blocking.items()
+        for name in names
+        if not hasattr(kind, f"a{name}") and not hasattr(kind, f"a{name}_")
+    ]
+    assert lacking == []

@@ -1,0 +1,160 @@
+"""What a claim and a finish cost does not depend on how much lies around: the plans of the real statements.
+
+The plans are asked for through the Database itself, with the types and literals that it sends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.storage.builders import CLAIM, TASK, connection, install
+from tests.support import Databases, sqlite_url
+
+from genba.domain.clock import SystemClock
+from genba.storage.database import Database, load_queries
+from genba.storage.postgres import PostgresDatabase
+from genba.storage.sqlite import Place, SqliteDatabase
+
+STATES = ("waiting", "parked", "scheduled", "blocked", "held", "running", "succeeded", "failed", "cancelled")
+EACH = 50_000 // len(STATES)
+
+FILL = """
+INSERT INTO genba.job (id, rank, due_at, created_at, claim_id, node, attempt, priority, finished_at, parked_on,
+                       namespace, queue, task, state, args)
+SELECT {n} * 10 + {i}, {n}, {n}, {n}, CASE WHEN '{state}' = 'running' THEN 77 END,
+       CASE WHEN '{state}' = 'running' THEN 1 END, 1, 0,
+       CASE WHEN '{state}' IN ('succeeded', 'failed', 'cancelled') THEN {n} END,
+       CASE WHEN '{state}' = 'parked' THEN 'unknown task x' END,
+       'default', 'default', '{task}', CASE WHEN '{state}' = 'parked' THEN 'waiting' ELSE '{state}' END, '{{}}'
+  FROM {source}
+"""
+
+
+def fill(url: str) -> None:
+    lite = url.startswith("sqlite")
+    source = (
+        f"(WITH RECURSIVE s (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM s WHERE n < {EACH}) SELECT n FROM s)"
+        if lite
+        else f"generate_series(1, {EACH}) AS s (n)"
+    )
+    with connection(url) as conn:
+        conn.execute("BEGIN")
+        for i, state in enumerate(STATES):
+            text = FILL.format(n="n", i=i, state=state, task=TASK, source=source)
+            conn.execute(text.replace("genba.", "genba_") if lite else text)
+        conn.execute("COMMIT")
+        conn.execute("ANALYZE")
+
+
+@pytest.fixture(scope="module")
+def full_postgres(databases: Databases) -> Iterator[str]:
+    with databases.fresh() as name:
+        install(databases.url(name))
+        fill(databases.url(name))
+        yield databases.url(name)
+
+
+@pytest.fixture(scope="module")
+def full_sqlite(tmp_path_factory: pytest.TempPathFactory) -> str:
+    url = sqlite_url(tmp_path_factory.mktemp("plans"))
+    install(url)
+    fill(url)
+    return url
+
+
+@pytest.fixture
+def database(engine: str, request: pytest.FixtureRequest) -> Iterator[Database]:
+    """Every query answers with its plan."""
+    url: str = request.getfixturevalue(f"full_{engine}")
+    word = "EXPLAIN QUERY PLAN " if engine == "sqlite" else "EXPLAIN "
+    asked = {
+        name: replace(query, text=query.text and word + query.text) for name, query in load_queries(engine).items()
+    }
+    made: Database
+    if engine == "sqlite":
+        made = SqliteDatabase(Place(Path(url.removeprefix("sqlite:///"))), asked, SystemClock())
+    else:
+        made = PostgresDatabase(url, asked, None)
+    with closing(made):
+        yield made
+
+
+def words(plan: list[tuple]) -> str:
+    return "\n".join(str(row[-1]) for row in plan)
+
+
+def no_walk(plan: str) -> bool:
+    """Whether no table of jobs or attempts is read as a whole, nor hashed."""
+    walks = ("Seq Scan on job", "Seq Scan on attempt", "Seq Scan on dependency", "Hash Join", "SCAN genba_job")
+    return not any(walk in plan for walk in walks)
+
+
+@pytest.mark.parametrize("size", [1, 64, 1024])
+def test_a_claim_reads_the_claim_index_and_nothing_else(database, size):
+    with database.statement() as tx:
+        plan = words(
+            tx.all(
+                "claim", namespace="default", queue="default", node=1, claim=CLAIM, tasks=tx.names([TASK]), limit=size
+            )
+        )
+
+    assert "job_claim" in plan
+    assert no_walk(plan), plan
+    assert "Sort" not in plan
+    assert "TEMP B-TREE" not in plan
+
+
+@pytest.mark.parametrize("size", [1, 100, 500])
+def test_a_finish_goes_by_the_primary_key(database, engine, size):
+    rows = [(i * 10, 1, CLAIM, b"1", 1, 2, 3, 4, 5, 6) for i in range(1, size + 1)]
+    with database.statement() as tx:
+        plan = words(tx.batch("succeed", rows, node=1))
+        history = words(tx.batch("succeed_history", rows, node=1))
+
+    by_key = "job_pkey" if engine == "postgres" else "SEARCH genba_job USING INTEGER PRIMARY KEY"
+    assert by_key in plan
+    assert "job_running" not in plan
+    assert plan.count("Hash") <= 1, plan  # of the batch itself, for the history
+    assert no_walk(plan.replace("Hash", "")), plan
+    assert no_walk(history), history
+
+
+@pytest.mark.parametrize("size", [1, 100])
+def test_other_ends_marks_and_progress_go_by_the_primary_key(database, engine, size):
+    by_key = "job_pkey" if engine == "postgres" else "SEARCH genba_job USING INTEGER PRIMARY KEY"
+    ends = [(i, 1, CLAIM, "failed", 1, None, None, 0, 0, 0, None, None, None) for i in range(size)]
+    with database.statement() as tx:
+        for plan in (
+            words(tx.batch("end", ends)),
+            words(tx.batch("mark", [(i, 1, CLAIM, 5) for i in range(size)])),
+            words(tx.batch("note_progress", [(i, 1, CLAIM, "p") for i in range(size)])),
+        ):
+            assert by_key in plan
+            assert no_walk(plan), plan
+
+
+@pytest.mark.parametrize(
+    ("name", "index", "values"),
+    [
+        ("promote", "job_due", {"age_step": 1}),
+        ("next_due", "job_due", {}),
+        ("expire", "job_expires", {}),
+        ("park_unknown", "job_claim", {"queue": "default", "tasks": ["x"]}),
+        ("unpark", "job_parked", {"parked_on": "nothing"}),
+        ("prune", "job_finished", {"before": 10, "task": None}),
+        ("orphans", "job_running", {"node": 5}),
+        ("with_identity", "job_unique", {"key_hash": "h"}),
+    ],
+)
+def test_maintenance_reads_its_own_small_index(database, name, index, values):
+    with database.statement() as tx:
+        given = {**values, "namespace": "default"}
+        if "tasks" in given:
+            given["tasks"] = tx.names(given["tasks"])
+        plan = words(tx.all(name, **given))
+
+    assert index in plan, plan
