@@ -35,8 +35,8 @@ types: $(READY)   ## mypy
 layers: $(READY)  ## who may import whom
 	@$(BIN)/lint-imports
 
-bench: $(READY)   ## ours, and the peers beside us
-	@$(BIN)/python -m benchmarks $(ARGS)
+bench: $(READY)   ## how fast it is here, beside the limits of this machine
+	@$(BIN)/genba bench $(ARGS)
 
 soak: $(READY)    ## the tests that take minutes or hours
 	@$(BIN)/python -m pytest -m soak $(ARGS)

@@ -20,6 +20,7 @@ from typing_extensions import ParamSpec
 
 from genba import settings as settings_module
 from genba.arguments import Arguments, encode_plain, identity, key_identity
+from genba.domain.clock import SystemClock
 from genba.domain.duration import Duration, duration, moment
 from genba.domain.states import FINAL, parse_states
 from genba.errors import (
@@ -74,6 +75,7 @@ class Genba:
         self._options, self._policy = DEFAULT_OPTIONS, DEFAULT_POLICY
         self._tasks: dict[str, Task[..., Any, Any]] = {}
         self._store: Store | None = None
+        self._clock = SystemClock()
         self._threads: tuple[int, ThreadPoolExecutor] | None = None
         if defaults:
             self.set_defaults(**defaults)
@@ -144,7 +146,7 @@ class Genba:
     @overload
     def task(self, fn: Callable[P, R], /) -> Task[P, R, R]: ...
     @overload
-    def task(self, **given: Any) -> TaskDecorator: ...
+    def task(self, fn: None = None, /, **given: Any) -> TaskDecorator: ...
 
     def task(self, fn: Any = None, /, **given: Any) -> Any:
         """Register a function, or a class with `run`; the job options and the policy are its defaults."""
@@ -194,7 +196,7 @@ class Genba:
 
     def moment(self, value: Any) -> int:
         """A moment by this machine's clock, in micros."""
-        return moment(value, time.time_ns() // 1000, self.settings.zone)
+        return moment(value, self._clock.now(), self.settings.zone)
 
     # jobs come in
 
@@ -216,7 +218,7 @@ class Genba:
         known = self._tasks.get(task)
         if known is not None:
             return known.using(**(options or {})).call(*args, **(kwargs or {}))
-        if not isinstance(task, str) or not _is_name(task):
+        if not _is_name(task):
             raise BadTask(f"{task!r} is no name of a task")
         return Call(
             task, encode_plain(args, kwargs or {}), Options.build(options or {}, self._options), self._policy
@@ -336,7 +338,7 @@ class Genba:
         before: int | None = None,
     ) -> list[Job[Any]]:
         """Newest first; one value of a kind, or several.  `before` is the id where the last page ended."""
-        if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
+        if type(limit) is not int or limit < 1:
             raise BadOption(f"limit must be a whole number of at least 1, not {limit!r}")
         found = self._filter(state, task, queue, tag, key, since, before)
         self.store.install()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, overload
 
 import msgspec
 
@@ -218,8 +218,9 @@ class Job(Generic[R]):
         record = self.record
         if record.state == State.SUCCEEDED:
             arguments = self._arguments or self._app.arguments_of(record.task)
-            plain = msgspec.json.decode(record.result) if record.result is not None else None
-            return arguments.decode_result(record.result) if arguments else plain  # type: ignore[no-any-return]
+            if arguments is not None:
+                return cast("R", arguments.decode_result(record.result))
+            return cast("R", msgspec.json.decode(record.result) if record.result is not None else None)
         raise self.failure()
 
     def failure(self) -> JobFailed | JobCancelled:

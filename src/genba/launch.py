@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import os
 import signal
 import subprocess
@@ -43,7 +43,7 @@ class NodeHandle:
         environ = {
             "GENBA_URL": app.settings.url,
             "GENBA_NAMESPACE": app.settings.namespace,
-            "GENBA_LEASE": str((given.get("lease") or app.settings.lease / 1_000_000)),
+            "GENBA_LEASE": str(given.get("lease") or app.settings.lease / 1_000_000),
         }
         return cls(tuple(words), environ)
 
@@ -70,7 +70,7 @@ class NodeHandle:
 def _find(app: Genba) -> str:
     """The "module:attribute" under which the zygote will find this app."""
     for name, module in list(sys.modules.items()):
-        for attribute, value in list(vars(module).items()) if isinstance(module, ModuleType) else ():
+        for attribute, value in list(vars(module).items()):
             if value is app:
                 return f"{_importable(name, module)}:{attribute}"
     raise GenbaError('node(): this app is not a module\'s global variable; say where it is: app.node("module:app")')

@@ -38,7 +38,7 @@ class Ready:
     terms: tuple[LimitTo | Check | AnyOf, ...] = ()
 
     def limit_to(self, n: int, bucket: Any = None) -> Ready:
-        if isinstance(n, bool) or not isinstance(n, int) or n < 0:
+        if type(n) is not int or n < 0:
             raise BadOption(f"limit_to takes a whole number of at least 0, not {n!r}")
         return replace(self, terms=(*self.terms, LimitTo(n, bucket)))
 

@@ -39,10 +39,10 @@ class Job(NamedTuple):
 
 
 class Result(NamedTuple):
-    """How one call ended; `index` is the job's place in its bunch."""
+    """How one call ended; `at` is the job's place in its bunch."""
 
     serial: int
-    index: int
+    at: int
     outcome: int
     payload: bytes | None
     started: int

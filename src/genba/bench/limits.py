@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import unquote, urlsplit
 
-BATCH = 100
 SHIFT = 1_000_000_000_000  # from the id of a job of genba's to the id of its copy
 
 _WRITTEN = (
@@ -114,7 +113,7 @@ class RawSqlite:
             conn.executemany("INSERT INTO bare (id, task, args, created) VALUES (?, ?, ?, 1)", rows)
         claim = (
             "UPDATE bare SET state = 2, attempt = attempt + 1, node = 1, claim = 'x' WHERE id IN "
-            f"(SELECT id FROM bare WHERE state = 1 ORDER BY rank, id LIMIT {BATCH}) RETURNING id, attempt, args"  # noqa: S608
+            "(SELECT id FROM bare WHERE state = 1 ORDER BY rank, id LIMIT 100) RETURNING id, attempt, args"
         )
         finish = (
             "UPDATE bare SET state = 3, result = ?3, started = ?4, finished = ?5, claim = NULL "
@@ -182,8 +181,8 @@ class RawPostgres:
         conn = self._conn
         conn.execute(
             "CREATE TABLE bare (id bigint PRIMARY KEY, priority int NOT NULL DEFAULT 0, state smallint NOT NULL "
-            "DEFAULT 1, attempt int NOT NULL DEFAULT 0, claim bigint, node int, task text NOT NULL, args text NOT NULL, "
-            "result text, queue text NOT NULL DEFAULT 'default', created bigint NOT NULL DEFAULT 0, started bigint, "
+            "DEFAULT 1, attempt int NOT NULL DEFAULT 0, claim bigint, node int, task text NOT NULL, args text NOT "
+            "NULL, result text, queue text NOT NULL DEFAULT 'default', created bigint NOT NULL DEFAULT 0, started bigint, "
             "finished bigint)"
         )
         conn.execute("CREATE INDEX bare_ready ON bare (queue, priority DESC, id) WHERE state = 1")
@@ -195,7 +194,7 @@ class RawPostgres:
         claim = (
             "UPDATE bare SET state = 2, attempt = attempt + 1, node = 1, claim = %s WHERE id = ANY(ARRAY(SELECT id "
             "FROM bare WHERE state = 1 AND queue = 'default' ORDER BY priority DESC, id "
-            f"LIMIT {BATCH} FOR UPDATE SKIP LOCKED)) RETURNING id, attempt, args"  # noqa: S608
+            "LIMIT 100 FOR UPDATE SKIP LOCKED)) RETURNING id, attempt, args"
         )
         finish = (
             "UPDATE bare SET state = 3, result = u.r, started = u.s, finished = u.f, node = NULL "

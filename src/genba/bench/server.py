@@ -109,7 +109,7 @@ def _own_server() -> Iterator[str]:
     """
     site = _site()
     # Not TMPDIR: a socket's path is at most 107 bytes long, and `nobody` has to reach it.
-    home = Path(tempfile.mkdtemp(prefix="genba-bench-", dir="/tmp"))  # noqa: S108
+    home = Path(tempfile.mkdtemp(prefix="genba-bench-", dir="/tmp"))
     try:
         identity: dict[str, Any] = {}
         if os.geteuid() == 0:  # PostgreSQL refuses to run as root

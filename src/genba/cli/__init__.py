@@ -15,6 +15,7 @@ from typing import Any
 
 import click
 
+from genba.cli.bench import bench
 from genba.cli.db import db
 from genba.cli.demo import demo
 from genba.cli.job import job
@@ -125,5 +126,5 @@ def main() -> None:
     """
 
 
-for command in (demo, node, job, db):
+for command in (demo, node, job, db, bench):
     main.add_command(command)

@@ -135,7 +135,7 @@ class Sight:
     place: int
     phase: int
     beats: int
-    looked: bool
+    looked: bool  # the job has asked whether it should stop
     noted: tuple[int, int, float, float, str] | None
 
 
@@ -172,6 +172,7 @@ class Held:
 
 
 _PLAIN = Snapshot()
+_STRAYS = {"strays"}  # all that is told of a call that ended well and left processes behind
 
 
 @dataclass(slots=True)
@@ -180,8 +181,9 @@ class Stop:
 
     place: int
     cause: str
-    term_at: Micros
+    asked_at: Micros
     kill_at: Micros
+    flagged: bool = False
     termed: bool = False
 
 
@@ -202,6 +204,7 @@ class Hand:
     bunches: dict[int, Bunch] = field(default_factory=dict)
     outstanding: int = 0
     alone: bool = False
+    slow: bool = False  # what it runs is long: nothing should wait behind it
     given_at: Micros = 0
     idle_since: Micros = 0
     seen_place: int = -1
@@ -210,7 +213,6 @@ class Hand:
     beat_at: Micros = 0
     noted: int = 0
     noted_at: Micros = 0
-    marked: int = -1
     stop: Stop | None = None
     leaving: bool = False
     worked: bool = False
@@ -220,6 +222,10 @@ class Hand:
         bunch = self.bunches.get(place >> 24)
         index = place & 0xFFFFFF
         return bunch.jobs[index] if bunch and index < len(bunch.jobs) else None
+
+    def unfinished(self) -> list[Held]:
+        """In the order in which it runs them."""
+        return [held for bunch in self.bunches.values() for held in bunch.jobs if held is not None]
 
 
 class Brain:
@@ -275,17 +281,12 @@ class Brain:
         hand = self._hands.get(slot)
         return hand.stop.place if hand and hand.stop else None
 
-    @property
-    def running(self) -> int:
-        return sum(1 for hand in self._hands.values() if hand.outstanding)
-
     def jobs_in_hand(self) -> list[JobId]:
+        """What we have claimed and not yet let go."""
         held = [*self._ready, *self._single, *self._marking.values()]
-        held += [h for hand in self._hands.values() for b in hand.bunches.values() for h in b.jobs if h is not None]
-        return [h.job.id for h in held]
-
-    def pids(self) -> list[int]:
-        return [hand.pid for hand in self._hands.values()]
+        held += [h for hand in self._hands.values() for h in hand.unfinished()]
+        swept = [ending.id for endings in self._sweeps.values() for ending in endings]
+        return [h.job.id for h in held] + swept
 
     # processes
 
@@ -327,18 +328,15 @@ class Brain:
         victim = hand.at(sight.place) if sight.phase == wire.RUNNING else None
         endings: list[Ending] = []
         if victim is not None:
-            cause = _death(hand, sight.place, status)
-            known = hand.alone or hand.seen_place == sight.place
-            began = self.wall(hand.seen_since) if known else None
-            endings.append(
-                self._ending(victim, cause, now, pid=hand.pid, cpu=cpu, peak=peak, sight=sight, began=began)
-            )
-        self._recover(hand, victim)
-        if victim is None and not hand.worked and not endings:
-            return self._flow(now)
-        self._token += 1
-        self._sweeps[self._token] = endings
-        return [Sweep(self._token), *self._flow(now)]
+            ending = self._ending(victim, End(cause=_death(hand, sight.place, status), started=True), now)
+            endings.append(replace(self._last_seen(ending, hand, sight), cpu=cpu, peak=peak))
+        cancelled = self._put_back([h for h in hand.unfinished() if h is not victim], now)
+        actions: list[Action] = [Finish(cancelled)] if cancelled else []
+        if hand.worked:
+            self._token += 1
+            self._sweeps[self._token] = endings
+            actions.append(Sweep(self._token))
+        return actions + self._flow(now)
 
     def on_swept(self, token: int, now: Micros) -> list[Action]:
         """The dead worker's whole tree is gone: now its job may be let go."""
@@ -354,28 +352,37 @@ class Brain:
         for slot, hand in list(self._hands.items()):
             sight = sights.get(slot)
             victim = hand.at(sight.place) if sight and sight.phase == wire.RUNNING else None
-            if victim is not None:
-                endings.append(self._ending(victim, Cause.COLLATERAL, now, pid=hand.pid, sight=sight))
-            self._recover(hand, victim)
+            if sight and victim:
+                ending = self._ending(victim, End(cause=Cause.COLLATERAL, started=True), now)
+                endings.append(self._last_seen(ending, hand, sight))
+            endings += self._put_back([h for h in hand.unfinished() if h is not victim], now)
             del self._hands[slot]
-        return [Finish(endings)] if endings else []
+        done: list[Action] = [Finish(endings)] if endings else []
+        return done + self._flow(now)
 
-    def _recover(self, hand: Hand, victim: Held | None) -> None:
-        """What had not started goes back to the front of what is ready."""
-        back = [h for b in hand.bunches.values() for h in b.jobs if h is not None and h is not victim]
-        self._put_back(back)
-        hand.bunches.clear()
-        hand.outstanding = 0
+    def _last_seen(self, ending: Ending, hand: Hand, sight: Sight) -> Ending:
+        """With what is known of an attempt that cannot tell it any more."""
+        known = hand.alone or hand.seen_place == sight.place
+        told = sight.noted and sight.noted[1] == sight.place
+        return replace(
+            ending,
+            pid=hand.pid,
+            started=self.wall(hand.seen_since) if known else None,
+            progress=_progress(sight.noted) if told and sight.noted else None,
+        )
 
-    def _put_back(self, back: Sequence[Held]) -> None:
+    def _put_back(self, back: Sequence[Held], now: Micros) -> list[Ending]:
+        """What had not started goes to the front of what is ready; who was cancelled meanwhile ends here."""
         for held in sorted(back, key=lambda h: (h.job.rank, h.job.id), reverse=True):
-            (self._single if held.alone else self._ready).appendleft(held)
+            if held.job.id not in self._cancelled:
+                (self._single if held.alone else self._ready).appendleft(held)
+        return [self._unstarted(held, Cause.CANCELLED, now) for held in back if held.job.id in self._cancelled]
 
     # jobs come
 
     def on_claimed(self, jobs: Sequence[Claimed], claim: int, now: Micros, *, failed: bool = False) -> list[Action]:
         self._claiming = False
-        self._dry = not jobs
+        self._dry = not jobs and not failed
         if failed:
             self._hungry_until = now + SECOND // 2
         for job in jobs:
@@ -384,8 +391,6 @@ class Brain:
                 self._single.append(held)
             else:
                 self._ready.append(held)
-        if self.draining:
-            return self._release_ready(now)
         return self._flow(now)
 
     def on_ring(self, now: Micros) -> list[Action]:
@@ -395,26 +400,28 @@ class Brain:
 
     def on_marked(self, ids: Iterable[JobId], now: Micros) -> list[Action]:
         """Their start is written: they may start."""
-        for id in ids:
-            held = self._marking.pop(id, None)
-            if held is not None:
-                held.marked = True
-                self._single.appendleft(held)
-        return self._flow(now)
+        back = [self._marking.pop(id) for id in ids if id in self._marking]
+        for held in back:
+            held.marked = True
+        cancelled = self._put_back(back, now)
+        done: list[Action] = [Finish(cancelled)] if cancelled else []
+        return done + self._flow(now)
 
     def on_mark_lost(self, ids: Iterable[JobId]) -> None:
         """They are not ours any more."""
         for id in ids:
             self._marking.pop(id, None)
+            self._cancelled.pop(id, None)
 
     def _flow(self, now: Micros) -> list[Action]:
-        """Give what is ready to those who are free, and see that more of both comes."""
+        """Give what is ready to those who are free, and see that more of both comes; draining, give it back."""
+        if self.draining:
+            return self._release_ready(now)
         actions: list[Action] = []
-        if not self.draining:
-            self._give_singles(actions, now)
-            self._give_bunches(actions, now)
-            self._staff(actions, now)
-            self._ask_for_more(actions, now)
+        self._give_singles(actions, now)
+        self._give_bunches(actions, now)
+        self._staff(actions, now)
+        self._ask_for_more(actions, now)
         return actions
 
     def _free(self) -> Hand | None:
@@ -438,9 +445,16 @@ class Brain:
             hand.alone = True
 
     def _give_bunches(self, actions: list[Action], now: Micros) -> None:
+        if not self._ready:
+            return
         depth = self._depth()
-        hands = [h for h in self._hands.values() if h.ready and not h.alone and not h.leaving and h.stop is None]
+        hands = [
+            hand
+            for hand in self._hands.values()
+            if hand.ready and not (hand.alone or hand.slow or hand.leaving) and hand.stop is None
+        ]
         hands.sort(key=lambda hand: hand.outstanding)
+        del hands[: len(self._single)]  # these run dry first, and then take what must start alone
         for i, hand in enumerate(hands):
             room = depth - hand.outstanding
             if not self._ready:
@@ -535,10 +549,16 @@ class Brain:
             if not bunch.left:
                 del hand.bunches[serial]
             hand.outstanding -= 1
-            spent = ended - started
-            mean = mean + (spent - mean) * 0.05 if mean else spent or 1
-            if outcome == wire.RETURNED and extra is None and not (held.snapshot and held.snapshot.explicit_outcome):
-                job = held.job
+            hand.slow = False
+            spent = max(1, ended - started)  # the clock may have been set back
+            mean = mean + (spent - mean) * 0.05 if mean else spent
+            job = held.job
+            if (
+                outcome == wire.RETURNED
+                and (extra is None or extra.keys() == _STRAYS)
+                and not (held.snapshot and held.snapshot.explicit_outcome)
+                and job.id not in self._cancelled
+            ):
                 fine.append(
                     Success(
                         job.id,
@@ -554,12 +574,10 @@ class Brain:
                     )
                 )
             else:
-                place = wire.place(serial, index)
-                other.append(self._other_end(hand, held, place, outcome, payload, extra or {}, now))
-                told = _progress(noted) if noted and noted[1] == place else None
-                other[-1] = replace(
-                    other[-1], started=started + skew, ended=ended + skew, pid=hand.pid, cpu=cpu, peak=peak, progress=told
-                )
+                result = wire.Result(serial, index, outcome, payload, started, ended, cpu, peak, extra)
+                ending = self._other_end(hand, held, result, now)
+                told = noted is not None and noted[1] == wire.place(serial, index)
+                other.append(replace(ending, progress=_progress(noted)) if told and noted else ending)
             if hand.stop is not None and hand.stop.place == wire.place(serial, index):
                 hand.stop = None
         self._mean = mean
@@ -575,32 +593,37 @@ class Brain:
             actions.append(Dismiss(slot))
         return actions + self._flow(now)
 
-    def _other_end(
-        self,
-        hand: Hand,
-        held: Held,
-        place: int,
-        outcome: int,
-        payload: bytes | None,
-        extra: dict[str, Any],
-        now: Micros,
-    ) -> Ending:
-        error = payload.decode() if payload is not None and outcome in (wire.RAISED, wire.STOPPED) else None
-        if outcome == wire.STOPPED:
-            cause = hand.stop.cause if hand.stop and hand.stop.place == place else Cause.DRAIN
-            told = error if cause not in (Cause.DRAIN, Cause.CANCELLED) else None
-            return self._ending(held, cause, now, error=told)
-        if outcome == wire.UNFIT:
-            return self._ending(held, Cause.EXCEPTION, now, wants="hold", reason=extra.get("reason"))
-        wants = extra.get("wants")
-        if outcome == wire.RETURNED:
-            if wants is None and held.options.explicit_outcome:
-                return self._ending(held, Cause.RETURNED, now, wants="hold", reason="panic: it returned no outcome")
-            ending = self._ending(held, Cause.RETURNED, now, wants=wants, reason=extra.get("reason"))
-            return ending
-        retry_at = extra.get("at", extra.get("delay"))
-        reason = extra.get("reason") or _headline(error)
-        return self._ending(held, Cause.EXCEPTION, now, error=error, wants=wants, reason=reason, retry_at=retry_at)
+    def _other_end(self, hand: Hand, held: Held, result: wire.Result, now: Micros) -> Ending:
+        """Anything but a plain return."""
+        extra = result.extra or {}
+        wants, reason = extra.get("wants"), extra.get("reason")
+        place = wire.place(result.serial, result.index)
+        error: str | None = None
+        match result.outcome:
+            case wire.UNFIT:
+                end = End(cause=Cause.EXCEPTION, started=True, wants="hold", reason=reason)
+            case wire.STOPPED:
+                cause = hand.stop.cause if hand.stop and hand.stop.place == place else Cause.DRAIN
+                error = None if cause in (Cause.DRAIN, Cause.CANCELLED) else _text(result.payload)
+                end = End(cause=cause, started=True)
+            case wire.RETURNED:
+                if wants is None and held.options.explicit_outcome:
+                    wants, reason = "hold", "panic: it returned no outcome"
+                end = End(cause=Cause.RETURNED, started=True, wants=wants, reason=reason)
+            case _:
+                error = _text(result.payload)
+                retry_at = extra.get("at", extra.get("delay"))
+                reason = reason or _headline(error)
+                end = End(cause=Cause.EXCEPTION, started=True, wants=wants, reason=reason, retry_at=retry_at)
+        return replace(
+            self._ending(held, end, now),
+            error=error,
+            started=result.started + self.skew,
+            ended=result.ended + self.skew,
+            pid=hand.pid,
+            cpu=result.cpu,
+            peak=result.peak,
+        )
 
     def on_unmatched(self, lost: Sequence[Success], now: Micros) -> list[Action]:
         """Successes that the store refused: asked to stop meanwhile, or not ours any more; the fence will tell."""
@@ -622,35 +645,11 @@ class Brain:
         ]
         return [Finish(endings)] if endings else []
 
-    def _ending(
-        self,
-        held: Held,
-        cause: str,
-        now: Micros,
-        *,
-        error: str | None = None,
-        wants: str | None = None,
-        reason: str | None = None,
-        retry_at: Micros | None = None,
-        started: bool = True,
-        pid: int | None = None,
-        cpu: Micros | None = None,
-        peak: int | None = None,
-        sight: Sight | None = None,
-        began: Micros | None = None,
-    ) -> Ending:
-        job = held.job
-        cancelled = self._cancelled.pop(job.id, None)
-        end = End(
-            cause=cause,
-            started=started,
-            wants=wants,
-            reason=cancelled or reason,
-            retry_at=retry_at,
-            cancel_requested=cancelled is not None,
-        )
-        wall = self.wall(now)
-        return _judged(job, held.claim, held.options, end, wall, self._random(), error, pid, cpu, peak, began, sight)
+    def _ending(self, held: Held, end: End, now: Micros) -> Ending:
+        cancelled = self._cancelled.pop(held.job.id, None)
+        if cancelled is not None:
+            end = replace(end, reason=cancelled, cancel_requested=True)
+        return _judged(held.job, held.claim, held.options, end, self.wall(now), self._random())
 
     # people want something
 
@@ -662,58 +661,52 @@ class Brain:
                 if held.job.id == id:
                     pile.remove(held)
                     self._cancelled[id] = told
-                    ending = self._ending(held, Cause.CANCELLED, now, started=False)
-                    return [Finish([_unhappened(ending)]), *self._flow(now)]
+                    return [Finish([self._unstarted(held, Cause.CANCELLED, now)]), *self._flow(now)]
+        if id in self._marking:
+            self._cancelled[id] = told  # it ends when the answer is here
         for hand in self._hands.values():
             for bunch in hand.bunches.values():
                 for index, found in enumerate(bunch.jobs):
                     if found is not None and found.job.id == id:
                         self._cancelled[id] = told
-                        return self._stop_or_take(hand, bunch, index, found, how, now)
+                        self._stop_for(hand, wire.place(bunch.serial, index), found, how, now)
+                        return [TakeBack(hand.slot)]
         return []
 
-    def _stop_or_take(
-        self, hand: Hand, bunch: Bunch, index: int, held: Held, how: str, now: Micros
-    ) -> list[Action]:
-        place = wire.place(bunch.serial, index)
-        grace = 0 if how == "kill" else held.options.grace
-        cause = Cause.KILLED if how == "kill" else Cause.CANCELLED
-        hand.stop = Stop(place, cause, now, now + grace)
-        actions: list[Action] = [TakeBack(hand.slot)] if hand.outstanding > 1 else []
-        actions.append(AskToStop(hand.slot, place))
-        if how == "kill":
-            hand.stop.termed = True
-        return actions
+    def _stop_for(self, hand: Hand, place: int, held: Held, how: str, now: Micros) -> None:
+        """If it has started; else it comes back by its token.  To ask again never gives it more time."""
+        cause, grace = (Cause.KILLED, 0) if how == "kill" else (Cause.CANCELLED, held.options.grace)
+        before = hand.stop
+        if before is not None and before.place == place:
+            before.kill_at = min(before.kill_at, now + grace)
+            if before.cause != Cause.KILLED:
+                before.cause = cause
+        else:
+            hand.stop = Stop(place, cause, now, now + grace)
 
-    def on_taken_back(self, slot: int, tags: bytes, now: Micros) -> list[Action]:
-        """These tokens came back: as many of the last jobs of their bunches are ours again."""
+    def on_taken_back(self, slot: int, count: int, now: Micros) -> list[Action]:
+        """So many tokens came back: as many of the last jobs given to this worker are ours again."""
         hand = self._hands.get(slot)
         if hand is None:
             return []
         back: list[Held] = []
-        for tag in set(tags):
-            bunch = next((b for b in hand.bunches.values() if b.serial & 0xFF == tag), None)
-            if bunch is None:
-                continue
-            for index in range(len(bunch.jobs) - 1, len(bunch.jobs) - 1 - tags.count(tag), -1):
+        for bunch in reversed(list(hand.bunches.values())):
+            for index in range(len(bunch.jobs) - 1, -1, -1):
                 held = bunch.jobs[index]
-                if held is not None:
+                if held is not None and len(back) < count:
                     bunch.jobs[index] = None
                     bunch.left -= 1
-                    hand.outstanding -= 1
                     back.append(held)
             if not bunch.left:
                 del hand.bunches[bunch.serial]
-        kept = [held for held in back if held.job.id not in self._cancelled]
-        gone = [held for held in back if held.job.id in self._cancelled]
-        endings = [_unhappened(self._ending(h, Cause.CANCELLED, now, started=False)) for h in gone]
+        hand.outstanding -= len(back)
         if hand.stop is not None and hand.at(hand.stop.place) is None:
             hand.stop = None
         if not hand.outstanding:
             hand.alone = False
-        self._put_back(kept)
-        actions: list[Action] = [Finish(endings)] if endings else []
-        return actions + (self._release_ready(now) if self.draining else self._flow(now))
+        cancelled = self._put_back(back, now)
+        actions: list[Action] = [Finish(cancelled)] if cancelled else []
+        return actions + self._flow(now)
 
     def on_drain(self, now: Micros, *, hurry: bool = False) -> list[Action]:
         """Claim nothing more, let what runs end within the grace, give back the rest."""
@@ -723,103 +716,88 @@ class Brain:
         actions = self._release_ready(now)
         if first:
             actions.append(DrainAll())
-            actions += [TakeBack(hand.slot) for hand in self._hands.values() if hand.outstanding > 1]
+            actions += [TakeBack(hand.slot) for hand in self._hands.values() if hand.outstanding]
         return actions
 
     def _release_ready(self, now: Micros) -> list[Action]:
         held = [*self._ready, *self._single]
         self._ready.clear()
         self._single.clear()
-        endings = [_unhappened(self._ending(h, Cause.DRAIN, now, started=False)) for h in held]
+        endings = [self._unstarted(h, Cause.DRAIN, now) for h in held]
         return [Finish(endings)] if endings else []
+
+    def _unstarted(self, held: Held, cause: str, now: Micros) -> Ending:
+        return _unhappened(self._ending(held, End(cause=cause, started=False), now))
 
     # time passes
 
     def on_tick(self, now: Micros, sights: dict[int, Sight]) -> list[Action]:
         """Timers: what runs too long, what has been asked to stop, who is idle."""
         actions: list[Action] = []
-        marks: list[tuple[JobId, int, int, Micros]] = []
-        notes: list[tuple[JobId, int, int, str]] = []
         for hand in list(self._hands.values()):
             sight = sights.get(hand.slot)
             if sight is not None and hand.outstanding:
-                self._watch(actions, marks, notes, hand, sight, now)
+                self._watch(actions, hand, sight, now)
             self._press(actions, hand, sight, now)
-        if marks:
-            actions.append(Mark(marks))
-        if notes:
-            actions.append(Note(notes))
-        if self.draining:
-            if now >= (self._draining_until or 0):
-                self._end_drain(sights, now)
-        else:
+        if self._draining_until is None:
             self._shrink(actions, now)
             actions += self._give_up_surplus(now)
-            if now >= self._hungry_until:
-                actions += self._flow(now)
-        return actions
+        elif now >= self._draining_until:
+            self._end_drain(sights, now)
+        return actions + self._flow(now)
 
-    def _watch(
-        self,
-        actions: list[Action],
-        marks: list[tuple[JobId, int, int, Micros]],
-        notes: list[tuple[JobId, int, int, str]],
-        hand: Hand,
-        sight: Sight,
-        now: Micros,
-    ) -> None:
+    def _watch(self, actions: list[Action], hand: Hand, sight: Sight, now: Micros) -> None:
         if sight.place != hand.seen_place or sight.phase != wire.RUNNING:
             if not hand.alone or sight.phase == wire.RUNNING:
                 hand.seen_place, hand.seen_since = sight.place, now if not hand.alone else hand.given_at
                 hand.beats, hand.beat_at = sight.beats, now
+                hand.slow = False
         held = hand.at(sight.place) if sight.phase == wire.RUNNING else None
         if held is None:
             return
         ran = now - hand.seen_since
         if ran >= LONG:
-            self._mean = max(self._mean, float(ran))  # no more in advance, while jobs are like this
+            hand.slow = True
+            self._mean = max(self._mean, WORTH)  # no more in advance, while jobs are like this
             if hand.outstanding > 1:
                 actions.append(TakeBack(hand.slot))
         job, options = held.job, held.options
-        if ran >= MARK_AFTER and hand.marked != sight.place and not held.marked:
-            hand.marked = sight.place
-            marks.append((job.id, job.attempt, held.claim, self.wall(hand.seen_since)))
+        if ran >= MARK_AFTER and not held.marked:
+            held.marked = True
+            actions.append(Mark([(job.id, job.attempt, held.claim, self.wall(hand.seen_since))]))
         if sight.beats != hand.beats:
             hand.beats, hand.beat_at = sight.beats, now
         noted = sight.noted
         if noted and noted[1] == sight.place and noted[0] != hand.noted and now - hand.noted_at >= PROGRESS_EVERY:
             hand.noted, hand.noted_at = noted[0], now
-            notes.append((job.id, job.attempt, held.claim, _progress(noted)))
+            actions.append(Note([(job.id, job.attempt, held.claim, _progress(noted))]))
         if hand.stop is None:
             if options.timeout is not None and ran >= options.timeout:
-                self._begin_stop(actions, hand, sight.place, Cause.TIMEOUT, options.grace, now)
+                hand.stop = Stop(sight.place, Cause.TIMEOUT, now, now + options.grace)
             elif options.stall_timeout is not None and now - hand.beat_at >= options.stall_timeout:
-                self._begin_stop(actions, hand, sight.place, Cause.STALL, options.grace, now)
-
-    def _begin_stop(
-        self, actions: list[Action], hand: Hand, place: int, cause: str, grace: Micros, now: Micros
-    ) -> None:
-        hand.stop = Stop(place, cause, now, now + grace)
-        actions.append(AskToStop(hand.slot, place))
+                hand.stop = Stop(sight.place, Cause.STALL, now, now + options.grace)
 
     def _press(self, actions: list[Action], hand: Hand, sight: Sight | None, now: Micros) -> None:
-        """Flag, then SIGTERM (later for one that has read the flag), then SIGKILL."""
+        """Flag, then SIGTERM (at half the grace for one that looks at the flag), then SIGKILL."""
         stop = hand.stop
         if stop is None:
             return
-        if sight is not None and sight.looked and not stop.termed and stop.term_at < stop.kill_at:
-            stop.term_at = max(stop.term_at, (stop.kill_at + stop.term_at) // 2) if now < stop.kill_at else now
-        current = sight is None or (sight.place == stop.place and sight.phase == wire.RUNNING)
+        if not stop.flagged:
+            stop.flagged = True
+            actions.append(AskToStop(hand.slot, stop.place))
+        if sight is None or sight.place != stop.place or sight.phase != wire.RUNNING:
+            return  # its result is on the way; whoever runs now must not be hit
+        term_at = (stop.asked_at + stop.kill_at) // 2 if sight.looked else stop.asked_at
         if now >= stop.kill_at:
             actions.append(Signal(hand.slot, signal.SIGKILL))
-        elif not stop.termed and now >= stop.term_at and current:
+        elif not stop.termed and now >= term_at:
             stop.termed = True
             actions.append(Signal(hand.slot, signal.SIGTERM))
 
     def _end_drain(self, sights: dict[int, Sight], now: Micros) -> None:
-        for hand in self._hands.values():
-            sight = sights.get(hand.slot)
-            if hand.outstanding and hand.stop is None and sight is not None:
+        for slot, sight in sights.items():
+            hand = self._hands.get(slot)
+            if hand and hand.stop is None and sight.phase == wire.RUNNING and hand.at(sight.place):
                 hand.stop = Stop(sight.place, Cause.DRAIN, now, now + DRAIN_KILL)
 
     def _give_up_surplus(self, now: Micros) -> list[Action]:
@@ -830,14 +808,16 @@ class Brain:
         return self._release_ready(now)
 
     def _shrink(self, actions: list[Action], now: Micros) -> None:
-        """A dynamic pool lets go who has been idle for long."""
-        if self.settings.pool != "dynamic":
+        """Who has been idle for long goes, unless the pool keeps it."""
+        if self.settings.pool == "static":
             return
-        spare = len(self._hands) - self.settings.min
-        for hand in list(self._hands.values()):
+        kept = self.settings.min if self.settings.pool == "dynamic" else 0
+        staying = [hand for hand in self._hands.values() if not hand.leaving]
+        spare = len(staying) - kept
+        for hand in staying:
             if spare <= 0:
                 return
-            if hand.ready and not hand.outstanding and not hand.leaving and now - hand.idle_since >= IDLE_FOR:
+            if hand.ready and not hand.outstanding and now - hand.idle_since >= IDLE_FOR:
                 hand.leaving = True
                 actions.append(Dismiss(hand.slot))
                 spare -= 1
@@ -852,23 +832,12 @@ def judge_orphan(orphan: Orphan, wall: Micros, random: Callable[[], float]) -> E
         cancel_requested=orphan.cancel_requested is not None,
         reason="cancelled" if orphan.cancel_requested else None,
     )
-    ending = _judged(orphan, orphan.claim, options, end, wall, random(), None, None, None, None, None, None)
+    ending = _judged(orphan, orphan.claim, options, end, wall, random())
     return ending if orphan.started_mark is not None else _unhappened(ending)
 
 
 def _judged(
-    job: Claimed | Orphan,
-    claim: int,
-    options: Snapshot,
-    end: End,
-    wall: Micros,
-    jitter: float,
-    error: str | None,
-    pid: int | None,
-    cpu: Micros | None,
-    peak: int | None,
-    began: Micros | None,
-    sight: Sight | None,
+    job: Claimed | Orphan, claim: int, options: Snapshot, end: End, wall: Micros, jitter: float
 ) -> Ending:
     verdict = judge(
         end,
@@ -887,7 +856,6 @@ def _judged(
     )
     moved = verdict.due_at is not None or verdict.crashes != job.crashes
     due = verdict.due_at if verdict.due_at is not None else job.due_at
-    noted = sight.noted if sight else None
     return Ending(
         id=job.id,
         attempt=job.attempt,
@@ -900,13 +868,7 @@ def _judged(
         due_at=verdict.due_at,
         rank=rank(due, verdict.rank_priority) if moved and verdict.rank_priority is not None else None,
         reason=verdict.reason,
-        error=error,
-        started=began,
         ended=wall,
-        pid=pid,
-        cpu=cpu,
-        peak=peak,
-        progress=_progress(noted) if noted and sight and noted[1] == sight.place else None,
     )
 
 
@@ -927,6 +889,10 @@ def _death(hand: Hand, place: int, status: int | None) -> str:
 
 def _progress(noted: tuple[int, int, float, float, str]) -> str:
     return msgspec.json.encode(noted[2:]).decode()
+
+
+def _text(payload: bytes | None) -> str | None:
+    return None if payload is None else payload.decode()
 
 
 def _headline(error: str | None) -> str | None:

@@ -7,6 +7,7 @@ keeper have to tell.  It never waits for the database.
 from __future__ import annotations
 
 import collections
+import contextlib
 import logging
 import os
 import random
@@ -164,10 +165,8 @@ class Node:
     def _post(self, event: Any) -> None:
         """From another thread."""
         self._inbox.append(event)
-        try:
+        with contextlib.suppress(BlockingIOError):  # it is full of wake-ups
             os.write(self._wake_in, b"\0")
-        except BlockingIOError:
-            pass  # it is full of wake-ups
 
     def _hear(self, key: selectors.SelectorKey) -> None:
         match key.data:
@@ -194,7 +193,7 @@ class Node:
             self._drain(hurry)
 
     def _drain(self, hurry: bool) -> None:
-        assert self._brain is not None and self._store is not None
+        assert self._brain is not None
         self._exit = EXIT_OK
         self._perform(self._brain.on_drain(self._now(), hurry=hurry))
 
@@ -250,7 +249,9 @@ class Node:
                 log.warning("an unknown command: %s", verb)
 
     def _on_bell(self) -> None:
-        assert self._store is not None and self._brain is not None and self._keeper is not None
+        assert self._store is not None
+        assert self._brain is not None
+        assert self._keeper is not None
         self._store.presence.drain()
         for desk in self._desks:
             desk.rung()
@@ -294,7 +295,7 @@ class Node:
             case Hello(contents):
                 self._on_hello(contents)
             case ImportFailed(text):
-                print(f"genba: cannot import {self.settings.target}:\n{text.rstrip()}", file=sys.stderr)
+                sys.stderr.write(f"genba: cannot import {self.settings.target}:\n{text.rstrip()}\n")
                 self._exit, self._over = EXIT_IMPORT, True
             case ZygoteDied(status, restarting):
                 self._on_zygote_died(status, restarting)
@@ -321,7 +322,7 @@ class Node:
             self._perform(self._brain.on_zygote_gone())
         self._zygote_starts += 1
         if self._zygote_starts > 10 and self._brain is None:
-            print(f"genba: {self.settings.target} kills the process that imports it ({status})", file=sys.stderr)
+            sys.stderr.write(f"genba: {self.settings.target} kills the process that imports it ({status})\n")
             self._exit, self._over = EXIT_IMPORT, True
         elif not restarting:
             log.warning("the zygote died (status %s); starting another", status)
@@ -373,7 +374,7 @@ class Node:
             return
         if len(contents.get("threads", ())) > 1:
             names = ", ".join(contents["threads"])
-            log.warning("the app starts threads at import (%s): locks they hold will be held for ever in workers", names)
+            log.warning("the app starts threads at import (%s): a lock they hold stays locked in workers", names)
         self._lease = int(contents["lease"])
         self._store = store = open_store(contents["url"], namespace=contents["namespace"])
         store.install()
@@ -467,10 +468,8 @@ class Node:
     def _listen_again(self) -> None:
         assert self._store is not None
         if self._bell >= 0:
-            try:
+            with contextlib.suppress(KeyError, ValueError):  # closed descriptors leave the selector by themselves
                 self._selector.unregister(self._bell)
-            except (KeyError, ValueError):
-                pass  # closed descriptors leave the selector by themselves
         self._bell = self._store.presence.fileno()
         if self._bell >= 0:
             self._selector.register(self._bell, selectors.EVENT_READ, "bell")

@@ -118,7 +118,8 @@ class Membership:
             row = tx.one("chores", namespace=self._namespace, node=node)
             assert row is not None
             work = tx.one("any_work", namespace=self._namespace, queues=tx.names(queues), tasks=tx.names(tasks))
-            return Chores(*row, work is not None)
+            now, next_due, next_expiry, unsettled, commands = row
+            return Chores(now, next_due, next_expiry, unsettled, commands, work is not None)
 
     def commands(self, node: int) -> list[Command]:
         with self._db.single() as tx:

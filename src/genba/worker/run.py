@@ -21,6 +21,7 @@ import msgspec
 
 from genba import context, wire
 from genba.context import RunningJob
+from genba.domain.clock import SystemClock
 from genba.errors import BadArguments, FailJob, RetryJob, Stopped
 from genba.tasks import Task
 
@@ -66,6 +67,7 @@ class Worker:
         self._stoppable: Callable[[], None] | None = None
         self._loop: asyncio.Runner | None = None
         self._leaving = False
+        self._clock = SystemClock()
         os.set_blocking(token_fd, False)
 
     # the order of things
@@ -134,7 +136,7 @@ class Worker:
     def _run(self, serial: int, index: int, job: wire.Job) -> None:
         place = self._place = wire.place(serial, index)
         self._slate.begin(place)
-        started = time.time_ns() // 1000
+        started = self._clock.now()
         children = _children()
         made: list[RunningJob] = []
 
@@ -146,7 +148,7 @@ class Worker:
         context.enter(make)
         outcome, payload, extra = self._call(job)
         context.enter(None)
-        ended = time.time_ns() // 1000
+        ended = self._clock.now()
         if children is not None or _children() is not None:
             killed = _end_strays(children or frozenset())
             if killed:
@@ -181,7 +183,7 @@ class Worker:
             return wire.RAISED, describe(error), {"wants": "fail", "reason": _text(error) or "FailJob"}
         except RetryJob as error:
             return wire.RAISED, describe(error), self._wanted_retry(error)
-        except BaseException as error:  # whatever the user's code raises ends this attempt, and only it
+        except BaseException as error:  # noqa: BLE001  whatever the user's code raises ends this attempt, and only it
             return wire.RAISED, describe(error), None
 
     def _wanted_retry(self, error: RetryJob) -> dict[str, Any]:
@@ -282,7 +284,7 @@ def _end_strays(before: frozenset[int]) -> int:
 def _text(error: BaseException) -> str:
     try:
         return str(error)[:MESSAGE_LIMIT]
-    except BaseException as broken:  # an exception that cannot tell its text must still be told of
+    except BaseException as broken:  # noqa: BLE001  an exception that cannot tell its text must still be told of
         return f"(its text could not be had: {type(broken).__name__})"
 
 
@@ -297,7 +299,7 @@ def describe(error: BaseException) -> bytes:
         cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
     try:
         lines = "".join(traceback.format_exception(error, limit=-50))
-    except BaseException:  # formatting runs the user's own code
+    except BaseException:  # noqa: BLE001  formatting runs the user's own code
         lines = "".join(traceback.format_tb(error.__traceback__, limit=-50))
     if len(lines) > ERROR_LIMIT // 2:
         lines = "… (cut)\n" + lines[-ERROR_LIMIT // 2 :]

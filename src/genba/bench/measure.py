@@ -1,0 +1,492 @@
+"""The workloads: genba through its public API and its shipped node, each beside its limit, in turns.
+
+Every measurement gets a fresh database.  A ratio compares two neighbours in time; what is told is the median of
+the rounds, since a machine is rarely alone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import psutil
+
+from genba.bench.limits import Raw, Seen, raw
+from genba.bench.server import Databases
+from genba.bench.tasks import TARGET, app, number
+from genba.domain.clock import SystemClock
+from genba.errors import GenbaError
+
+CHUNK = 10_000  # jobs of one enqueue_many
+READY_WITHIN = 30.0
+END_WITHIN = 15.0
+SLOWEST = 100  # jobs a second; a drain that is slower than this is given up
+
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """How much of everything."""
+
+    jobs: int = 20_000
+    repeat: int = 3
+    singles: int = 1_000
+    bulk: int = CHUNK
+    samples: int = 200
+    idle_seconds: float = 10.0
+    backlog: int = 1_000_000
+    small_backlog: int = 10_000
+    claims: int = 50_000
+
+    @classmethod
+    def quick(cls) -> Plan:
+        """Enough to see that all of it works; its figures mean little."""
+        return cls(
+            jobs=500,
+            repeat=1,
+            singles=50,
+            bulk=1_000,
+            samples=10,
+            idle_seconds=1.0,
+            backlog=3_000,
+            small_backlog=500,
+            claims=1_000,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """What a figure has to reach: a least share of its limit, or a value it must stay at or below."""
+
+    share: float | None = None
+    most: float | None = None
+
+    def met(self, value: float, ratio: float | None) -> bool:
+        if self.share is not None:
+            return ratio is not None and ratio >= self.share
+        return self.most is not None and value <= self.most
+
+
+SINGLE = {"sqlite": Bar(share=0.85), "postgres": Bar(share=0.85)}
+BULK = {"sqlite": Bar(share=0.40), "postgres": Bar(share=0.40)}
+DRAIN = {"sqlite": Bar(share=0.25), "postgres": Bar(share=0.35)}  # with two workers
+BACKLOG = {"sqlite": Bar(share=0.85), "postgres": Bar(share=0.85)}
+PICK_UP = (Bar(most=4.0), Bar(most=12.0))  # ms, p50 and p99
+IDLE_CPU = Bar(most=0.5)  # % of a core
+IDLE_MEMORY = Bar(most=60.0)  # MB
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """What was measured, and what of it was wanted."""
+
+    engine: str
+    name: str
+    unit: str
+    value: float
+    limit: float | None
+    ratio: float | None
+    bar: Bar | None
+    rounds: tuple[float, ...]
+    against: str | None = None
+
+    @property
+    def met(self) -> bool | None:
+        return self.bar.met(self.value, self.ratio) if self.bar else None
+
+    def told(self) -> dict[str, Any]:
+        return {**asdict(self), "met": self.met}
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Something that must be so after a measurement, whatever the speed; `fault` says what is not."""
+
+    engine: str
+    name: str
+    fault: str | None
+
+
+@dataclass
+class Bench:
+    """One engine's measurements; `say` is told what is going on."""
+
+    engine: str
+    fresh: Databases
+    plan: Plan
+    namespace: str = "bench"
+    say: Callable[[str], None] = lambda text: None
+    figures: list[Figure] = field(default_factory=list)
+    checks: list[Check] = field(default_factory=list)
+    version: str = ""
+
+    def run(self) -> None:
+        self.enqueue_singly()
+        self.enqueue_in_bulk()
+        self.drain()
+        if self.plan.backlog:
+            self.drain_a_backlog()
+        self.idle()
+
+    # jobs come in
+
+    def enqueue_singly(self) -> None:
+        count = self.plan.singles
+        ours, bare = [], []
+        with self._database() as plain:
+            app.enqueue_many([number.call(-1)])  # connected, and its statements prepared
+            for turn in self._rounds("enqueue one by one"):
+                began = time.perf_counter()
+                for n in range(count):
+                    number.enqueue(n)
+                ours.append(count / (time.perf_counter() - began))
+                bare.append(plain.commit_again(count))
+                self._check_waiting(f"enqueue one by one, round {turn}", plain, 1 + turn * count)
+        self._tell("enqueue, one by one", "jobs/s", ours, bare, SINGLE[self.engine], against="bare commits")
+
+    def enqueue_in_bulk(self) -> None:
+        count = self.plan.bulk
+        ours, bare = [], []
+        with self._database() as plain:
+            app.enqueue_many([number.call(-1)])
+            for turn in self._rounds("enqueue in bulk"):
+                began = time.perf_counter()
+                app.enqueue_many([number.call(n) for n in range(count)])
+                ours.append(count / (time.perf_counter() - began))
+                bare.append(plain.copy_again(count))
+                self._check_waiting(f"enqueue in bulk, round {turn}", plain, 1 + turn * count)
+        against = "COPY of the same rows" if self.engine == "postgres" else "one executemany of the same rows"
+        self._tell(f"enqueue, bulk of {count:,}", "jobs/s", ours, bare, BULK[self.engine], against=against)
+
+    # jobs are run
+
+    def drain(self) -> None:
+        """From the node's joining to the last finish, both by the database's clock."""
+        jobs = self.plan.jobs
+        rates: dict[int, list[float]] = {1: [], 2: []}
+        bare = []
+        for turn in self._rounds("drain"):
+            rates[1].append(self._drain_once(jobs, 1, turn))
+            with self.fresh() as url, raw(url) as plain:
+                self.version = plain.version
+                bare.append(plain.drain(jobs))
+            rates[2].append(self._drain_once(jobs, 2, turn))
+        against = "raw claim + finish, batch 100"
+        self._tell("drain, 1 worker", "jobs/s", rates[1], bare, None, against=against)
+        self._tell("drain, 2 workers", "jobs/s", rates[2], bare, DRAIN[self.engine], against=against)
+
+    def _drain_once(self, jobs: int, workers: int, turn: int) -> float:
+        with self._database() as plain:
+            ids = _enqueue(jobs)
+            with _node(workers) as node:
+                pids = self._finish(node, plain, ids[-1], jobs)
+            rows = plain.seen()
+            name = f"drain, {workers} worker{'s' * (workers > 1)}, round {turn}"
+            self._check_jobs(name, rows, plain, set(range(jobs)), pids)
+            self._check_end(name, node)
+            return jobs * 1e6 / (max(row.finished_at or 0 for row in rows) - node.joined_at)
+
+    def drain_a_backlog(self) -> None:
+        """A fixed number of jobs out of a great backlog, beside a small one that is drained whole.
+
+        Both by the history: the first fifth is left out, because starting up weighs more on the small one.
+        """
+        plan = self.plan
+        claims = min(plan.claims, plan.backlog // max(1, plan.repeat))
+        great, small = [], []
+        with self._database() as plain:
+            self.say(f"{self.engine}: filling a backlog of {plan.backlog:,}")
+            ids = _enqueue(plan.backlog)
+            pids: set[int] = set()
+            done = 0
+            for turn in self._rounds(f"drain over a backlog of {plan.backlog:,}"):
+                with _node(2) as node:
+                    pids |= self._finish(node, plain, ids[min(done + claims, len(ids)) - 1], done + claims)
+                self._check_end(f"backlog of {plan.backlog:,}, round {turn}", node)
+                rows = plain.seen()
+                great.append(_pace((row for row in rows if (row.claimed_at or 0) >= node.joined_at), claims))
+                done = len(rows)
+                with self._beside():
+                    small.append(self._pace_of_small(turn))
+            self._check_jobs(f"backlog of {plan.backlog:,}", plain.seen(), plain, set(range(plan.backlog)), pids)
+        against = f"the same, {plan.small_backlog:,}"
+        name = f"drain, backlog of {plan.backlog:,}"
+        self._tell(name, "jobs/s", great, small, BACKLOG[self.engine], against=against)
+
+    def _pace_of_small(self, turn: int) -> float:
+        jobs = self.plan.small_backlog
+        with self._database() as plain:
+            ids = _enqueue(jobs)
+            with _node(2) as node:
+                pids = self._finish(node, plain, ids[-1], jobs)
+            rows = plain.seen()
+            self._check_jobs(f"backlog of {jobs:,}, round {turn}", rows, plain, set(range(jobs)), pids)
+            return _pace(rows, jobs)
+
+    def idle(self) -> None:
+        """How soon an idle node starts a job, and what it costs when there is none."""
+        plan = self.plan
+        halves, tails = [], []
+        with self._database() as plain:
+            with _node(2) as node:
+                node.join()
+                time.sleep(1.0)
+                for turn in self._rounds("idle pick-up"):
+                    waits = sorted(_pick_up((turn - 1) * plan.samples + i) for i in range(plan.samples))
+                    halves.append(median(waits))
+                    tails.append(waits[min(len(waits) - 1, int(len(waits) * 0.99))])
+                pids = node.workers()
+                self.say(f"{self.engine}: idle for {plan.idle_seconds:g} s")
+                time.sleep(1.0)
+                share = node.busy(plan.idle_seconds)
+                memory = node.memory()
+            numbers = set(range(plan.samples * plan.repeat))
+            self._check_jobs("idle pick-up", plain.seen(), plain, numbers, pids)
+            self._check_end("idle pick-up", node)
+        self._tell("idle pick-up, p50", "ms", halves, None, PICK_UP[0])
+        self._tell("idle pick-up, p99", "ms", tails, None, PICK_UP[1])
+        self._tell("idle node, all processes", "% of a core", [share], None, IDLE_CPU)
+        self._tell("idle node, supervisor", "MB", [memory], None, IDLE_MEMORY)
+
+    # the frame
+
+    @contextmanager
+    def _database(self) -> Iterator[Raw]:
+        """A fresh database, installed, that the app is set to; and a plain connection to it."""
+        with self.fresh() as url:
+            app.settings = replace(app.settings, url=url, namespace=self.namespace)
+            try:
+                app.install()
+                with raw(url) as plain:
+                    self.version = plain.version
+                    yield plain
+            finally:
+                app.close()
+
+    @contextmanager
+    def _beside(self) -> Iterator[None]:
+        """Another database for a while; then the app is set to the first one again."""
+        settings = app.settings
+        app.close()
+        try:
+            yield
+        finally:
+            app.settings = settings
+
+    def _rounds(self, name: str) -> Iterator[int]:
+        for turn in range(1, self.plan.repeat + 1):
+            self.say(f"{self.engine}: {name}, round {turn} of {self.plan.repeat}")
+            yield turn
+
+    def _finish(self, node: Node, plain: Raw, last: int, count: int) -> set[int]:
+        """Until `count` attempts have ended; gives the node's workers.
+
+        Looks at one row, by its key, and counts only when that one is final: counting would slow the node down.
+        """
+        node.join()
+        pids = node.workers()
+        deadline = time.monotonic() + READY_WITHIN + count / SLOWEST
+        while not (plain.is_final(last) and plain.finished() >= count):
+            node.must_live()
+            if time.monotonic() > deadline:
+                raise GenbaError(f"{plain.finished()} of {count} jobs have ended in time: {node.last_words()}")
+            time.sleep(0.01)
+        return pids | node.workers()
+
+    def _tell(
+        self,
+        name: str,
+        unit: str,
+        values: Sequence[float],
+        limits: Sequence[float] | None,
+        bar: Bar | None,
+        *,
+        against: str | None = None,
+    ) -> None:
+        ratio = median(v / x for v, x in zip(values, limits, strict=True)) if limits else None
+        limit = median(limits) if limits else None
+        figure = Figure(self.engine, name, unit, median(values), limit, ratio, bar, tuple(values), against)
+        self.figures.append(figure)
+
+    # afterwards
+
+    def _check_waiting(self, name: str, plain: Raw, expected: int) -> None:
+        found = plain.waiting()
+        fault = None if found == expected else f"{found} jobs are waiting, not {expected}"
+        self.checks.append(Check(self.engine, name, fault))
+
+    def _check_jobs(self, name: str, rows: Sequence[Seen], plain: Raw, numbers: set[int], pids: set[int]) -> None:
+        self.checks.append(Check(self.engine, name, _fault(rows, plain, numbers, pids)))
+
+    def _check_end(self, name: str, node: Node) -> None:
+        fault = f"it left {node.code} and {node.left_behind} processes" if node.code or node.left_behind else None
+        self.checks.append(Check(self.engine, f"{name}: the node's end", fault))
+
+
+def _fault(rows: Sequence[Seen], plain: Raw, numbers: set[int], pids: set[int]) -> str | None:
+    """What is wrong with these jobs: each ended once, well, with its own number, in a worker of the node."""
+    seen: set[int] = set()
+    for row in rows:
+        wanted = json.loads(row.args)["n"]
+        if row.state != "succeeded" or row.result is None or json.loads(row.result) != wanted:
+            return f"job {row.id}, number {wanted}, is {row.state} with {row.result!r}"
+        if row.tries != 1 or row.cause != "returned":
+            return f"job {row.id} has {row.tries} attempts in its history, the first ended by {row.cause}"
+        if row.pid not in pids:
+            return f"job {row.id} ran in process {row.pid}, which is none of the workers {sorted(pids)}"
+        seen.add(wanted)
+    history, waiting = plain.finished(), plain.waiting()
+    if not seen <= numbers or len(seen) != len(rows) or len(rows) + waiting != len(numbers):
+        return f"of {len(numbers)} jobs {len(rows)} have ended with {len(seen)} results, {waiting} are waiting"
+    if history != len(rows):
+        return f"{len(rows)} jobs have ended, and {history} attempts are in the history"
+    return None
+
+
+def _enqueue(count: int) -> list[int]:
+    ids: list[int] = []
+    for start in range(0, count, CHUNK):
+        chunk = range(start, min(start + CHUNK, count))
+        ids += [job.id for job in app.enqueue_many([number.call(n) for n in chunk])]
+    return ids
+
+
+def _pick_up(n: int) -> float:
+    """Milliseconds from before the enqueue to the start that the job's history has."""
+    before = SystemClock().now()
+    job = number.enqueue(n)
+    # Asked about only later: to poll for it would compete with what is measured, and the node is to be idle again.
+    time.sleep(random.uniform(0.02, 0.05))  # noqa: S311
+    (attempt,) = job.wait(READY_WITHIN).attempts
+    if attempt.started is None:
+        raise GenbaError(f"job {job.id} has no start in its history")
+    return attempt.started.timestamp() * 1e3 - before / 1e3
+
+
+def _pace(rows: Iterable[Seen], count: int) -> float:
+    ends = sorted(row.ended_at or 0 for row in rows)[:count]
+    first = len(ends) // 5
+    return (len(ends) - 1 - first) * 1e6 / max(1, ends[-1] - ends[first])
+
+
+class Node:
+    """`genba node start` on the benchmark's tasks, in a process of its own."""
+
+    def __init__(self, popen: subprocess.Popen[bytes], log: Path) -> None:
+        self._popen = popen
+        self._log = log
+        self._family: list[psutil.Process] = []
+        self.joined_at = 0
+        self.code = 0
+        self.left_behind = 0
+
+    def join(self) -> None:
+        """Until it is in the database; its workers start from that moment on."""
+        deadline = time.monotonic() + READY_WITHIN
+        while not self.joined_at:
+            self.joined_at = next((one.started_at for one in app.nodes() if one.pid == self._popen.pid), 0)
+            self.must_live()
+            if time.monotonic() > deadline:
+                raise GenbaError(f"the node was not there within {READY_WITHIN:g} s: {self.last_words()}")
+            time.sleep(0.005)
+
+    def must_live(self) -> None:
+        if self._popen.poll() is not None:
+            raise GenbaError(f"the node has ended with code {self._popen.returncode}: {self.last_words()}")
+
+    def last_words(self) -> str:
+        return " | ".join(self._log.read_text(errors="replace").splitlines()[-8:]) or "it said nothing"
+
+    def tree(self) -> list[psutil.Process]:
+        supervisor = psutil.Process(self._popen.pid)
+        self._family = supervisor.children(recursive=True)
+        return [supervisor, *self._family]
+
+    def workers(self) -> set[int]:
+        return {one.pid for one in self.tree() if "/worker[" in _title(one)}
+
+    def memory(self) -> float:
+        """The supervisor's, in MB."""
+        return float(psutil.Process(self._popen.pid).memory_info().rss) / 1e6
+
+    def busy(self, seconds: float) -> float:
+        """Percent of a core that all its processes use."""
+        pids = [one.pid for one in self.tree()]
+        before, began = sum(map(_cpu, pids)), time.perf_counter()
+        time.sleep(seconds)
+        return 100 * (sum(map(_cpu, pids)) - before) / (time.perf_counter() - began)
+
+    def end(self) -> None:
+        """Drain it; what does not end by itself is killed, and counted."""
+        if self._popen.poll() is None:
+            self.tree()
+            self._popen.terminate()
+        try:
+            self.code = self._popen.wait(END_WITHIN)
+        except subprocess.TimeoutExpired:
+            self._popen.kill()
+            self.code = self._popen.wait()
+        _, alive = psutil.wait_procs(self._family, timeout=1)
+        self.left_behind = len(alive)
+        for process in alive:
+            process.kill()
+        psutil.wait_procs(alive, timeout=1)
+
+
+@contextmanager
+def _node(workers: int) -> Iterator[Node]:
+    """With the options that a node has by default, but for the number of its workers."""
+    handle = app.node(TARGET, min=workers, max=workers)
+    path = os.pathsep.join(dict.fromkeys(entry or os.getcwd() for entry in sys.path))
+    prctl = ctypes.CDLL(None).prctl
+    home = Path(tempfile.mkdtemp(prefix="genba-bench-"))
+    try:
+        with (home / "log").open("wb") as log:
+            popen = subprocess.Popen(
+                handle.command,
+                cwd=home,
+                env={**os.environ, **handle.environ, "PYTHONPATH": path},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # Ctrl-C is for us; we end it
+                preexec_fn=lambda: prctl(_PR_SET_PDEATHSIG, signal.SIGKILL),  # and if we are killed, its guard the rest
+            )
+        node = Node(popen, home / "log")
+        try:
+            yield node
+        finally:
+            node.end()
+    finally:
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def _title(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
+
+
+def _cpu(pid: int) -> float:
+    """Seconds of CPU time, all threads.
+
+    By the clock that Linux keeps for every process (clock_getcpuclockid(3)): /proc counts in hundredths of a
+    second, and a handful of processes would lose as much by rounding as an idle node may use.
+    """
+    return time.clock_gettime((~pid << 3) | 2)
