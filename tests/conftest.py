@@ -6,6 +6,8 @@ store       a Store on `url`, with `clock`
 clock       a ManualClock; it stands still until the test moves it
 start_node  starts `genba node start` as a process and ends it, with all its children, after the test
 jobs        the tasks of jobs.py, of an app on `url`; a node finds them as "jobs:app"
+shop        a database with one node at work, shared by the tests of one file
+path        a file that jobs wait for; it is there at the end of the test
 
 PostgreSQL is our own, from a wheel, unless GENBA_TEST_POSTGRES_URL names a server on which we may create databases.
 """
@@ -14,14 +16,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import closing, nullcontext
+from contextlib import ExitStack, closing, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
 
-from tests.support import Databases, NodeProcess, load_jobs, postgres_server, sqlite_url, without_settings
+from tests.support import Databases, NodeProcess, eventually, load_jobs, postgres_server, sqlite_url, without_settings
 
 if TYPE_CHECKING:   # imported by the fixtures that need them: the tests of the pure rules start without a driver
     from genba.domain.clock import ManualClock
@@ -126,3 +129,38 @@ def start_node(tmp_path: Path) -> Iterator[Callable[..., NodeProcess]]:
     for node in nodes:
         node.end()
         print(f"node {node.pid}:\n{node.log}")   # pytest shows it when the test has failed
+
+
+@dataclass(frozen=True)
+class Shop:
+    url: str
+    jobs: Any
+    node: NodeProcess
+
+    @property
+    def app(self) -> Any:
+        return self.jobs.app
+
+
+@pytest.fixture(scope="module", params=["sqlite", "postgres"])
+def shop(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
+    folder = tmp_path_factory.mktemp("shop")
+    with ExitStack() as stack:
+        if request.param == "sqlite":
+            url = sqlite_url(folder)
+        else:
+            databases = request.getfixturevalue("databases")
+            url = databases.url(stack.enter_context(databases.fresh(request.getfixturevalue("template"))))
+        jobs = load_jobs(url, folder)
+        stack.callback(jobs.app.close)
+        node = NodeProcess.start("jobs:app", url, "--max", "4", "--name", "shop", cwd=folder)
+        stack.callback(lambda: print(node.log))
+        stack.callback(node.end)
+        eventually(jobs.app.nodes, within=15)
+        yield Shop(url, jobs, node)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Iterator[Path]:
+    yield tmp_path / "gate"
+    (tmp_path / "gate").touch()

@@ -454,8 +454,11 @@ class Genba:
         deadline = None if timeout is None else time.monotonic() + duration(timeout) / 1_000_000
         open_ids = {job.id for job in jobs}
         pause, longest = _PATIENCE
+        before = None
         while open_ids:
-            if self.store.changed():
+            mark = self.store.mark_of_writes()
+            if mark != before:
+                before = mark
                 seen = self.store.states(sorted(open_ids))
                 gone = open_ids - seen.keys()
                 if gone:

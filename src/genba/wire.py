@@ -79,6 +79,14 @@ class Frames:
             del view[:start]
 
 
+def token(serial: int) -> bytes:
+    """The right to run one job of a bunch.  The whole serial: of many bunches taken back, none is taken for another."""
+    return _length.pack(serial & 0xFFFFFFFF)
+
+
+TOKEN_SIZE = _length.size
+
+
 def place(serial: int, index: int) -> int:
     """One number for a job in a bunch; what the status word carries above its phase."""
     return (serial & 0xFFFFFFFF) << 24 | index & 0xFFFFFF
@@ -155,13 +163,14 @@ class Slate:
         return self._words[_BEAT]
 
     def note(self, place: int, done: float, total: float, text: bytes) -> None:
-        """Progress; the turn is odd while it is being written."""
-        self._words[_TURN] += 1
+        """Progress; the turn is odd while it is being written (and even after it, whatever went wrong before)."""
+        turn = self._words[_TURN] | 1
+        self._words[_TURN] = turn
         _NOTE.pack_into(self._map, _PROGRESS, place, done, total, len(text))
         if text:
             start = _PROGRESS + _NOTE.size
             self._map[start : start + len(text)] = text
-        self._words[_TURN] += 1
+        self._words[_TURN] = turn + 1
         self._words[_BEAT] += 1
 
     def noted(self) -> tuple[int, int, float, float, str] | None:

@@ -8,7 +8,6 @@ import subprocess
 from pathlib import Path
 
 import pytest
-
 from tests.support import genba_command, without_settings
 
 WORKLOADS = {

@@ -70,8 +70,8 @@ def running(store: Store, **given: Any) -> Claimed:
 
 
 def success(job: Claimed, *, claim: int = CLAIM, **given: Any) -> Success:
-    values = {"result": b"3", "claimed": job.claimed_at, "started": 10, "ended": 20, "pid": 4, "cpu": 5, "peak": 6, **given}
-    return Success(**{"id": job.id, "attempt": job.attempt, "claim": claim, **values})
+    fence = {"id": job.id, "attempt": job.attempt, "claim": claim, "claimed": job.claimed_at}
+    return Success(**{**fence, "result": b"3", "started": 10, "ended": 20, "pid": 4, "cpu": 5, "peak": 6, **given})
 
 
 def ending(job: Claimed, state: str = "failed", cause: str = "exception", **given: Any) -> Ending:

@@ -170,6 +170,16 @@ def test_a_retried_job_comes_back_at_its_moment(store, clock):
     assert (again.id, again.attempt) == (job.id, 2)
 
 
+def test_a_success_leaves_no_reason_or_error_of_the_tries_before(store):
+    job = running(store)
+    store.end(1, [ending(job, "waiting", reason="r", error="e")])
+    (again,) = claimed(store)
+    store.finish(1, [success(again)])
+
+    assert (store.job(job.id).reason, store.job(job.id).error) == (None, None)
+    assert store.attempts(job.id)[0].error == "e"
+
+
 def test_the_lowest_priority_survives_a_crash(store, clock):
     job = running(store, priority=-(2**31))
     store.end(1, [ending(job, "scheduled", "signal 9", crashes=2, due_at=clock.now() + 1)])
@@ -231,6 +241,15 @@ def test_a_batch_with_a_stale_and_a_live_attempt_writes_the_live_one_only(store)
 
     assert store.finish(1, [success(stale), success(live, claim=78)]) == {live.id}
     assert [(a.attempt, a.cause) for a in store.attempts(live.id)] == [(1, "collateral"), (2, "returned")]
+
+
+def test_a_batch_with_two_claims_of_one_attempt_is_no_error(store):
+    stale = running(store)
+    store.end(1, [ending(stale, "waiting", "drain", happened=False)])
+    (live,) = claimed(store, claim=78)
+
+    assert store.finish(1, [success(stale), success(live, claim=78)]) == {live.id}
+    assert [a.attempt for a in store.attempts(live.id)] == [1]
 
 
 def test_a_stale_end_beside_a_live_one_leaves_no_history(store):

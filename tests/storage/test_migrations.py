@@ -7,7 +7,7 @@ from contextlib import closing
 
 import psycopg
 import pytest
-from tests.storage.builders import a_job, connection, in_processes, install, one, rows, state
+from tests.storage.builders import a_job, connection, in_processes, install, one, rows, state, together
 
 from genba.domain.clock import SystemClock
 from genba.errors import SchemaTooNew, StoreError
@@ -61,6 +61,12 @@ def test_ten_processes_install_at_once(engine, empty_url):
     known = len(migrate.scripts(engine))
 
     assert in_processes(10, install, empty_url) == [known] * 10
+
+
+def test_ten_threads_install_at_the_same_moment(engine, empty_url):
+    known = len(migrate.scripts(engine))
+
+    assert together(10, lambda _: install(empty_url)) == [known] * 10
 
 
 def test_both_engines_have_the_same_tables_and_migrations():

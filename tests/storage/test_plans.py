@@ -126,7 +126,7 @@ def test_a_finish_goes_by_the_primary_key(database, engine, size):
 @pytest.mark.parametrize("size", [1, 100])
 def test_other_ends_marks_and_progress_go_by_the_primary_key(database, engine, size):
     by_key = "job_pkey" if engine == "postgres" else "SEARCH genba_job USING INTEGER PRIMARY KEY"
-    ends = [(i, 1, CLAIM, "failed", 1, None, None, 0, 0, 0, None, None, None) for i in range(size)]
+    ends = [(i, 1, CLAIM, "failed", 1, None, None, 0, 0, 0, None, None, None, None) for i in range(size)]
     with database.statement() as tx:
         for plan in (
             words(tx.batch("end", ends)),

@@ -95,6 +95,7 @@ def raw(url: str) -> Iterator[Raw]:
 class RawSqlite:
     def __init__(self, conn: Any) -> None:
         self._conn = conn
+        self._turn = 0
         self.version = f"SQLite {conn.execute('SELECT sqlite_version()').fetchone()[0]}"
         conn.set_busy_timeout(10_000)
         for pragma in ("journal_mode = WAL", "synchronous = FULL", "wal_autocheckpoint = 4000", "cache_size = -65536"):
@@ -149,7 +150,9 @@ class RawSqlite:
         return count / (time.perf_counter() - began)
 
     def _copies(self, count: int) -> list[tuple[Any, ...]]:
-        text = f"SELECT id + {SHIFT}, {_WRITTEN} FROM genba_job WHERE id < {SHIFT} ORDER BY id DESC LIMIT {count}"  # noqa: S608
+        self._turn += 1  # copied before, they need ids of their own again
+        new = f"id + {SHIFT * self._turn}"
+        text = f"SELECT {new}, {_WRITTEN} FROM genba_job WHERE id < {SHIFT} ORDER BY id DESC LIMIT {count}"  # noqa: S608
         return sorted(self._conn.execute(text))
 
     @property
@@ -175,6 +178,7 @@ class RawSqlite:
 class RawPostgres:
     def __init__(self, conn: Any) -> None:
         self._conn = conn
+        self._turn = 0
         self.version = f"PostgreSQL {conn.execute('SHOW server_version').fetchone()[0].split()[0]}"
 
     def drain(self, jobs: int) -> float:
@@ -182,8 +186,8 @@ class RawPostgres:
         conn.execute(
             "CREATE TABLE bare (id bigint PRIMARY KEY, priority int NOT NULL DEFAULT 0, state smallint NOT NULL "
             "DEFAULT 1, attempt int NOT NULL DEFAULT 0, claim bigint, node int, task text NOT NULL, args text NOT "
-            "NULL, result text, queue text NOT NULL DEFAULT 'default', created bigint NOT NULL DEFAULT 0, started bigint, "
-            "finished bigint)"
+            "NULL, result text, queue text NOT NULL DEFAULT 'default', created bigint NOT NULL DEFAULT 0, "
+            "started bigint, finished bigint)"
         )
         conn.execute("CREATE INDEX bare_ready ON bare (queue, priority DESC, id) WHERE state = 1")
         conn.execute("CREATE INDEX bare_running ON bare (node) WHERE state = 2")
@@ -232,7 +236,9 @@ class RawPostgres:
             return count / (time.perf_counter() - began)
 
     def _copies(self, count: int) -> str:
-        return f"SELECT id + {SHIFT}, {_WRITTEN} FROM genba.job WHERE id < {SHIFT} ORDER BY id DESC LIMIT {count}"  # noqa: S608
+        self._turn += 1  # copied before, they need ids of their own again
+        new = f"id + {SHIFT * self._turn}"
+        return f"SELECT {new}, {_WRITTEN} FROM genba.job WHERE id < {SHIFT} ORDER BY id DESC LIMIT {count}"  # noqa: S608
 
     def is_final(self, id: int) -> bool:
         found = self._conn.execute("SELECT finished_at FROM genba.job WHERE id = %s", (id,), prepare=True).fetchone()

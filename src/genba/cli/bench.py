@@ -165,8 +165,15 @@ def _cells(figure: Figure) -> tuple[str, ...]:
         f"{_number(figure.limit)} {figure.against}" if figure.limit is not None else "",
         f"{figure.ratio:.0%}" if figure.ratio is not None else "",
         least or most or "",
-        "" if figure.met is None else "ok" if figure.met else "miss",
+        _verdict(figure),
     )
+
+
+def _verdict(figure: Figure) -> str:
+    if figure.met is None:
+        return ""
+    doubt = "" if figure.ratio is None or figure.steady else ", unsteady"
+    return ("ok" if figure.met else "miss") + doubt
 
 
 def _number(value: float) -> str:
@@ -179,4 +186,6 @@ def _sum_up(done: Sequence[Bench], plan: Plan) -> None:
     say()
     versions = ", ".join(one.version for one in done)
     say(f"{versions}, Python {platform.python_version()}, {os.cpu_count()} cores; medians of {plan.repeat} rounds.")
+    if any(figure.ratio is not None and not figure.steady for one in done for figure in one.figures):
+        say("Unsteady: the rounds differ so much that the ratio is no evidence; measure again on a quiet machine.")
     say(f"{passed} of {total} checks passed: every job once, with its result and history, in a worker of the node.")

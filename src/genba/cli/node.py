@@ -81,9 +81,9 @@ def _settings(target: str, given: dict[str, Any]) -> NodeSettings:
 
 
 def _check_target(target: str) -> None:
-    if _TARGET.fullmatch(target):
-        return
     path, _, attribute = target.partition(":")
+    if _TARGET.fullmatch(target) and not path.endswith(".py"):
+        return
     module = path.removesuffix(".py").strip("./").replace("/", ".")
     meant = f"{module}:{attribute or 'app'}"
     hint = f"; did you mean {meant}?" if meant != target and _TARGET.fullmatch(meant) else ""

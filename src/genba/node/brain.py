@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -112,19 +112,7 @@ class DrainAll:
 
 
 Action = (
-    Spawn
-    | Give
-    | TakeBack
-    | AskToStop
-    | Signal
-    | Dismiss
-    | Claim
-    | Succeed
-    | Finish
-    | Mark
-    | Note
-    | Sweep
-    | DrainAll
+    Spawn | Give | TakeBack | AskToStop | Signal | Dismiss | Claim | Succeed | Finish | Mark | Note | Sweep | DrainAll
 )
 
 
@@ -241,8 +229,8 @@ class Brain:
         self._marking: dict[JobId, Held] = {}
         self._cancelled: dict[JobId, str] = {}
         self._sweeps: dict[int, list[Ending]] = {}
-        self._claiming = False
-        self._dry = False  # the last claim found nothing
+        self._claiming: tuple[str, ...] = ()  # the queues that are just being asked
+        self._dry: set[str] = set()  # queues in which the last claim found nothing
         self._hungry_until: Micros = 0
         self._mean: float = 0.0  # µs of one job, lately; 0: not known yet
         self._serial = 0
@@ -381,8 +369,9 @@ class Brain:
     # jobs come
 
     def on_claimed(self, jobs: Sequence[Claimed], claim: int, now: Micros, *, failed: bool = False) -> list[Action]:
-        self._claiming = False
-        self._dry = not jobs and not failed
+        if not failed:
+            self._dry |= set(self._claiming) - {job.queue for job in jobs}
+        self._claiming = ()
         if failed:
             self._hungry_until = now + SECOND // 2
         for job in jobs:
@@ -395,7 +384,7 @@ class Brain:
 
     def on_ring(self, now: Micros) -> list[Action]:
         """There may be work."""
-        self._dry = False
+        self._dry.clear()
         return self._flow(now)
 
     def on_marked(self, ids: Iterable[JobId], now: Micros) -> list[Action]:
@@ -507,7 +496,7 @@ class Brain:
             actions.append(Spawn(self._slot))
 
     def _ask_for_more(self, actions: list[Action], now: Micros) -> None:
-        if self._claiming or self._dry or now < self._hungry_until or not self._can_spawn:
+        if self._claiming or now < self._hungry_until or not self._can_spawn:
             return
         waiting = len(self._ready) + len(self._single) + len(self._marking)
         have = waiting + sum(hand.outstanding for hand in self._hands.values())
@@ -515,14 +504,25 @@ class Brain:
         lack = target - have
         if lack <= 0 or (target > 2 * self.settings.slots and lack < target // 2):
             return
-        queues = self.settings.queues
-        if len(queues) == 1:
-            wants = {next(iter(queues)): lack}
-        else:
-            share = max(1, lack // len(queues))
-            wants = dict.fromkeys(queues, share)
-        self._claiming = True
-        actions.append(Claim(wants))
+        wants = self._shares(lack)
+        if wants:
+            self._claiming = tuple(wants)
+            actions.append(Claim(wants))
+
+    def _shares(self, lack: int) -> dict[str, int]:
+        """How many to claim of each queue: evenly, and no more of one than it has slots here."""
+        queues = {queue: slots for queue, slots in self.settings.queues.items() if queue not in self._dry}
+        share = max(1, lack // max(1, len(queues)))
+        if all(slots is None for slots in queues.values()):
+            return dict.fromkeys(queues, share)
+        held = Counter(self._queues_in_hand())
+        room = {queue: share if slots is None else min(share, slots - held[queue]) for queue, slots in queues.items()}
+        return {queue: count for queue, count in room.items() if count > 0}
+
+    def _queues_in_hand(self) -> list[str]:
+        held = [*self._ready, *self._single, *self._marking.values()]
+        held += [h for hand in self._hands.values() for h in hand.unfinished()]
+        return [h.job.queue for h in held]
 
     # jobs end
 
@@ -597,7 +597,7 @@ class Brain:
         """Anything but a plain return."""
         extra = result.extra or {}
         wants, reason = extra.get("wants"), extra.get("reason")
-        place = wire.place(result.serial, result.index)
+        place = wire.place(result.serial, result.at)
         error: str | None = None
         match result.outcome:
             case wire.UNFIT:
@@ -618,6 +618,7 @@ class Brain:
         return replace(
             self._ending(held, end, now),
             error=error,
+            result=result.payload if result.outcome == wire.RETURNED else None,
             started=result.started + self.skew,
             ended=result.ended + self.skew,
             pid=hand.pid,
@@ -747,12 +748,12 @@ class Brain:
         return actions + self._flow(now)
 
     def _watch(self, actions: list[Action], hand: Hand, sight: Sight, now: Micros) -> None:
-        if sight.place != hand.seen_place or sight.phase != wire.RUNNING:
-            if not hand.alone or sight.phase == wire.RUNNING:
-                hand.seen_place, hand.seen_since = sight.place, now if not hand.alone else hand.given_at
-                hand.beats, hand.beat_at = sight.beats, now
-                hand.slow = False
-        held = hand.at(sight.place) if sight.phase == wire.RUNNING else None
+        running = sight.phase == wire.RUNNING
+        if (running and sight.place != hand.seen_place) or not (running or hand.alone):
+            hand.seen_place, hand.seen_since = sight.place, now if not hand.alone else hand.given_at
+            hand.beats, hand.beat_at = sight.beats, now
+            hand.slow = False
+        held = hand.at(sight.place) if running else None
         if held is None:
             return
         ran = now - hand.seen_since
@@ -836,9 +837,7 @@ def judge_orphan(orphan: Orphan, wall: Micros, random: Callable[[], float]) -> E
     return ending if orphan.started_mark is not None else _unhappened(ending)
 
 
-def _judged(
-    job: Claimed | Orphan, claim: int, options: Snapshot, end: End, wall: Micros, jitter: float
-) -> Ending:
+def _judged(job: Claimed | Orphan, claim: int, options: Snapshot, end: End, wall: Micros, jitter: float) -> Ending:
     verdict = judge(
         end,
         Standing(

@@ -6,7 +6,7 @@ import logging
 import secrets
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from genba.errors import StoreError, StoreUnreachable
@@ -34,9 +34,10 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """These endings are written, or were not ours to write."""
+    """These endings are written, or were not ours to write; `again`: some of them come back at a moment."""
 
     ids: list[JobId]
+    again: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,17 +142,34 @@ class Desk(threading.Thread):
                 if self._trouble:
                     log.warning("the database answers again")
                 self._trouble = False
-            except StoreError as error:
+                return
+            except StoreUnreachable as error:
                 if not self._trouble:
                     log.warning("cannot write: %s; trying again", error)
                 self._trouble = True
-                if pile.wants:
-                    pile.wants = {}
-                    self._post(ClaimedJobs([], 0, failed=True))
-                if not isinstance(error, StoreUnreachable) and self._ended:
-                    return
-                threading.Event().wait(pause)
-                pause = min(2.0, pause * 2)
+            except StoreError:
+                log.exception("the database refuses what this node writes; going on one by one")
+                self._one_by_one(pile)
+            if pile.wants:
+                pile.wants = {}
+                self._post(ClaimedJobs([], 0, failed=True))
+            threading.Event().wait(pause)
+            pause = min(2.0, pause * 2)
+
+    def _one_by_one(self, pile: Pile) -> None:
+        """Something in here cannot be stored: the rest must not suffer, and its job must end all the same."""
+        ended = [*pile.ended, *map(_as_ending, pile.succeeded)]
+        for ending in ended:
+            try:
+                self._store.end(self._node, [ending])
+            except StoreUnreachable:
+                raise
+            except StoreError as error:
+                told = str(error).encode("ascii", "replace").decode().replace("\0", "?")[:500]
+                bare = replace(ending, error=None, progress=None, log=None, result=None)
+                self._store.end(self._node, [replace(bare, reason=f"how it ended could not be stored: {told}")])
+        pile.ended, pile.succeeded = [], []
+        pile.marks, pile.notes = [], []
 
     def _write(self, pile: Pile) -> None:
         if pile.first:
@@ -164,8 +182,9 @@ class Desk(threading.Thread):
         if pile.ended:
             self._store.end(self._node, pile.ended)
             ids = [ending.id for ending in pile.ended]
+            again = any(ending.due_at is not None for ending in pile.ended)
             pile.ended = []
-            self._post(Ended(ids))
+            self._post(Ended(ids, again))
         if pile.marks:
             self._store.mark(pile.marks)
             pile.marks = []
@@ -192,3 +211,19 @@ class Desk(threading.Thread):
         if pile.wants:
             pile.wants = {}
             self._post(ClaimedJobs(jobs, claim))
+
+
+def _as_ending(success: Success) -> Ending:
+    return Ending(
+        id=success.id,
+        attempt=success.attempt,
+        claim=success.claim,
+        state="succeeded",
+        cause="returned",
+        result=success.result,
+        started=success.started,
+        ended=success.ended,
+        pid=success.pid,
+        cpu=success.cpu,
+        peak=success.peak,
+    )

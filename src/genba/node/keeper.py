@@ -7,7 +7,9 @@ dead, put aside what nobody can run, prune.  An idle node only reads.
 from __future__ import annotations
 
 import logging
+import os
 import random
+import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -108,8 +110,10 @@ class Keeper(threading.Thread):
                 if self._trouble:
                     log.warning("the database answers again")
                 self._trouble = False
-            except StoreError as error:
-                if not self._trouble:
+            except Exception as error:  # noqa: BLE001  a keeper that stops would lose the lease of a healthy node
+                if not isinstance(error, StoreError):
+                    log.exception("the keeper stumbled; going on")
+                elif not self._trouble:
                     log.warning("cannot keep the queue: %s; trying again", error)
                 self._trouble = True
                 self._patience.broken()
@@ -172,8 +176,9 @@ class Keeper(threading.Thread):
     def _rescue(self) -> None:
         nodes = self._store.nodes.live()
         suspects = {node.id for node in self._store.nodes.suspects(nodes, self._node)}
+        gone = {node.id for node in nodes if node.host == socket.gethostname() and not _lives(node.pid)}
         lasted = self._patience.lasted(self._clock.boot())
-        for node in dead(nodes, suspects, self._node, self._boot_id, lasted):
+        for node in dead(nodes, suspects, self._node, self._boot_id, lasted, gone):
             taken = self._store.nodes.bury(node.id, self._judge)
             log.warning("node %s (pid %s on %s) is dead; took over %d jobs", node.name, node.pid, node.host, len(taken))
             if taken:
@@ -214,3 +219,8 @@ class Keeper(threading.Thread):
         while self._store.prune_events(now - KEEP_EVENTS) == 500 and not self._ended:
             pass
         self._store.nodes.forget(now - KEEP_EVENTS)
+
+
+def _lives(pid: int) -> bool:
+    """Whether this machine has such a process (perhaps another one by now: then it is not known to be gone)."""
+    return os.path.exists(f"/proc/{pid}")

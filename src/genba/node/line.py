@@ -34,15 +34,15 @@ class Line:
 
     def give(self, serial: int, jobs: list[wire.Job]) -> None:
         """Tokens first: a worker that sees the frame must find them."""
-        os.write(self._token_in, bytes((serial & 0xFF,)) * len(jobs))
+        os.write(self._token_in, wire.token(serial) * len(jobs))
         self.send((wire.BUNCH, serial, jobs))
 
-    def take_back(self) -> bytes:
-        """The tokens that the worker has not read; the jobs they stand for are ours again."""
+    def take_back(self) -> int:
+        """How many tokens the worker has not read; the jobs they stand for are ours again."""
         try:
-            return os.read(self._tokens, 1 << 16)
+            return len(os.read(self._tokens, 1 << 16)) // wire.TOKEN_SIZE
         except BlockingIOError:
-            return b""
+            return 0
 
     def send(self, message: tuple[Any, ...]) -> None:
         self._unsent += wire.frame(message)
@@ -87,8 +87,9 @@ class Line:
         return self.slate.take() + results, ready
 
     def sight(self, stop_place: int | None = None) -> Sight:
+        """What it does; `stop_place` is the job that is being stopped, if any."""
         place, phase = self.slate.status()
-        looked = stop_place is not None and self.slate.has_looked(stop_place)
+        looked = self.slate.has_looked(place if stop_place is None else stop_place)
         return Sight(place, phase, self.slate.beats(), looked, self.slate.noted())
 
     def close(self) -> None:

@@ -177,7 +177,7 @@ class Node:
                     self._on_pool(event)
             case "bell":
                 self._on_bell()
-            case Line() as line:
+            case Line() as line if self._lines.get(line.slot) is line:  # its end may have been heard just before
                 self._read_line(line)
 
     def _read_signals(self) -> None:
@@ -207,8 +207,8 @@ class Node:
                     self._perform(brain.on_claimed(jobs, claim, now, failed=failed))
                 case Refused(lost):
                     self._perform(brain.on_unmatched(lost, now))
-                case Ended():
-                    self._look_after_children()
+                case Ended(_, again):
+                    self._look_after_children(again)
                 case Marked(ours, lost):
                     brain.on_mark_lost(lost)
                     self._perform(brain.on_marked(ours, now))
@@ -223,8 +223,9 @@ class Node:
                     log.error("this node was declared dead: what it runs is not its own any more")
                     self._lost_lease = self._over = True
 
-    def _look_after_children(self) -> None:
-        if self._store and self._store.children_wait and self._keeper:
+    def _look_after_children(self, again: bool) -> None:
+        """The keeper knows when to wake up next; a retry may be due before that."""
+        if self._store and self._keeper and (again or self._store.children_wait):
             self._keeper.poke()
 
     def _on_renewed(self, sent: Micros, wall: Micros, draining: bool) -> None:
@@ -232,6 +233,8 @@ class Node:
         assert brain is not None
         brain.delta = wall - self._now()
         brain.skew = wall - self._clock.now()
+        for desk in self._desks:
+            desk.rung()  # a lost bell must not keep producers from ringing again
         if abs(brain.skew) < 50_000:
             brain.skew = 0  # within what the journey of the answer explains
         if draining and not brain.draining:
@@ -253,6 +256,8 @@ class Node:
         assert self._brain is not None
         assert self._keeper is not None
         self._store.presence.drain()
+        if self._bell_changed():
+            self._listen_again()
         for desk in self._desks:
             desk.rung()
         self._keeper.poke()
@@ -454,6 +459,10 @@ class Node:
         self._perform(brain.on_tick(now, sights))
         if self._bell_changed():
             self._listen_again()
+        for thread in (*self._desks, self._keeper):
+            if thread is not None and not thread.is_alive():
+                log.critical("thread %s has died; this node ends, and its jobs go to others", thread.name)
+                self._exit, self._over = EXIT_FAILED, True
         if brain.draining and brain.empty and all(desk.clear for desk in self._desks) and not self._inbox:
             self._over = True
 

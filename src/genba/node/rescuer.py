@@ -28,22 +28,35 @@ class Patience:
 
 
 def dead(
-    nodes: Sequence[NodeRecord], suspects: Collection[int], me: int, boot_id: str | None, lasted: Micros
+    nodes: Sequence[NodeRecord],
+    suspects: Collection[int],
+    me: int,
+    boot_id: str | None,
+    lasted: Micros,
+    gone: Collection[int] = (),
 ) -> list[NodeRecord]:
     """Nodes to be buried.
 
     A lease that is over counts only when we could see the database for a whole lease: after an outage nobody
     could renew.  A suspect (its lock is free) counts after one missed beat, if we have been there since before
-    its last one.  `boot_id` is given where leases are counted since the machine's start.
+    its last one, or if its process is known to be `gone`.  `boot_id` is given where leases are counted since the
+    machine's start.
     """
-    return [node for node in nodes if node.id != me and _is_dead(node, node.id in suspects, boot_id, lasted)]
+    found = []
+    for node in nodes:
+        if node.id != me and _is_dead(node, node.id in suspects, node.id in gone, boot_id, lasted):
+            found.append(node)
+    return found
 
 
-def _is_dead(node: NodeRecord, suspect: bool, boot_id: str | None, lasted: Micros) -> bool:
+def _is_dead(node: NodeRecord, suspect: bool, gone: bool, boot_id: str | None, lasted: Micros) -> bool:
     if boot_id is not None and node.boot_id != boot_id:
         return True  # the machine has been started anew since
     silent = node.seen_at - node.beat_at
-    missed = max(SHORTEST, node.lease // 5 * 2)
-    if suspect and silent >= min(missed, node.lease):
-        return lasted >= silent
+    if silent < SHORTEST:
+        return False
+    if suspect and gone:
+        return True
+    if suspect and silent >= node.lease // 5 * 6 // 5 and lasted >= silent:  # a beat, and what it may be late
+        return True
     return node.expired and lasted >= node.lease

@@ -132,8 +132,8 @@ class Database(Protocol):
         """The right to change the schema; one process at a time."""
         ...
 
-    def changed(self) -> bool:
-        """False if surely nothing was written since the last call (a hint for those who poll)."""
+    def mark(self) -> object:
+        """For those who poll: if two marks are equal, surely nothing was written between them."""
         ...
 
     def close(self) -> None: ...

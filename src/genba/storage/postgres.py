@@ -243,8 +243,8 @@ class PostgresDatabase:
                     self._blocks.insert(0, block[wanted:])
             return ids
 
-    def changed(self) -> bool:
-        return True
+    def mark(self) -> object:
+        return object()
 
     @contextmanager
     def migrations(self) -> Iterator[Migrating]:

@@ -69,6 +69,7 @@ class Claimed(NamedTuple):
     open_deps: int
     claimed_at: Micros
     expires_at: Micros | None
+    queue: str = "default"
 
 
 class Success(NamedTuple):
@@ -102,6 +103,7 @@ class Ending:
     rank: int | None = None
     reason: str | None = None
     error: str | None = None
+    result: bytes | None = None
     progress: str | None = None
     log: str | None = None
     started: Micros | None = None

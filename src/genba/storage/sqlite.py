@@ -46,6 +46,7 @@ class Turns:
 
     _all: dict[tuple[int, str], Turns] = {}  # noqa: RUF012  per process, because the kernel counts per process
     _guard = threading.Lock()
+    opening = threading.Lock()  # who looks at which library has the file must not meet a half-open connection
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -62,7 +63,7 @@ class Turns:
 
     @classmethod
     def after_fork(cls) -> None:
-        cls._guard = threading.Lock()
+        cls._guard, cls.opening = threading.Lock(), threading.Lock()
 
     def take(self, within: float) -> None:
         if not self._mine.acquire(timeout=within):
@@ -199,16 +200,17 @@ class Apsw:
 
     @staticmethod
     def batch(conn: Any, text: str, rows: Sequence[Row]) -> list[Row]:
-        """A batch that returns its first column is counted first: RETURNING costs half as much as the update."""
-        bare, returning, rest = text.rpartition("RETURNING id")
-        if not returning or rest or len(rows) < 8:
+        """A batch that only tells which rows it matched is counted first: RETURNING costs half an update more."""
+        bare, _, columns = text.rpartition("RETURNING ")
+        if columns not in ("id", "id, attempt") or len(rows) < 8:
             return conn.executemany(text, rows).fetchall()  # type: ignore[no-any-return]
         before = conn.total_changes()
         conn.execute("SAVEPOINT genba_batch")
         conn.executemany(bare, rows).fetchall()
         if conn.total_changes() - before == len(rows):
             conn.execute("RELEASE genba_batch")
-            return [(row[0],) for row in rows]
+            width = columns.count(",") + 1
+            return [row[:width] for row in rows]
         conn.execute("ROLLBACK TO genba_batch")
         conn.execute("RELEASE genba_batch")
         return conn.executemany(text, rows).fetchall()  # type: ignore[no-any-return]
@@ -264,7 +266,6 @@ class SqliteDatabase:
         self._memory = threading.RLock()
         self._watch = threading.Lock()
         self._watcher: Any = None  # never writes: a connection does not see its own commits
-        self._seen = -1
         self._opened = False
 
     # connections
@@ -283,11 +284,12 @@ class SqliteDatabase:
 
     def _connect(self) -> Any:
         path = self._place.path
-        if path is not None and not self._opened:
-            _check_place(self._place, path)
-            self._opened = True
         try:
-            conn = self.driver.connect(str(path) if path else ":memory:")
+            with Turns.opening:
+                if path is not None and not self._opened:
+                    _check_place(self._place, path)
+                    self._opened = True
+                conn = self.driver.connect(str(path) if path else ":memory:")
             if path is not None:
                 conn.execute("PRAGMA journal_mode = WAL").fetchall()
             conn.execute("PRAGMA synchronous = FULL").fetchall()
@@ -355,16 +357,15 @@ class SqliteDatabase:
         with self._wrapped():
             yield Tx(conn, self)
 
-    def changed(self) -> bool:
+    def mark(self) -> object:
         if self._place.path is None:
-            return True
+            return object()
         self._own()
         with self._wrapped(), self._watch:
             if self._watcher is None:
-                self._watcher, self._seen = self._connect(), -1
-            version = self._watcher.execute("PRAGMA data_version").fetchone()[0]
-            before, self._seen = self._seen, version
-            return bool(version != before)
+                self._watcher = self._connect()
+            # Its number means nothing to another connection, such as the next one after a fork.
+            return self._watcher, self._watcher.execute("PRAGMA data_version").fetchone()[0]
 
     @contextmanager
     def migrations(self) -> Iterator[Migrating]:
@@ -381,7 +382,9 @@ class SqliteDatabase:
                 self._idle.append(conn)
 
     def close(self) -> None:
-        if self._pid == os.getpid():
+        if self._pid != os.getpid():
+            return
+        with Turns.opening:
             while self._idle:
                 self._idle.pop().close()
             if self._watcher:
@@ -469,7 +472,9 @@ def _check_place(place: Place, path: Path) -> None:
         )
     if not path.exists():
         try:
-            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        except FileExistsError:
+            return  # another process was quicker; to open and close it now would drop the locks of ours
         except OSError as error:
             raise StoreUnreachable(f"cannot create {path}: {error.strerror}") from error
         return

@@ -109,8 +109,8 @@ class Store:
         with self._db.statement() as tx:
             return tx.now()
 
-    def changed(self) -> bool:
-        return self._db.changed()
+    def mark_of_writes(self) -> object:
+        return self._db.mark()
 
     def close(self) -> None:
         self.presence.close()
@@ -315,11 +315,13 @@ class Store:
     def _succeed(self, tx: Tx, node: int, ended: Sequence[Success]) -> set[JobId]:
         if not ended:
             return set()
-        matched = {row[0] for row in tx.batch("succeed", ended, node=node)}
-        mine = ended if len(matched) == len(ended) else [one for one in ended if one.id in matched]
-        tx.batch("succeed_history", mine, node=node)
-        self._after_end(tx, "succeeded", [one.id for one in mine])
-        return matched
+        matched = set(tx.batch("succeed", ended, node=node))
+        if len(matched) < len(ended):
+            ended = list({one[:2]: one for one in ended if one[:2] in matched}.values())
+        tx.batch("succeed_history", ended, node=node)
+        ids = [one.id for one in ended]
+        self._after_end(tx, "succeeded", ids)
+        return set(ids)
 
     def _after_end(self, tx: Tx, kind: str, ids: Sequence[JobId]) -> None:
         """After the jobs' rows are written, never before: an edge we do not see yet will see our lock."""
@@ -349,6 +351,7 @@ class Store:
                 e.losses,
                 e.reason,
                 e.error,
+                e.result,
                 e.progress,
             )
             for e in ended

@@ -22,7 +22,8 @@ import msgspec
 from genba import context, wire
 from genba.context import RunningJob
 from genba.domain.clock import SystemClock
-from genba.errors import BadArguments, FailJob, RetryJob, Stopped
+from genba.domain.duration import duration
+from genba.errors import BadArguments, BadOption, FailJob, RetryJob, Stopped
 from genba.tasks import Task
 
 BELL_AFTER = 2_000  # µs: how long a result may lie in the ring before the node is told
@@ -66,6 +67,7 @@ class Worker:
         self._place = 0
         self._stoppable: Callable[[], None] | None = None
         self._loop: asyncio.Runner | None = None
+        self._signalled = False
         self._leaving = False
         self._clock = SystemClock()
         os.set_blocking(token_fd, False)
@@ -75,44 +77,43 @@ class Worker:
     def serve(self) -> None:
         self._sock.sendall(wire.frame((wire.READY, os.getpid())))
         self._cpu = _cpu()
-        serial = -1
+        token = b""
         while not self._leaving:
             if not self._bunches:
                 self._ring()
                 if not self._listen():
                     return
                 continue
-            if serial < 0:
-                serial = self._next_token()
-                if serial < 0:
-                    self._bunches.clear()  # the node has taken back all that is left here
-                    continue
-            serial = self._run_bunch(serial)
+            token = token or self._next_token()
+            if token:
+                token = self._run_bunch(token)
+            else:
+                self._bunches.clear()  # the node has taken back all that is left here
 
-    def _next_token(self) -> int:
+    def _next_token(self) -> bytes:
         try:
-            return os.read(self._tokens, 1)[0]
+            return os.read(self._tokens, wire.TOKEN_SIZE)
         except BlockingIOError:
-            return -1
+            return b""
 
-    def _run_bunch(self, token: int) -> int:
+    def _run_bunch(self, token: bytes) -> bytes:
         """Run the bunch that `token` belongs to, as far as tokens go; gives the token that did not fit."""
         while True:
-            while self._bunches and self._bunches[0][0] & 0xFF != token:
+            while self._bunches and wire.token(self._bunches[0][0]) != token:
                 self._bunches.pop(0)  # taken back
             if self._bunches:
                 break
-            self._listen()  # tokens are put before their frame, which must be on its way
+            if not self._listen():  # tokens are put before their frame, which must be on its way
+                return b""
         serial, jobs = self._bunches.pop(0)
-        tag = serial & 0xFF
+        mine = token
         for index, job in enumerate(jobs):
-            if token < 0:
-                token = self._next_token()
-            if token != tag:
+            token = token or self._next_token()
+            if token != mine:
                 return token
-            token = -1
+            token = b""
             self._run(serial, index, wire.Job(*job))
-        return -1
+        return b""
 
     def _listen(self) -> bool:
         data = self._sock.recv(1 << 18)
@@ -135,6 +136,7 @@ class Worker:
 
     def _run(self, serial: int, index: int, job: wire.Job) -> None:
         place = self._place = wire.place(serial, index)
+        self._signalled = False
         self._slate.begin(place)
         started = self._clock.now()
         children = _children()
@@ -173,26 +175,32 @@ class Worker:
             try:
                 args, kwargs = task.arguments.decode(job.args)
             except BadArguments as error:
-                return wire.UNFIT, None, {"reason": f"arguments that no longer fit: {error}"}
+                return wire.UNFIT, None, {"reason": f"arguments that no longer fit: {_text(error)}"}
             value = self._run_async(task, args, kwargs) if task.is_async else self._run_plain(task, args, kwargs)
             payload, lost = task.arguments.encode_result(value)
-            return wire.RETURNED, payload, {"reason": f"the result could not be kept: {lost}"} if lost else None
+            reason = {"reason": _clean(f"the result could not be kept: {lost}")} if lost else None
+            return wire.RETURNED, payload, reason
         except (Stopped, asyncio.CancelledError) as error:
-            return wire.STOPPED, describe(error), None
+            # One that nobody asked for is an exception like any other, and counted, or it would run for ever.
+            asked = self._signalled or self._slate.should_stop(self._place)
+            return wire.STOPPED if asked else wire.RAISED, describe(error), None
         except FailJob as error:
             return wire.RAISED, describe(error), {"wants": "fail", "reason": _text(error) or "FailJob"}
         except RetryJob as error:
-            return wire.RAISED, describe(error), self._wanted_retry(error)
+            return self._retry(error)
         except BaseException as error:  # noqa: BLE001  whatever the user's code raises ends this attempt, and only it
             return wire.RAISED, describe(error), None
 
-    def _wanted_retry(self, error: RetryJob) -> dict[str, Any]:
+    def _retry(self, error: RetryJob) -> tuple[int, bytes, dict[str, Any] | None]:
         wanted: dict[str, Any] = {"wants": "retry", "reason": _text(error) or "RetryJob"}
-        if error.delay is not None:
-            wanted["delay"] = self._app.moment(f"+{error.delay}s" if _number(error.delay) else error.delay)
-        if error.at is not None:
-            wanted["at"] = self._app.moment(error.at)
-        return wanted
+        try:
+            if error.delay is not None:
+                wanted["delay"] = self._clock.now() + duration(error.delay)
+            if error.at is not None:
+                wanted["at"] = self._app.moment(error.at)
+        except BadOption as wrong:
+            return wire.RAISED, describe(wrong), None
+        return wire.RAISED, describe(error), wanted
 
     def _run_plain(self, task: Task[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._stoppable = _raise_stopped
@@ -227,6 +235,7 @@ class Worker:
         stop = self._stoppable
         if stop is not None:
             self._stoppable = None
+            self._signalled = True
             stop()
         elif asked is None and not self._bunches:
             os._exit(0)  # idle, and told to go by somebody else than the node
@@ -241,10 +250,6 @@ def void(_: object) -> None:
 
 def _raise_stopped() -> None:
     raise Stopped("this job was asked to stop")
-
-
-def _number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _cpu() -> int:
@@ -281,9 +286,14 @@ def _end_strays(before: frozenset[int]) -> int:
     return killed
 
 
+def _clean(text: str) -> str:
+    """Without what a database or a frame refuses: a broken text must not keep a job from ending."""
+    return text.encode(errors="replace").decode().replace("\0", "\\0")
+
+
 def _text(error: BaseException) -> str:
     try:
-        return str(error)[:MESSAGE_LIMIT]
+        return _clean(str(error)[:MESSAGE_LIMIT])
     except BaseException as broken:  # noqa: BLE001  an exception that cannot tell its text must still be told of
         return f"(its text could not be had: {type(broken).__name__})"
 
@@ -295,7 +305,7 @@ def describe(error: BaseException) -> bytes:
     cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     while cause is not None and id(cause) not in seen and len(chain) < 20:
         seen.add(id(cause))
-        chain.append({"type": type(cause).__name__, "message": _text(cause)})
+        chain.append({"type": _clean(type(cause).__name__), "message": _text(cause)})
         cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
     try:
         lines = "".join(traceback.format_exception(error, limit=-50))
@@ -303,8 +313,10 @@ def describe(error: BaseException) -> bytes:
         lines = "".join(traceback.format_tb(error.__traceback__, limit=-50))
     if len(lines) > ERROR_LIMIT // 2:
         lines = "… (cut)\n" + lines[-ERROR_LIMIT // 2 :]
-    told = {"type": type(error).__name__, "message": _text(error), "traceback": lines, "causes": chain}
-    try:
-        return msgspec.json.encode(told)
-    except (UnicodeEncodeError, ValueError):
-        return msgspec.json.encode({k: str(v).encode(errors="replace").decode() for k, v in told.items()})
+    told = {
+        "type": _clean(type(error).__name__),
+        "message": _text(error),
+        "traceback": _clean(lines),
+        "causes": chain,
+    }
+    return msgspec.json.encode(told)

@@ -14,7 +14,7 @@ UPDATE genba.job AS j
               AND task = ANY(:tasks)
               AND EXISTS (SELECT 1 FROM genba.node n WHERE n.id = :node AND n.state = 'live' AND n.lease_until > /* boot */)
             ORDER BY rank, id LIMIT :limit FOR UPDATE SKIP LOCKED))
-RETURNING j.rank, j.id, j.attempt, j.task, j.args, j.options, j.priority, j.retries, j.crashes, j.losses, j.saved, j.due_at, j.open_deps, j.claimed_at, j.expires_at;
+RETURNING j.rank, j.id, j.attempt, j.task, j.args, j.options, j.priority, j.retries, j.crashes, j.losses, j.saved, j.due_at, j.open_deps, j.claimed_at, j.expires_at, j.queue;
 
 -- name: succeed(id, attempt, claim, result, claimed, started, ended, pid, cpu, peak)
 -- The fence alone guards: a test of the state makes the planner walk the running rows instead of the primary key.
@@ -31,24 +31,24 @@ WITH done AS (
 )
 INSERT INTO genba.attempt (job_id, attempt, claimed_at, started_at, ended_at, cause, node, pid, cpu, peak)
 SELECT id, attempt, claimed, started, ended, 'returned', :node, pid, cpu, peak FROM done
-RETURNING job_id;
+RETURNING job_id, attempt;
 
 -- name: succeed_history(id, attempt, claim, result, claimed, started, ended, pid, cpu, peak)
 -- Done by succeed itself.
 
--- name: end(id, attempt, claim, state, attempt_after, due_at, rank, retries, crashes, losses, reason, error, progress)
+-- name: end(id, attempt, claim, state, attempt_after, due_at, rank, retries, crashes, losses, reason, error, result, progress)
 -- Asked to stop, it does not come back: the request may have crossed this end on its way.
 WITH e AS (
     SELECT * FROM unnest(:id, :attempt, :claim, :state, :attempt_after, CAST(:due_at AS bigint[]), CAST(:rank AS bigint[]), :retries, :crashes, :losses,
-                         CAST(:reason AS text[]), CAST(:error AS text[]), CAST(:progress AS text[]))
-        AS e (id, attempt, claim, state, attempt_after, due_at, rank, retries, crashes, losses, reason, error, progress)
+                         CAST(:reason AS text[]), CAST(:error AS text[]), CAST(:result AS bytea[]), CAST(:progress AS text[]))
+        AS e (id, attempt, claim, state, attempt_after, due_at, rank, retries, crashes, losses, reason, error, result, progress)
 )
 UPDATE genba.job AS j
    SET state = CASE WHEN j.cancel_requested IS NOT NULL AND e.state IN ('scheduled', 'waiting', 'held') THEN 'cancelled' ELSE e.state END,
        attempt = e.attempt_after, due_at = COALESCE(e.due_at, j.due_at), rank = COALESCE(e.rank, j.rank),
        retries = e.retries, crashes = e.crashes, losses = e.losses,
        reason = CASE WHEN j.cancel_requested IS NOT NULL AND e.state IN ('scheduled', 'waiting', 'held') THEN COALESCE(j.reason, 'cancelled') ELSE e.reason END,
-       error = COALESCE(e.error, j.error),
+       error = COALESCE(e.error, j.error), result = e.result,
        progress = COALESCE(e.progress, j.progress), claim_id = NULL, node = NULL, started_mark = NULL,
        finished_at = CASE WHEN e.state IN ('succeeded', 'failed', 'timed_out', 'cancelled') OR j.cancel_requested IS NOT NULL THEN /* now */ END,
        cancel_requested = NULL,

@@ -10,27 +10,27 @@ UPDATE genba.job
                  AND task IN (SELECT value FROM json_each(:tasks))
                  AND EXISTS (SELECT 1 FROM genba.node n WHERE n.id = :node AND n.state = 'live' AND n.lease_until > /* boot */)
                ORDER BY rank, id LIMIT :limit)
-RETURNING rank, id, attempt, task, args, options, priority, retries, crashes, losses, saved, due_at, open_deps, claimed_at, expires_at;
+RETURNING rank, id, attempt, task, args, options, priority, retries, crashes, losses, saved, due_at, open_deps, claimed_at, expires_at, queue;
 
 -- name: succeed(id, attempt, claim, result, claimed, started, ended, pid, cpu, peak)
 UPDATE genba.job
-   SET state = 'succeeded', result = :result, finished_at = /* now */, claim_id = NULL, node = NULL, cancel_requested = NULL,
+   SET state = 'succeeded', result = :result, finished_at = /* now */, claim_id = NULL, node = NULL, reason = NULL, error = NULL,
        key_hash = CASE WHEN unique_until > /* now */ THEN key_hash END
  WHERE id = :id AND attempt = :attempt AND claim_id = :claim AND cancel_requested IS NULL
-RETURNING id;
+RETURNING id, attempt;
 
 -- name: succeed_history(id, attempt, claim, result, claimed, started, ended, pid, cpu, peak)
 INSERT INTO genba.attempt (job_id, attempt, claimed_at, started_at, ended_at, cause, node, pid, cpu, peak)
 VALUES (:id, :attempt, :claimed, :started, :ended, 'returned', :node, :pid, :cpu, :peak);
 
--- name: end(id, attempt, claim, state, attempt_after, due_at, rank, retries, crashes, losses, reason, error, progress)
+-- name: end(id, attempt, claim, state, attempt_after, due_at, rank, retries, crashes, losses, reason, error, result, progress)
 -- Asked to stop, it does not come back: the request may have crossed this end on its way.
 UPDATE genba.job
    SET state = CASE WHEN cancel_requested IS NOT NULL AND :state IN ('scheduled', 'waiting', 'held') THEN 'cancelled' ELSE :state END,
        attempt = :attempt_after, due_at = COALESCE(:due_at, due_at), rank = COALESCE(:rank, rank),
        retries = :retries, crashes = :crashes, losses = :losses,
        reason = CASE WHEN cancel_requested IS NOT NULL AND :state IN ('scheduled', 'waiting', 'held') THEN COALESCE(reason, 'cancelled') ELSE :reason END,
-       error = COALESCE(:error, error),
+       error = COALESCE(:error, error), result = :result,
        progress = COALESCE(:progress, progress), claim_id = NULL, node = NULL, started_mark = NULL,
        finished_at = CASE WHEN :state IN ('succeeded', 'failed', 'timed_out', 'cancelled') OR cancel_requested IS NOT NULL THEN /* now */ END,
        cancel_requested = NULL,

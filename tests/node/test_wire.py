@@ -1,0 +1,268 @@
+"""Frames, places, tokens, and the memory that a node shares with a worker."""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from genba import wire
+from genba.wire import Frames, Slate
+
+items = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.text(max_size=20) | st.binary(max_size=300),
+    lambda inner: st.lists(inner, max_size=4),
+    max_leaves=8,
+)
+
+
+@pytest.fixture
+def slates() -> Iterator[tuple[Slate, Slate]]:
+    """One piece of memory, seen by a worker and by its node."""
+    fd = Slate.create()
+    worker, node = Slate(fd), Slate(fd)
+    yield worker, node
+    worker.close()
+    node.close()
+    os.close(fd)
+
+
+# frames
+
+
+@settings(max_examples=50)
+@given(messages=st.lists(st.lists(items, max_size=4), max_size=6), data=st.data())
+def test_frames_are_the_same_wherever_the_bytes_are_split(messages: list[list[Any]], data: st.DataObject) -> None:
+    stream = b"".join(wire.frame(tuple(message)) for message in messages)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=8)))
+    frames = Frames()
+
+    found = []
+    for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
+        found += list(frames.feed(stream[start:end]))
+
+    assert found == messages
+
+
+def test_frames_come_byte_by_byte_too() -> None:
+    frames = Frames()
+    stream = wire.frame((1, "a", b"\0" * 300)) + wire.frame((2,))
+
+    found = [message for byte in stream for message in frames.feed(bytes((byte,)))]
+
+    assert found == [[1, "a", b"\0" * 300], [2]]
+
+
+def test_a_reader_that_stops_in_the_middle_loses_no_frame() -> None:
+    frames = Frames()
+    first = next(iter(frames.feed(wire.frame((1,)) + wire.frame((2,)))))
+
+    assert [first, *frames.feed(b"")] == [[1], [2]]
+
+
+# places and tokens
+
+
+@given(serial=st.integers(0, 2**32 - 1), index=st.integers(0, 2**24 - 1))
+def test_a_place_fits_into_the_status_word_and_tells_serial_and_index(serial: int, index: int) -> None:
+    place = wire.place(serial, index)
+
+    assert (place >> 24, place & 0xFFFFFF) == (serial, index)
+    assert place << 8 | 0xFF < 2**64
+
+
+def test_tokens_of_bunches_256_or_65536_apart_differ() -> None:
+    assert len({wire.token(serial) for serial in (5, 5 + 256, 5 + 65536)}) == 3
+    assert len(wire.token(2**32 - 1) * 3) == 3 * wire.TOKEN_SIZE
+
+
+# the slate
+
+
+@given(serial=st.integers(0, 2**32 - 1), index=st.integers(0, 2**24 - 1))
+@settings(max_examples=30)
+def test_what_runs_is_seen_by_the_other_side(serial: int, index: int) -> None:
+    fd = Slate.create()
+    worker, node = Slate(fd), Slate(fd)
+    place = wire.place(serial, index)
+    try:
+        assert node.status() == (0, wire.IDLE)
+        worker.begin(place)
+        assert node.status() == (place, wire.RUNNING)
+        worker.done(place)
+        assert node.status() == (place, wire.DONE)
+    finally:
+        worker.close()
+        node.close()
+        os.close(fd)
+
+
+def test_one_job_is_asked_to_stop_and_its_neighbour_is_not(slates: tuple[Slate, Slate]) -> None:
+    worker, node = slates
+    first, second = wire.place(0, 0), wire.place(0, 1)
+    assert node.asked_to_stop() is None
+    assert not worker.should_stop(first)
+
+    node.ask_to_stop(first)
+
+    assert worker.asked_to_stop() == first
+    assert worker.should_stop(first)
+    assert not worker.should_stop(second)
+
+
+def test_a_drain_stops_every_job(slates: tuple[Slate, Slate]) -> None:
+    worker, node = slates
+    node.drain()
+
+    assert worker.should_stop(wire.place(1, 1))
+    assert worker.should_stop(wire.place(9, 9))
+    assert worker.asked_to_stop() is None
+
+
+def test_who_has_looked_at_the_flag_is_known(slates: tuple[Slate, Slate]) -> None:
+    worker, node = slates
+    place = wire.place(0, 0)
+    assert not node.has_looked(place)
+
+    worker.should_stop(place)
+
+    assert node.has_looked(place)
+    assert not node.has_looked(wire.place(0, 1))
+
+
+def test_signs_of_life_are_counted(slates: tuple[Slate, Slate]) -> None:
+    worker, node = slates
+    worker.beat()
+    worker.beat()
+    worker.note(1, 0, 100, b"")
+
+    assert node.beats() == 3
+
+
+# progress
+
+
+def test_progress_is_seen_whole_or_not_at_all(slates: tuple[Slate, Slate]) -> None:
+    worker, node = slates
+    assert node.noted() is None
+
+    worker.note(7, 1, 4, "é".encode())
+    first = node.noted()
+    worker.note(8, 2, 4, b"")
+    second = node.noted()
+
+    assert first is not None
+    assert second is not None
+    assert (first[1:], second[1:]) == ((7, 1.0, 4.0, "é"), (8, 2.0, 4.0, ""))
+    assert second[0] > first[0]
+
+
+def test_a_note_cut_in_the_middle_of_a_letter_can_be_read(slates: tuple[Slate, Slate]) -> None:
+    worker, node = slates
+    worker.note(7, 1, 4, ("é" * wire.NOTE_LIMIT).encode()[: wire.NOTE_LIMIT - 1])
+
+    noted = node.noted()
+    assert noted is not None
+    assert noted[4].endswith("é�")
+
+
+def test_a_note_that_failed_half_way_is_not_seen_and_spoils_none_after_it(slates: tuple[Slate, Slate]) -> None:
+    worker, node = slates
+    worker.note(7, 1, 4, b"")
+    with pytest.raises(struct.error):
+        worker.note(7, 10**400, 10**401, b"")
+    assert node.noted() is None
+
+    worker.note(7, 2, 4, b"")
+
+    noted = node.noted()
+    assert noted is not None
+    assert noted[2] == 2.0
+
+
+# the ring
+
+
+def a_result(n: int, size: int) -> wire.Result:
+    return wire.Result(n, 0, wire.RETURNED, bytes((n % 251,)) * size, n, n, 0, 0, None)
+
+
+# "take", or the size of a result to put: many small ones, and some near the size of the ring
+steps = st.lists(
+    st.just("take") | st.integers(0, 200) | st.integers(20_000, 70_000) | st.integers(131_000, 131_100), max_size=60
+)
+
+
+@settings(max_examples=50)
+@given(steps=steps)
+def test_the_ring_loses_nothing_and_keeps_the_order(steps: list[int | str]) -> None:
+    fd = Slate.create()
+    worker, node = Slate(fd), Slate(fd)
+    put: list[list[Any]] = []
+    taken: list[list[Any]] = []
+    try:
+        for n, step in enumerate(steps):
+            if isinstance(step, str):
+                taken += node.take()
+                assert taken == put
+            elif worker.put(a_result(n, step)):
+                put.append(list(a_result(n, step)))
+            else:
+                assert step > 20_000 or put[len(taken) :]  # refused only for want of room
+        taken += node.take()
+        assert taken == put
+        assert node.take() == []
+    finally:
+        worker.close()
+        node.close()
+        os.close(fd)
+
+
+@pytest.mark.parametrize("size", [0, 1, 57, 999, 4096, 30_011])
+def test_the_ring_goes_round_many_times(slates: tuple[Slate, Slate], size: int) -> None:
+    worker, node = slates
+    count = 3 * wire.SIZE // (size + 20) + 3
+
+    for n in range(count):
+        assert worker.put(a_result(n, size))
+        assert node.take() == [list(a_result(n, size))]
+
+
+def test_a_full_ring_refuses_and_takes_again_when_it_is_read(slates: tuple[Slate, Slate]) -> None:
+    worker, node = slates
+    count = 0
+    while worker.put(a_result(count, 1000)):
+        count += 1
+    assert 100 < count < 131
+
+    assert not worker.put(a_result(count, 1000))
+    assert node.take() == [list(a_result(n, 1000)) for n in range(count)]
+    assert worker.put(a_result(count, 1000))
+    assert node.take() == [list(a_result(count, 1000))]
+
+
+def test_a_result_greater_than_the_ring_is_refused(slates: tuple[Slate, Slate]) -> None:
+    worker, node = slates
+
+    assert not worker.put(a_result(1, 1 << 17))
+    assert worker.put(a_result(2, 100))
+    assert node.take() == [list(a_result(2, 100))]
+
+
+def test_what_is_in_the_ring_outlives_its_writer() -> None:
+    fd = Slate.create()
+    worker = Slate(fd)
+    worker.put(a_result(1, 10))
+    worker.begin(5)
+    worker.close()
+
+    node = Slate(fd)
+    assert node.take() == [list(a_result(1, 10))]
+    assert node.status() == (5, wire.RUNNING)
+    node.close()
+    os.close(fd)
