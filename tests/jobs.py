@@ -32,7 +32,7 @@ class Order:
 def tell(path: str, *words: object) -> None:
     """One line that is there whatever happens next."""
     fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-    os.write(fd, (" ".join(map(str, words)) + "\n").encode())
+    os.write(fd, (" ".join(str(word).replace(" ", "") for word in words) + "\n").encode())
     os.close(fd)
 
 
@@ -107,7 +107,7 @@ def write(path: str, word: str) -> None:
 @app.task
 def write_slowly(path: str, word: str, pause: float) -> None:
     job = current_job()
-    tell(path, word, job.id, job.attempt, os.getpid())
+    tell(path, word, job.id, job.attempt, os.getpid(), os.getppid(), job.fence)
     time.sleep(pause)
 
 

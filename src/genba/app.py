@@ -5,15 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-import re
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, TypeVar, cast, overload
-from urllib.parse import unquote, urlsplit
 
 import msgspec
 from typing_extensions import ParamSpec
@@ -28,8 +25,6 @@ from genba.errors import (
     BadTask,
     JobGone,
     JobNotFound,
-    StoreError,
-    StoreUnreachable,
     UnknownTask,
     WaitTimeout,
 )
@@ -37,8 +32,8 @@ from genba.explain import Explanation, explain
 from genba.job import Group, Job
 from genba.launch import NodeHandle
 from genba.options import DEFAULT_OPTIONS, DEFAULT_POLICY, Options, Policy, declare, snapshot
-from genba.storage import migrate
-from genba.storage.postgres import PostgresDatabase, masked
+from genba.storage.create import create_database
+from genba.storage.postgres import masked
 from genba.storage.records import Edge, NewJob, NodeRecord
 from genba.storage.search import Filter
 from genba.storage.store import Store, open_store
@@ -50,7 +45,6 @@ R = TypeVar("R")
 T = TypeVar("T")
 Several = str | Iterable[str] | None
 
-_MADE = re.compile(r"^CREATE (?:TABLE|SEQUENCE) (?:IF NOT EXISTS )?genba\.(\w+)", re.MULTILINE)
 _PATIENCE = (0.001, 0.05)  # seconds between two looks of one who waits: from, to
 
 
@@ -117,25 +111,18 @@ class Genba:
     def install(self, create: bool = False) -> list[str]:
         """Make the schema current, with `create` the database itself too; gives the names of what was applied."""
         if create:
-            _create_database(self.url)
-        applied = migrate.upgrade(self.store._db)
-        self.store.install()
-        return applied
+            create_database(self.url)
+        return self.store.upgrade()
 
     def installed(self) -> list[str]:
         """Our tables and sequences in the database: what `uninstall` removes."""
-        database = self.store._db
-        if not migrate.version(database):
-            return []
-        texts = [text for _, _, text in migrate.scripts(database.dialect)]
-        names = {"migration", *(name for text in texts for name in _MADE.findall(text))}
-        return sorted(f"genba{'_' if database.dialect == 'sqlite' else '.'}{name}" for name in names)
+        return self.store.objects()
 
     def uninstall(self) -> list[str]:
         """Remove our objects, with all jobs, and nothing else; gives their names."""
-        removed = migrate.uninstall(self.store._db)
+        removed = self.store.uninstall()
         self.close()
-        return sorted(removed)
+        return removed
 
     # tasks
 
@@ -521,30 +508,6 @@ def _identity(call: Call[Any]) -> str | None:
     if not options.once:
         return None
     return identity(call.task, None if options.once == "task" else call.args).hex()
-
-
-def _create_database(url: str) -> None:
-    """On PostgreSQL by way of the database `postgres`; for SQLite the folder."""
-    parts = urlsplit(url)
-    name = unquote(parts.path)[1:]
-    if parts.scheme == "sqlite":
-        try:
-            os.makedirs(os.path.dirname(os.path.abspath(name)), exist_ok=True)
-        except OSError as error:
-            raise StoreUnreachable(f"cannot make the folder of {name}: {error.strerror}") from error
-        return
-    if not name:
-        raise BadOption(f"{masked(url)} names no database: postgresql://host/NAME")
-    query = f"?{parts.query}" if parts.query else ""
-    server = PostgresDatabase(f"{parts.scheme}://{parts.netloc}/postgres{query}", {}, None)
-    there = "SELECT 1 FROM pg_database WHERE datname = %s"
-    with closing(server.connect()) as conn:
-        try:
-            if not conn.execute(there, (name,)).fetchone():
-                conn.execute('CREATE DATABASE "{}"'.format(name.replace('"', '""')))
-        except server.errors as error:
-            if not conn.execute(there, (name,)).fetchone():  # another one may have been quicker
-                raise StoreError(f"cannot make {masked(url)}: {error}") from error
 
 
 def _several(value: Several) -> list[str] | None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from uuid import UUID
 
 import pytest
+from tests.support import eventually, lines, load_jobs
 
 from genba import (
     BadOption,
@@ -31,7 +32,6 @@ from genba import (
     WaitTimeout,
 )
 from genba.tasks import Bound
-from tests.support import eventually, lines, load_jobs
 
 # ways in
 

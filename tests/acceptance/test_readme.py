@@ -1,4 +1,4 @@
-"""What README.md prints is what happens; and every document leads to documents that are there."""
+"""What README.md and the tutorial print is what happens; and every link leads to something that is there."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
 from tests.support import NodeProcess, without_settings
 
 ROOT = Path(__file__).parents[2]
@@ -20,8 +19,8 @@ BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)#:\s]+)(?:#[^)\s]*)?\)")
 
 
-def blocks(kind: str) -> list[str]:
-    return [text for found, text in BLOCK.findall((ROOT / "README.md").read_text()) if found == kind]
+def blocks(kind: str, document: Path = ROOT / "README.md") -> list[str]:
+    return [text for found, text in BLOCK.findall(document.read_text()) if found == kind]
 
 
 def command(beginning: str) -> list[str]:
@@ -60,6 +59,20 @@ def test_the_example_prints_what_the_readme_says(
 
 def test_the_example_has_ten_lines() -> None:
     assert len([line for line in blocks("python")[0].splitlines() if line]) <= 10
+
+
+def test_the_tutorial_is_true(url: str, tmp_path: Path, start_node: Callable[..., NodeProcess]) -> None:
+    tutorial = ROOT / "docs" / "tutorial" / "first-steps.md"
+    (tmp_path / "tasks.py").write_text(blocks("python", tutorial)[0])
+
+    start_node("tasks:app", url)
+    ran = subprocess.run(
+        [sys.executable, "-m", "doctest", "-o", "ELLIPSIS", tutorial],
+        cwd=tmp_path, env={**without_settings(os.environ), "GENBA_URL": url},
+        capture_output=True, text=True, timeout=90,
+    )
+
+    assert (ran.stdout, ran.returncode) == ("", 0), ran.stderr
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))

@@ -14,7 +14,10 @@ import pytest
 
 from genba import wire
 from genba.node import brain as decide
-from genba.node.brain import Action, Brain, Sight, judge_orphan
+from genba.node.actions import Action
+from genba.node.brain import Brain
+from genba.node.endings import judge_orphan
+from genba.node.hands import Sight
 from genba.node.settings import NodeSettings
 from genba.storage.membership import Orphan
 from genba.storage.records import Claimed, Ending, Success

@@ -190,15 +190,14 @@ class Bench:
         """From the node's joining to the last finish, both by the database's clock."""
         jobs = self.plan.jobs
         rates: dict[int, list[float]] = {1: [], 2: []}
-        bare = []
+        bare: dict[int, list[float]] = {1: [], 2: []}
         for turn in self._rounds("drain"):
-            bare.append(self._limit(jobs))
-            rates[1].append(self._drain_once(jobs, 1, turn))
-            self._limit(jobs)
-            rates[2].append(self._drain_once(jobs, 2, turn))
+            for workers in (1, 2):
+                bare[workers].append(self._limit(jobs))
+                rates[workers].append(self._drain_once(jobs, workers, turn))
         against = "raw claim + finish, batch 100"
-        self._tell("drain, 1 worker", "jobs/s", rates[1], bare, None, against=against)
-        self._tell("drain, 2 workers", "jobs/s", rates[2], bare, DRAIN[self.engine], against=against)
+        self._tell("drain, 1 worker", "jobs/s", rates[1], bare[1], None, against=against)
+        self._tell("drain, 2 workers", "jobs/s", rates[2], bare[2], DRAIN[self.engine], against=against)
 
     def _limit(self, jobs: int) -> float:
         """Of many passes the median; the first does not count."""

@@ -5,22 +5,34 @@ Times are micros of the node's own steady clock; `wall` turns one into the store
 
 from __future__ import annotations
 
-import os
 import signal
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
-import msgspec
-
 from genba import wire
-from genba.domain.rank import rank
 from genba.domain.states import Cause
-from genba.domain.verdict import End, Standing, judge
+from genba.domain.verdict import End
+from genba.node.actions import (
+    Action,
+    AskToStop,
+    Claim,
+    Dismiss,
+    DrainAll,
+    Finish,
+    Give,
+    Mark,
+    Note,
+    Signal,
+    Spawn,
+    Succeed,
+    Sweep,
+    TakeBack,
+)
+from genba.node.endings import cause_of_death, headline, judged, progress_text, text_of, unhappened
+from genba.node.hands import UNREADABLE, Bunch, Hand, Held, Sight, Stop, read_options
 from genba.node.settings import NodeSettings
-from genba.options import Snapshot
-from genba.storage.membership import Orphan
 from genba.storage.records import Claimed, Ending, JobId, Micros, Success
 
 SECOND = 1_000_000
@@ -33,187 +45,7 @@ PROGRESS_EVERY = SECOND // 2
 IDLE_FOR = 10 * SECOND
 DRAIN_KILL = 2 * SECOND
 
-
-# what is to be done
-
-
-@dataclass(frozen=True, slots=True)
-class Spawn:
-    slot: int
-
-
-@dataclass(frozen=True, slots=True)
-class Give:
-    slot: int
-    serial: int
-    jobs: list[wire.Job]
-
-
-@dataclass(frozen=True, slots=True)
-class TakeBack:
-    slot: int
-
-
-@dataclass(frozen=True, slots=True)
-class AskToStop:
-    slot: int
-    place: int
-
-
-@dataclass(frozen=True, slots=True)
-class Signal:
-    slot: int
-    number: int
-
-
-@dataclass(frozen=True, slots=True)
-class Dismiss:
-    """Let an idle worker go."""
-
-    slot: int
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    wants: dict[str, int]
-
-
-@dataclass(frozen=True, slots=True)
-class Succeed:
-    ended: list[Success]
-
-
-@dataclass(frozen=True, slots=True)
-class Finish:
-    ended: list[Ending]
-
-
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """Write that these have started; `first`: before they do."""
-
-    jobs: list[tuple[JobId, int, int, Micros]]
-    first: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Note:
-    progress: list[tuple[JobId, int, int, str]]
-
-
-@dataclass(frozen=True, slots=True)
-class Sweep:
-    token: int
-
-
-@dataclass(frozen=True, slots=True)
-class DrainAll:
-    """Tell every running job that it should come to an end."""
-
-
-Action = (
-    Spawn | Give | TakeBack | AskToStop | Signal | Dismiss | Claim | Succeed | Finish | Mark | Note | Sweep | DrainAll
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Sight:
-    """What a worker's shared memory shows."""
-
-    place: int
-    phase: int
-    beats: int
-    looked: bool  # the job has asked whether it should stop
-    noted: tuple[int, int, float, float, str] | None
-
-
-@dataclass(slots=True)
-class Held:
-    """A claimed job in our hands."""
-
-    job: Claimed
-    claim: int
-    snapshot: Snapshot | None  # None: all as usual
-    marked: bool = False
-
-    @property
-    def alone(self) -> bool:
-        """It must start the moment it is given: it is timed, or its start is written down first."""
-        s = self.snapshot
-        return self.must_mark or (
-            s is not None and (s.timeout is not None or s.stall_timeout is not None or s.memory is not None)
-        )
-
-    @property
-    def must_mark(self) -> bool:
-        return self.job.losses > 0 or (self.snapshot is not None and self.snapshot.at_most_once)
-
-    @property
-    def options(self) -> Snapshot:
-        return self.snapshot or _PLAIN
-
-    def travel(self) -> wire.Job:
-        job = self.job
-        usual = job.options is None and not job.retries and not job.crashes and job.saved is None
-        extra = None if usual else (job.options, job.retries, job.crashes, job.saved)
-        return wire.Job(job.id, job.attempt, self.claim, job.task, job.args, extra)
-
-
-_PLAIN = Snapshot()
 _STRAYS = {"strays"}  # all that is told of a call that ended well and left processes behind
-
-
-@dataclass(slots=True)
-class Stop:
-    """One job is being stopped."""
-
-    place: int
-    cause: str
-    asked_at: Micros
-    kill_at: Micros
-    flagged: bool = False
-    termed: bool = False
-
-
-@dataclass(slots=True)
-class Bunch:
-    serial: int
-    jobs: list[Held | None]  # None: its result is here, or it was taken back
-    left: int
-
-
-@dataclass(slots=True)
-class Hand:
-    """One worker."""
-
-    slot: int
-    pid: int = 0
-    ready: bool = False
-    bunches: dict[int, Bunch] = field(default_factory=dict)
-    outstanding: int = 0
-    alone: bool = False
-    slow: bool = False  # what it runs is long: nothing should wait behind it
-    given_at: Micros = 0
-    idle_since: Micros = 0
-    seen_place: int = -1
-    seen_since: Micros = 0
-    beats: int = 0
-    beat_at: Micros = 0
-    noted: int = 0
-    noted_at: Micros = 0
-    stop: Stop | None = None
-    leaving: bool = False
-    worked: bool = False
-
-    def at(self, place: int) -> Held | None:
-        """The unfinished job at `place`."""
-        bunch = self.bunches.get(place >> 24)
-        index = place & 0xFFFFFF
-        return bunch.jobs[index] if bunch and index < len(bunch.jobs) else None
-
-    def unfinished(self) -> list[Held]:
-        """In the order in which it runs them."""
-        return [held for bunch in self.bunches.values() for held in bunch.jobs if held is not None]
 
 
 class Brain:
@@ -265,16 +97,15 @@ class Brain:
         """Something must be looked at soon: a job with a timer, or one that is being stopped."""
         return any(hand.alone or hand.stop for hand in self._hands.values())
 
-    def stop_place(self, slot: int) -> int | None:
-        hand = self._hands.get(slot)
-        return hand.stop.place if hand and hand.stop else None
-
     def jobs_in_hand(self) -> list[JobId]:
         """What we have claimed and not yet let go."""
-        held = [*self._ready, *self._single, *self._marking.values()]
-        held += [h for hand in self._hands.values() for h in hand.unfinished()]
         swept = [ending.id for endings in self._sweeps.values() for ending in endings]
-        return [h.job.id for h in held] + swept
+        return [held.job.id for held in self._held()] + swept
+
+    def _held(self) -> Iterator[Held]:
+        yield from (*self._ready, *self._single, *self._marking.values())
+        for hand in self._hands.values():
+            yield from hand.unfinished()
 
     # processes
 
@@ -316,7 +147,7 @@ class Brain:
         victim = hand.at(sight.place) if sight.phase == wire.RUNNING else None
         endings: list[Ending] = []
         if victim is not None:
-            ending = self._ending(victim, End(cause=_death(hand, sight.place, status), started=True), now)
+            ending = self._ending(victim, End(cause=cause_of_death(hand, sight.place, status), started=True), now)
             endings.append(replace(self._last_seen(ending, hand, sight), cpu=cpu, peak=peak))
         cancelled = self._put_back([h for h in hand.unfinished() if h is not victim], now)
         actions: list[Action] = [Finish(cancelled)] if cancelled else []
@@ -356,7 +187,7 @@ class Brain:
             ending,
             pid=hand.pid,
             started=self.wall(hand.seen_since) if known else None,
-            progress=_progress(sight.noted) if told and sight.noted else None,
+            progress=progress_text(sight.noted) if told and sight.noted else None,
         )
 
     def _put_back(self, back: Sequence[Held], now: Micros) -> list[Ending]:
@@ -374,13 +205,19 @@ class Brain:
         self._claiming = ()
         if failed:
             self._hungry_until = now + SECOND // 2
+        unfit: list[Ending] = []
         for job in jobs:
-            held = Held(job, claim, None if job.options is None else Snapshot.read(job.options.encode()))
-            if held.alone:
+            options = read_options(job.options)
+            held = Held(job, claim, options)
+            if options is UNREADABLE:
+                end = End(cause=Cause.EXCEPTION, started=False, wants="hold", reason="its options cannot be read")
+                unfit.append(unhappened(self._ending(held, end, now)))
+            elif held.alone:
                 self._single.append(held)
             else:
                 self._ready.append(held)
-        return self._flow(now)
+        done: list[Action] = [Finish(unfit)] if unfit else []
+        return done + self._flow(now)
 
     def on_ring(self, now: Micros) -> list[Action]:
         """There may be work."""
@@ -515,14 +352,10 @@ class Brain:
         share = max(1, lack // max(1, len(queues)))
         if all(slots is None for slots in queues.values()):
             return dict.fromkeys(queues, share)
-        held = Counter(self._queues_in_hand())
+        held = Counter(h.job.queue for h in self._held())
         room = {queue: share if slots is None else min(share, slots - held[queue]) for queue, slots in queues.items()}
         return {queue: count for queue, count in room.items() if count > 0}
 
-    def _queues_in_hand(self) -> list[str]:
-        held = [*self._ready, *self._single, *self._marking.values()]
-        held += [h for hand in self._hands.values() for h in hand.unfinished()]
-        return [h.job.queue for h in held]
 
     # jobs end
 
@@ -577,7 +410,7 @@ class Brain:
                 result = wire.Result(serial, index, outcome, payload, started, ended, cpu, peak, extra)
                 ending = self._other_end(hand, held, result, now)
                 told = noted is not None and noted[1] == wire.place(serial, index)
-                other.append(replace(ending, progress=_progress(noted)) if told and noted else ending)
+                other.append(replace(ending, progress=progress_text(noted)) if told and noted else ending)
             if hand.stop is not None and hand.stop.place == wire.place(serial, index):
                 hand.stop = None
         self._mean = mean
@@ -604,16 +437,16 @@ class Brain:
                 end = End(cause=Cause.EXCEPTION, started=True, wants="hold", reason=reason)
             case wire.STOPPED:
                 cause = hand.stop.cause if hand.stop and hand.stop.place == place else Cause.DRAIN
-                error = None if cause in (Cause.DRAIN, Cause.CANCELLED) else _text(result.payload)
+                error = None if cause in (Cause.DRAIN, Cause.CANCELLED) else text_of(result.payload)
                 end = End(cause=cause, started=True)
             case wire.RETURNED:
                 if wants is None and held.options.explicit_outcome:
                     wants, reason = "hold", "panic: it returned no outcome"
                 end = End(cause=Cause.RETURNED, started=True, wants=wants, reason=reason)
             case _:
-                error = _text(result.payload)
+                error = text_of(result.payload)
                 retry_at = extra.get("at", extra.get("delay"))
-                reason = reason or _headline(error)
+                reason = reason or headline(error)
                 end = End(cause=Cause.EXCEPTION, started=True, wants=wants, reason=reason, retry_at=retry_at)
         return replace(
             self._ending(held, end, now),
@@ -635,7 +468,7 @@ class Brain:
                 claim=s.claim,
                 state="cancelled",
                 cause=Cause.CANCELLED,
-                reason="cancelled",
+                reason=self._cancelled.pop(s.id, None),  # the store may know better
                 started=s.started,
                 ended=s.ended,
                 pid=s.pid,
@@ -650,13 +483,17 @@ class Brain:
         cancelled = self._cancelled.pop(held.job.id, None)
         if cancelled is not None:
             end = replace(end, reason=cancelled, cancel_requested=True)
-        return _judged(held.job, held.claim, held.options, end, self.wall(now), self._random())
+        return judged(held.job, held.claim, held.options, end, self.wall(now), self._random())
 
     # people want something
 
-    def on_cancel(self, id: JobId, how: str, reason: str | None, now: Micros) -> list[Action]:
-        """A job that we hold should not run, or not go on."""
+    def on_cancel(
+        self, id: JobId, how: str, reason: str | None, now: Micros, attempt: int | None = None
+    ) -> list[Action]:
+        """A job that we hold should not run, or not go on; None: whichever attempt it is at."""
         told = reason or "cancelled"
+        if attempt is not None and attempt not in (held.job.attempt for held in self._held() if held.job.id == id):
+            return []
         for pile in (self._ready, self._single):
             for held in pile:
                 if held.job.id == id:
@@ -728,7 +565,7 @@ class Brain:
         return [Finish(endings)] if endings else []
 
     def _unstarted(self, held: Held, cause: str, now: Micros) -> Ending:
-        return _unhappened(self._ending(held, End(cause=cause, started=False), now))
+        return unhappened(self._ending(held, End(cause=cause, started=False), now))
 
     # time passes
 
@@ -771,7 +608,7 @@ class Brain:
         noted = sight.noted
         if noted and noted[1] == sight.place and noted[0] != hand.noted and now - hand.noted_at >= PROGRESS_EVERY:
             hand.noted, hand.noted_at = noted[0], now
-            actions.append(Note([(job.id, job.attempt, held.claim, _progress(noted))]))
+            actions.append(Note([(job.id, job.attempt, held.claim, progress_text(noted))]))
         if hand.stop is None:
             if options.timeout is not None and ran >= options.timeout:
                 hand.stop = Stop(sight.place, Cause.TIMEOUT, now, now + options.grace)
@@ -822,80 +659,3 @@ class Brain:
                 hand.leaving = True
                 actions.append(Dismiss(hand.slot))
                 spare -= 1
-
-
-def judge_orphan(orphan: Orphan, wall: Micros, random: Callable[[], float]) -> Ending:
-    """What becomes of a job whose node is gone."""
-    options = Snapshot.read(orphan.options.encode() if orphan.options else None)
-    end = End(
-        cause=Cause.NODE_LOST,
-        started=orphan.started_mark is not None,
-        cancel_requested=orphan.cancel_requested is not None,
-        reason="cancelled" if orphan.cancel_requested else None,
-    )
-    ending = _judged(orphan, orphan.claim, options, end, wall, random())
-    return ending if orphan.started_mark is not None else _unhappened(ending)
-
-
-def _judged(job: Claimed | Orphan, claim: int, options: Snapshot, end: End, wall: Micros, jitter: float) -> Ending:
-    verdict = judge(
-        end,
-        Standing(
-            priority=job.priority,
-            retries=job.retries,
-            crashes=job.crashes,
-            losses=job.losses,
-            retry=options.retry_rule(),
-            max_crashes=options.max_crashes,
-            on_exception=options.on_exception,
-            at_most_once=options.at_most_once,
-        ),
-        wall,
-        jitter,
-    )
-    moved = verdict.due_at is not None or verdict.crashes != job.crashes
-    due = verdict.due_at if verdict.due_at is not None else job.due_at
-    return Ending(
-        id=job.id,
-        attempt=job.attempt,
-        claim=claim,
-        state=verdict.state,
-        cause=verdict.cause,
-        retries=verdict.retries,
-        crashes=verdict.crashes,
-        losses=verdict.losses,
-        due_at=verdict.due_at,
-        rank=rank(due, verdict.rank_priority) if moved and verdict.rank_priority is not None else None,
-        reason=verdict.reason,
-        ended=wall,
-    )
-
-
-def _unhappened(ending: Ending) -> Ending:
-    return replace(ending, happened=False)
-
-
-def _death(hand: Hand, place: int, status: int | None) -> str:
-    """What a dead worker died of, as far as its job is concerned."""
-    if hand.stop is not None and hand.stop.place == place:
-        return hand.stop.cause
-    if status is None:
-        return Cause.COLLATERAL
-    if os.WIFSIGNALED(status):
-        return f"signal {os.WTERMSIG(status)}"
-    return f"exit {os.WEXITSTATUS(status)}"
-
-
-def _progress(noted: tuple[int, int, float, float, str]) -> str:
-    return msgspec.json.encode(noted[2:]).decode()
-
-
-def _text(payload: bytes | None) -> str | None:
-    return None if payload is None else payload.decode()
-
-
-def _headline(error: str | None) -> str | None:
-    if error is None:
-        return None
-    told = msgspec.json.decode(error, type=dict[str, Any])
-    return f"{told.get('type')}: {str(told.get('message'))[:500]}"

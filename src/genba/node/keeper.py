@@ -18,7 +18,7 @@ from typing import Any
 
 from genba.domain.clock import Clock
 from genba.errors import StoreError
-from genba.node.brain import judge_orphan
+from genba.node.endings import judge_orphan
 from genba.node.rescuer import Patience, dead
 from genba.storage.membership import Beat, Orphan
 from genba.storage.records import Command, Ending, Micros
@@ -110,7 +110,7 @@ class Keeper(threading.Thread):
                 if self._trouble:
                     log.warning("the database answers again")
                 self._trouble = False
-            except Exception as error:  # noqa: BLE001  a keeper that stops would lose the lease of a healthy node
+            except Exception as error:
                 if not isinstance(error, StoreError):
                     log.exception("the keeper stumbled; going on")
                 elif not self._trouble:

@@ -7,7 +7,7 @@ import socket
 from typing import Any
 
 from genba import wire
-from genba.node.brain import Sight
+from genba.node.hands import Sight
 
 
 class Line:
@@ -86,10 +86,9 @@ class Line:
                 break
         return self.slate.take() + results, ready
 
-    def sight(self, stop_place: int | None = None) -> Sight:
-        """What it does; `stop_place` is the job that is being stopped, if any."""
+    def sight(self) -> Sight:
         place, phase = self.slate.status()
-        looked = self.slate.has_looked(place if stop_place is None else stop_place)
+        looked = self.slate.has_looked(place)
         return Sight(place, phase, self.slate.beats(), looked, self.slate.noted())
 
     def close(self) -> None:

@@ -23,9 +23,10 @@ from typing import Any
 from genba import wire
 from genba.domain.clock import SystemClock
 from genba.errors import GenbaError, StoreError
-from genba.node import brain as decide
-from genba.node.brain import Brain, judge_orphan
+from genba.node import actions as do
+from genba.node.brain import Brain
 from genba.node.desk import ClaimedJobs, Desk, Ended, Marked, Refused
+from genba.node.endings import judge_orphan
 from genba.node.keeper import Commands, DeclaredDead, Keeper, Renewed, Work
 from genba.node.line import Line
 from genba.node.pool import (
@@ -42,7 +43,7 @@ from genba.node.pool import (
     leftovers,
 )
 from genba.node.settings import NodeSettings
-from genba.storage.records import Micros, NewNode
+from genba.storage.records import Command, Micros, NewNode
 from genba.storage.store import Store, open_store
 
 log = logging.getLogger("genba.node")
@@ -218,7 +219,7 @@ class Node:
                     self._on_renewed(sent, wall, draining)
                 case Commands(commands):
                     for command in commands:
-                        self._on_command(command.verb, command.job_id, command.data)
+                        self._on_command(command)
                 case DeclaredDead():
                     log.error("this node was declared dead: what it runs is not its own any more")
                     self._lost_lease = self._over = True
@@ -240,16 +241,17 @@ class Node:
         if draining and not brain.draining:
             self._drain(False)
 
-    def _on_command(self, verb: str, job_id: int | None, data: str | None) -> None:
+    def _on_command(self, command: Command) -> None:
         assert self._brain is not None
-        match verb:
-            case "cancel" | "kill" if job_id is not None:
-                self._perform(self._brain.on_cancel(job_id, verb, data, self._now()))
+        match command.verb:
+            case "cancel" | "kill" if command.job_id is not None:
+                verb, job = command.verb, command.job_id
+                self._perform(self._brain.on_cancel(job, verb, command.data, self._now(), command.attempt))
                 self._tick(force=True)
             case "drain":
                 self._drain(False)
             case _:
-                log.warning("an unknown command: %s", verb)
+                log.warning("an unknown command: %s", command.verb)
 
     def _on_bell(self) -> None:
         assert self._store is not None
@@ -455,7 +457,9 @@ class Node:
         if not force and now - self._last_tick < step:
             return
         self._last_tick = now
-        sights = {slot: line.sight(brain.stop_place(slot)) for slot, line in self._lines.items()}
+        for line in list(self._lines.values()):  # a result may lie there unrung while the next job runs on
+            self._read_line(line)
+        sights = {slot: line.sight() for slot, line in self._lines.items()}
         self._perform(brain.on_tick(now, sights))
         if self._bell_changed():
             self._listen_again()
@@ -485,41 +489,41 @@ class Node:
 
     # deeds
 
-    def _perform(self, actions: list[decide.Action]) -> None:
+    def _perform(self, actions: list[do.Action]) -> None:
         assert self._brain is not None
         writer, claimer = self._desks[0], self._desks[-1]
         for action in actions:
             match action:
-                case decide.Give(slot, serial, jobs):
+                case do.Give(slot, serial, jobs):
                     line = self._lines[slot]
                     line.give(serial, jobs)
                     self._watch(line)
-                case decide.Succeed(ended):
+                case do.Succeed(ended):
                     writer.add(succeeded=ended)
-                case decide.Claim(wants):
+                case do.Claim(wants):
                     claimer.add(wants=wants)
-                case decide.Finish(ended):
+                case do.Finish(ended):
                     writer.add(ended=ended)
-                case decide.Mark(jobs, first):
+                case do.Mark(jobs, first):
                     writer.add(first=jobs) if first else writer.add(marks=jobs)
-                case decide.Note(progress):
+                case do.Note(progress):
                     writer.add(notes=progress)
-                case decide.TakeBack(slot):
+                case do.TakeBack(slot):
                     line = self._lines[slot]
                     self._perform(self._brain.on_taken_back(slot, line.take_back(), self._now()))
-                case decide.AskToStop(slot, place):
+                case do.AskToStop(slot, place):
                     self._lines[slot].slate.ask_to_stop(place)
-                case decide.Signal(slot, number):
+                case do.Signal(slot, number):
                     self._pool.signal(slot, number)
-                case decide.Dismiss(slot):
+                case do.Dismiss(slot):
                     line = self._lines[slot]
                     line.send((wire.EXIT,))
                     self._watch(line)
-                case decide.Spawn(slot):
+                case do.Spawn(slot):
                     self._spawn(slot)
-                case decide.Sweep(token):
+                case do.Sweep(token):
                     self._pool.sweep(token)
-                case decide.DrainAll():
+                case do.DrainAll():
                     for line in self._lines.values():
                         line.slate.drain()
 

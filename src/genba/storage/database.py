@@ -18,7 +18,13 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any, Protocol
 
+from genba.errors import StoreUnreachable
+
 Row = tuple[Any, ...]
+
+
+class AnswerLost(StoreUnreachable):
+    """The connection broke in the middle: it may have happened, or not."""
 
 _HEAD = re.compile(r"^-- name: (\w+)(?:\(([^)]*)\))?\s*$", re.MULTILINE)
 _LITERAL = re.compile(r"^-- literal: (\w+)\s*$", re.MULTILINE)

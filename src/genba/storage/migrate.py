@@ -8,6 +8,7 @@ from importlib.resources import files
 from genba.errors import SchemaTooNew
 from genba.storage.database import Database
 
+_MADE = re.compile(r"^CREATE (?:TABLE|SEQUENCE) (?:IF NOT EXISTS )?genba\.(\w+)", re.MULTILINE)
 _FILE = re.compile(r"(\d{4})_(\w+)\.sql")
 
 
@@ -35,6 +36,14 @@ def upgrade(database: Database) -> list[str]:
         for version, name, text in missing:
             schema.apply(version, name, text)
         return [name for _, name, _ in missing]
+
+
+def objects(database: Database) -> list[str]:
+    """The names of what the applied migrations have made."""
+    if not version(database):
+        return []
+    made = {name for _, _, text in scripts(database.dialect) for name in _MADE.findall(text)}
+    return sorted(f"genba{'_' if database.dialect == 'sqlite' else '.'}{name}" for name in {"migration", *made})
 
 
 def uninstall(database: Database) -> list[str]:

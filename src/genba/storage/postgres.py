@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import select
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from urllib.parse import urlsplit, urlunsplit
 from genba.domain.clock import Clock
 from genba.errors import StoreError, StoreUnreachable
 from genba.storage.arrays import BytesColumn, IntColumn, TextColumn, register
-from genba.storage.database import PARAMETER, TABLES, Query, Row
+from genba.storage.database import PARAMETER, TABLES, AnswerLost, Query, Row
 
 # statement_timestamp() is the same for the whole statement; as a sub-select it is computed once, not per row
 NOW = "(SELECT (extract(epoch FROM statement_timestamp()) * 1000000)::bigint)"
@@ -178,18 +179,28 @@ class PostgresDatabase:
     @contextmanager
     def _connection(self) -> Iterator[Any]:
         self._own()
-        with self._lock:
-            conn = self._idle.pop() if self._idle else None
-        if conn is None or conn.closed or conn.broken:
-            conn = self.connect()
+        conn = self._rested() or self.connect()
         try:
             yield conn
         except self._psycopg.Error as error:
+            if conn.closed or conn.broken:
+                raise AnswerLost(f"{masked(self._url)}: {str(error).strip()}") from error
             raise self._spoken(error) from error
         finally:
             if not conn.closed and not conn.broken:
                 with self._lock:
                     self._idle.append(conn)
+
+    def _rested(self) -> Any:
+        """An idle connection that still lives: a server that went away has closed its end, which is readable."""
+        while True:
+            with self._lock:
+                conn = self._idle.pop() if self._idle else None
+            if conn is None:
+                return None
+            if not conn.closed and not conn.broken and not select.select([conn.fileno()], [], [], 0)[0]:
+                return conn
+            conn.close()
 
     def _spoken(self, error: Any) -> StoreError:
         text = str(error).strip() or type(error).__name__
@@ -302,7 +313,7 @@ def masked(url: str) -> str:
     parts = urlsplit(url)
     query = re.sub(r"(?i)(?<=password=)[^&]*", "***", parts.query)
     if parts.password is None:
-        return urlunsplit(parts._replace(query=query))
+        return f"{parts.scheme}://{parts.netloc}{parts.path}" + (f"?{query}" if query else "")
     host = parts.netloc.rpartition("@")[2]
     return urlunsplit(parts._replace(netloc=f"{parts.username or ''}:***@{host}", query=query))
 

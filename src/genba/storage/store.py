@@ -13,9 +13,9 @@ import msgspec
 
 from genba.domain.clock import Clock, SystemClock
 from genba.domain.rank import AGE_STEP
-from genba.errors import BadOption, JobNotFound, KeyTaken, StoreError
+from genba.errors import BadOption, JobNotFound, KeyTaken, StoreError, StoreUnreachable
 from genba.storage import migrate
-from genba.storage.database import Database, Query, Tx, load_queries
+from genba.storage.database import AnswerLost, Database, Query, Tx, load_queries
 from genba.storage.membership import Membership
 from genba.storage.postgres import PostgresDatabase
 from genba.storage.presence import FilePresence, Presence, ServerPresence
@@ -105,6 +105,21 @@ class Store:
                     tx.run("declare_namespace", namespace=self.namespace)
             self._installed = True
 
+    def upgrade(self) -> list[str]:
+        """Make the schema current; gives the names of the migrations that were applied."""
+        applied = migrate.upgrade(self._db)
+        self.install()
+        return applied
+
+    def objects(self) -> list[str]:
+        """Our tables and sequences that are there: what `uninstall` removes."""
+        return migrate.objects(self._db)
+
+    def uninstall(self) -> list[str]:
+        """Remove our objects, with all jobs, and nothing else; gives their names."""
+        self._installed = False
+        return sorted(migrate.uninstall(self._db))
+
     def now(self) -> Micros:
         with self._db.statement() as tx:
             return tx.now()
@@ -124,12 +139,11 @@ class Store:
         if conn is not None:
             with self._db.adopt(conn) as tx:
                 return self._insert(tx, jobs)
-        if len(jobs) == 1 and jobs[0].plain:
-            with self._db.single() as tx:
-                done = [self._insert_one(tx, jobs[0], tx.ids(1)[0])]
-        else:
-            with self._db.transaction() as tx:
-                done = self._insert(tx, jobs)
+        ids: list[JobId] = []
+        try:
+            done = self._commit(jobs, ids)
+        except AnswerLost:
+            done = self._commit_again(jobs, ids)
         with suppress(StoreError):  # the jobs are in: what fails from here on must not say otherwise
             if any(job.after for job in jobs):
                 self.settle()
@@ -137,8 +151,41 @@ class Store:
                 self.presence.ring(self.namespace, queue)
         return done
 
-    def _insert(self, tx: Tx, jobs: Sequence[NewJob]) -> list[Enqueued]:
-        ids = tx.ids(len(jobs))
+    def _commit(self, jobs: Sequence[NewJob], ids: list[JobId]) -> list[Enqueued]:
+        """`ids` tells afterwards under which ids it was tried."""
+        if len(jobs) == 1 and jobs[0].plain:
+            with self._db.single() as tx:
+                ids[:] = ids or tx.ids(1)
+                return [self._insert_one(tx, jobs[0], ids[0])]
+        with self._db.transaction() as tx:
+            ids[:] = ids or tx.ids(len(jobs))
+            return self._insert(tx, jobs, ids)
+
+    def _commit_again(self, jobs: Sequence[NewJob], ids: list[JobId]) -> list[Enqueued]:
+        """The answer to the commit was lost; the same ids tell whether it had happened."""
+        try:
+            there = self.states(ids)
+            return self._as_found(jobs, ids) if there else self._commit(jobs, ids)
+        except StoreUnreachable:
+            raise
+        except StoreError:  # the server was still at it: our ids were taken, by ourselves
+            if not self.states(ids):
+                raise
+            return self._as_found(jobs, ids)
+
+    def _as_found(self, jobs: Sequence[NewJob], ids: Sequence[JobId]) -> list[Enqueued]:
+        there = self.states(ids)
+        done = []
+        with self._db.statement() as tx:
+            for job, id in zip(jobs, ids, strict=True):
+                if id in there:
+                    done.append(Enqueued(id, True))
+                elif found := tx.one("with_identity", namespace=self.namespace, key_hash=job.identity):
+                    done.append(Enqueued(found[0], False))
+        return done
+
+    def _insert(self, tx: Tx, jobs: Sequence[NewJob], given: Sequence[JobId] = ()) -> list[Enqueued]:
+        ids = given or tx.ids(len(jobs))
         done: list[Enqueued] = [Enqueued(0, False)] * len(jobs)
         rows: list[tuple[Any, ...]] = []
         edges: list[tuple[int, int, str]] = []

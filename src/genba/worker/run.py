@@ -68,6 +68,7 @@ class Worker:
         self._stoppable: Callable[[], None] | None = None
         self._loop: asyncio.Runner | None = None
         self._signalled = False
+        self._kept: frozenset[int] = frozenset()
         self._leaving = False
         self._clock = SystemClock()
         os.set_blocking(token_fd, False)
@@ -77,6 +78,7 @@ class Worker:
     def serve(self) -> None:
         self._sock.sendall(wire.frame((wire.READY, os.getpid())))
         self._cpu = _cpu()
+        self._kept = _children() or frozenset()  # started with the worker, by no job
         token = b""
         while not self._leaving:
             if not self._bunches:
@@ -139,7 +141,6 @@ class Worker:
         self._signalled = False
         self._slate.begin(place)
         started = self._clock.now()
-        children = _children()
         made: list[RunningJob] = []
 
         def make() -> RunningJob:
@@ -151,8 +152,8 @@ class Worker:
         outcome, payload, extra = self._call(job)
         context.enter(None)
         ended = self._clock.now()
-        if children is not None or _children() is not None:
-            killed = _end_strays(children or frozenset())
+        if _children() is not None:
+            killed = _end_strays(self._kept)
             if killed:
                 extra = {**(extra or {}), "strays": killed}
         usage = resource.getrusage(resource.RUSAGE_SELF)

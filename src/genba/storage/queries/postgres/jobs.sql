@@ -47,7 +47,8 @@ UPDATE genba.job AS j
    SET state = CASE WHEN j.cancel_requested IS NOT NULL AND e.state IN ('scheduled', 'waiting', 'held') THEN 'cancelled' ELSE e.state END,
        attempt = e.attempt_after, due_at = COALESCE(e.due_at, j.due_at), rank = COALESCE(e.rank, j.rank),
        retries = e.retries, crashes = e.crashes, losses = e.losses,
-       reason = CASE WHEN j.cancel_requested IS NOT NULL AND e.state IN ('scheduled', 'waiting', 'held') THEN COALESCE(j.reason, 'cancelled') ELSE e.reason END,
+       reason = CASE WHEN j.cancel_requested IS NULL OR e.state IN ('succeeded', 'failed', 'timed_out') THEN e.reason
+                     ELSE COALESCE(CASE WHEN e.state = 'cancelled' THEN e.reason END, j.reason, 'cancelled') END,
        error = COALESCE(e.error, j.error), result = e.result,
        progress = COALESCE(e.progress, j.progress), claim_id = NULL, node = NULL, started_mark = NULL,
        finished_at = CASE WHEN e.state IN ('succeeded', 'failed', 'timed_out', 'cancelled') OR j.cancel_requested IS NOT NULL THEN /* now */ END,

@@ -29,7 +29,8 @@ UPDATE genba.job
    SET state = CASE WHEN cancel_requested IS NOT NULL AND :state IN ('scheduled', 'waiting', 'held') THEN 'cancelled' ELSE :state END,
        attempt = :attempt_after, due_at = COALESCE(:due_at, due_at), rank = COALESCE(:rank, rank),
        retries = :retries, crashes = :crashes, losses = :losses,
-       reason = CASE WHEN cancel_requested IS NOT NULL AND :state IN ('scheduled', 'waiting', 'held') THEN COALESCE(reason, 'cancelled') ELSE :reason END,
+       reason = CASE WHEN cancel_requested IS NULL OR :state IN ('succeeded', 'failed', 'timed_out') THEN :reason
+                     ELSE COALESCE(CASE WHEN :state = 'cancelled' THEN :reason END, reason, 'cancelled') END,
        error = COALESCE(:error, error), result = :result,
        progress = COALESCE(:progress, progress), claim_id = NULL, node = NULL, started_mark = NULL,
        finished_at = CASE WHEN :state IN ('succeeded', 'failed', 'timed_out', 'cancelled') OR cancel_requested IS NOT NULL THEN /* now */ END,

@@ -1,0 +1,118 @@
+"""Who has what: workers as the brain sees them, and the claimed jobs in their hands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+from genba import wire
+from genba.options import Snapshot
+from genba.storage.records import Claimed, Micros
+
+PLAIN = Snapshot()
+UNREADABLE = Snapshot(retry={"times": 0})  # somebody has written options by hand
+
+
+def read_options(written: str | None) -> Snapshot | None:
+    """None if all is as usual; what somebody has written by hand must not stop a node."""
+    try:
+        return None if written is None else Snapshot.read(written.encode())
+    except (msgspec.MsgspecError, ValueError):
+        return UNREADABLE
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """What a worker's shared memory shows."""
+
+    place: int
+    phase: int
+    beats: int
+    looked: bool  # the job has asked whether it should stop
+    noted: tuple[int, int, float, float, str] | None
+
+
+@dataclass(slots=True)
+class Held:
+    """A claimed job in our hands."""
+
+    job: Claimed
+    claim: int
+    snapshot: Snapshot | None  # None: all as usual
+    marked: bool = False
+
+    @property
+    def alone(self) -> bool:
+        """It must start the moment it is given: it is timed, or its start is written down first."""
+        s = self.snapshot
+        return self.must_mark or (
+            s is not None and (s.timeout is not None or s.stall_timeout is not None or s.memory is not None)
+        )
+
+    @property
+    def must_mark(self) -> bool:
+        return self.job.losses > 0 or (self.snapshot is not None and self.snapshot.at_most_once)
+
+    @property
+    def options(self) -> Snapshot:
+        return self.snapshot or PLAIN
+
+    def travel(self) -> wire.Job:
+        job = self.job
+        usual = job.options is None and not job.retries and not job.crashes and job.saved is None
+        extra = None if usual else (job.options, job.retries, job.crashes, job.saved)
+        return wire.Job(job.id, job.attempt, self.claim, job.task, job.args, extra)
+
+
+@dataclass(slots=True)
+class Stop:
+    """One job is being stopped."""
+
+    place: int
+    cause: str
+    asked_at: Micros
+    kill_at: Micros
+    flagged: bool = False
+    termed: bool = False
+
+
+@dataclass(slots=True)
+class Bunch:
+    serial: int
+    jobs: list[Held | None]  # None: its result is here, or it was taken back
+    left: int
+
+
+@dataclass(slots=True)
+class Hand:
+    """One worker."""
+
+    slot: int
+    pid: int = 0
+    ready: bool = False
+    bunches: dict[int, Bunch] = field(default_factory=dict)
+    outstanding: int = 0
+    alone: bool = False
+    slow: bool = False  # what it runs is long: nothing should wait behind it
+    given_at: Micros = 0
+    idle_since: Micros = 0
+    seen_place: int = -1
+    seen_since: Micros = 0
+    beats: int = 0
+    beat_at: Micros = 0
+    noted: int = 0
+    noted_at: Micros = 0
+    stop: Stop | None = None
+    leaving: bool = False
+    worked: bool = False
+
+    def at(self, place: int) -> Held | None:
+        """The unfinished job at `place`."""
+        bunch = self.bunches.get(place >> 24)
+        index = place & 0xFFFFFF
+        return bunch.jobs[index] if bunch and index < len(bunch.jobs) else None
+
+    def unfinished(self) -> list[Held]:
+        """In the order in which it runs them."""
+        return [held for bunch in self.bunches.values() for held in bunch.jobs if held is not None]

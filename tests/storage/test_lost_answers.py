@@ -1,0 +1,91 @@
+"""The answer to a commit may be lost: what was enqueued is there exactly once, whatever the client saw."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+import pytest
+
+from genba.errors import StoreUnreachable
+from genba.storage.database import AnswerLost
+from genba.storage.records import NewJob
+from genba.storage.search import Filter
+from genba.storage.store import Store, open_store
+
+HANG_UP = (
+    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+    "WHERE pid <> pg_backend_pid() AND datname = current_database()"
+)
+
+
+@pytest.fixture
+def server(databases: Any, template: str) -> Iterator[tuple[Store, str]]:
+    with databases.fresh(template) as name:
+        store = open_store(databases.url(name))
+        yield store, databases.url(name)
+        store.close()
+
+
+def break_frames(store: Store, monkeypatch: pytest.MonkeyPatch, *, after: bool) -> None:
+    """The next writing frame breaks, before or after its commit."""
+    database = store._db
+    state = {"left": 1}
+    for frame in ("single", "transaction"):
+        real = getattr(database, frame)
+
+        @contextmanager
+        def broken(real: Any = real) -> Iterator[Any]:
+            with real() as tx:
+                yield tx
+                if state["left"] and not after:
+                    state["left"] = 0
+                    raise psycopg.OperationalError("cut before the commit")
+            if state["left"]:
+                state["left"] = 0
+                raise AnswerLost("cut after the commit")
+
+        monkeypatch.setattr(database, frame, broken)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_commit_whose_answer_was_lost_is_not_repeated(
+    server: tuple[Store, str], monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    store, _ = server
+    store.install()
+    break_frames(store, monkeypatch, after=True)
+
+    done = store.enqueue([NewJob(task="a", args=b"{}") for _ in range(count)])
+
+    assert [made.created for made in done] == [True] * count
+    assert store.search.count(Filter()) == count
+    assert set(store.states([made.id for made in done]).values()) == {"waiting"}
+
+
+def test_a_connection_that_the_server_ended_while_idle_is_replaced(server: tuple[Store, str]) -> None:
+    store, url = server
+    store.enqueue([NewJob(task="a", args=b"{}")])
+    with psycopg.connect(url, autocommit=True) as other:
+        other.execute(HANG_UP)
+
+    assert store.enqueue([NewJob(task="a", args=b"{}")])[0].created
+    assert store.search.count(Filter()) == 2
+
+
+def ask_while_the_server_hangs_up(store: Store, url: str) -> None:
+    with psycopg.connect(url, autocommit=True) as other, store._db.statement() as tx:
+        tx.now()
+        other.execute(HANG_UP)
+        tx.now()
+
+
+def test_a_connection_that_breaks_in_the_middle_is_tried_once_more(server: tuple[Store, str]) -> None:
+    store, url = server
+    store.install()
+    with pytest.raises(StoreUnreachable):
+        ask_while_the_server_hangs_up(store, url)
+
+    assert store.enqueue([NewJob(task="a", args=b"{}")])[0].created
