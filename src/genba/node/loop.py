@@ -128,8 +128,8 @@ class Node:
                     self._store.nodes.leave(self.id)
             except StoreError as error:
                 log.warning("could not say good-bye: %s", error)
-            self._store.presence.vanish()
         if self._store:
+            self._store.presence.vanish()
             self._store.close()
         for line in self._lines.values():
             line.close()

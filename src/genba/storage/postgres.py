@@ -6,8 +6,9 @@ import os
 import re
 import select
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import repeat
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
@@ -83,14 +84,8 @@ class Tx:
 
     def insert_jobs(self, columns: Sequence[str], rows: Sequence[Row]) -> None:
         with self._cursor.copy(f"COPY genba.job ({', '.join(columns)}) FROM STDIN") as copy:
-            chunk: list[str] = []
-            for row in rows:
-                chunk.append("\t".join(map(_cell, row)))
-                if len(chunk) == 500:
-                    copy.write("\n".join(chunk) + "\n")
-                    chunk.clear()
-            if chunk:
-                copy.write("\n".join(chunk) + "\n")
+            for start in range(0, len(rows), 2000):
+                copy.write(copy_text(rows[start : start + 2000]))
 
     def select(self, text: str, /, **values: Any) -> list[Row]:
         text = PARAMETER.sub(r"%(\1)s", text.replace("%", "%%"))
@@ -118,6 +113,23 @@ def _column(cells: tuple[Any, ...]) -> Any:
                 return IntColumn(cells)
             return BytesColumn(cells) if isinstance(cell, bytes) else TextColumn(cells)
     return TextColumn(cells)
+
+
+def copy_text(rows: Sequence[Row]) -> str:
+    """Rows in COPY's text format, made column by column: most cells of a batch are the same in all rows."""
+    columns: list[Iterable[str]] = []
+    same = ""
+    for cells in zip(*rows, strict=True):
+        if cells.count(cells[0]) == len(cells):
+            same += _cell(cells[0]) + "\t"
+            continue
+        if same:
+            columns.append(repeat(same[:-1], len(rows)))
+            same = ""
+        columns.append(map(str, cells) if all(type(cell) is int for cell in cells) else map(_cell, cells))
+    if same:
+        columns.append(repeat(same[:-1], len(rows)))
+    return "\n".join(map("\t".join, zip(*columns, strict=True))) + "\n"
 
 
 _ESCAPES = str.maketrans({"\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"})

@@ -212,8 +212,7 @@ class ServerPresence:
 
     def ring(self, namespace: str, queue: str | None) -> None:
         with self._db.statement() as tx:
-            if tx.one("any_hungry", namespace=namespace):
-                tx.all("feed_one", namespace=namespace, queue=f'"{queue}"' if queue else "")
+            tx.all("feed_one", namespace=namespace, queue=f'"{queue}"' if queue else "")
 
     def knock(self, node: int) -> None:
         with self._db.statement() as tx:

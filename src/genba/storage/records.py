@@ -5,13 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
+import msgspec
+
 Micros = int
 JobId = int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewJob:
-    """A job that is wanted.  Moments are absolute, or counted from the store's own now."""
+class NewJob(msgspec.Struct, frozen=True, kw_only=True):
+    """A job that is wanted.  Moments are absolute, or counted from the store's own now.
+
+    A Struct, because a bulk enqueue makes ten thousand of them: a tenth of what a dataclass costs.
+    """
 
     task: str
     args: bytes

@@ -191,8 +191,11 @@ class Store:
         edges: list[tuple[int, int, str]] = []
         now = tx.now() if len(jobs) > 1 else 0
         for i, job in enumerate(jobs):
-            after = [(done[e.job].id if e.inside else e.job, e.wants) for e in job.after]
-            wanted = dict(after)
+            if now and not job.after and job.identity is None:
+                rows.append(self._row(job, ids[i], 0, now))
+                done[i] = Enqueued(ids[i], True)
+                continue
+            wanted = {done[e.job].id if e.inside else e.job: e.wants for e in job.after}
             if job.identity is None and now:
                 rows.append(self._row(job, ids[i], len(wanted), now))
                 done[i] = Enqueued(ids[i], True)
@@ -526,7 +529,7 @@ class Store:
 
     def prune_events(self, before: Micros) -> int:
         with self._db.transaction() as tx:
-            return tx.run("prune_events", namespace=self.namespace, before=before)
+            return tx.run("prune_events", before=before)
 
     # people look and steer
 

@@ -174,7 +174,9 @@ DELETE FROM genba.tag WHERE job_id = :job_id;
 DELETE FROM genba.dependency WHERE child_id = :job_id;
 
 -- name: prune_events
-DELETE FROM genba.event WHERE seq IN (SELECT seq FROM genba.event WHERE namespace = :namespace AND at < :before ORDER BY at LIMIT 500);
+-- From the oldest on, without an index of its own; the newest stays, so that numbers are never given twice.
+DELETE FROM genba.event
+ WHERE seq IN (SELECT seq FROM genba.event ORDER BY seq LIMIT 500) AND at < :before AND seq < (SELECT max(seq) FROM genba.event);
 
 -- name: enqueue_one_event
 INSERT INTO genba.event (at, namespace, kind, job_id) VALUES (/* now */, :namespace, 'enqueued', :job_id);

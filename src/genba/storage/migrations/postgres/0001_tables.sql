@@ -102,8 +102,6 @@ CREATE TABLE genba.event (
     kind      text NOT NULL,
     data      bytea
 );
-CREATE INDEX event_job ON genba.event (job_id, seq) WHERE job_id IS NOT NULL;
-CREATE INDEX event_at  ON genba.event (namespace, at);
 
 CREATE TABLE genba.dependency (
     child_id  bigint NOT NULL,

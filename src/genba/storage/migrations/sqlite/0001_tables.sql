@@ -92,15 +92,13 @@ CREATE TABLE genba.attempt (
 ) WITHOUT ROWID;
 
 CREATE TABLE genba.event (
-    seq       INTEGER PRIMARY KEY AUTOINCREMENT,
+    seq       INTEGER PRIMARY KEY,
     at        INTEGER NOT NULL,
     job_id    INTEGER,                         -- NULL: of many jobs, listed in data
     namespace TEXT NOT NULL,
     kind      TEXT NOT NULL,
     data      BLOB
 );
-CREATE INDEX genba.event_job ON genba.event (job_id, seq) WHERE job_id IS NOT NULL;
-CREATE INDEX genba.event_at  ON genba.event (namespace, at);
 
 CREATE TABLE genba.dependency (
     child_id  INTEGER NOT NULL,

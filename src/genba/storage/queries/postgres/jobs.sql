@@ -118,9 +118,6 @@ WITH quick AS (SELECT set_config('synchronous_commit', 'off', true)),
     RETURNING id)
 SELECT pg_notify('genba_' || id, '') FROM fed;
 
--- name: any_hungry
-SELECT 1 FROM genba.node WHERE namespace = :namespace AND hungry AND state = 'live' LIMIT 1;
-
 -- name: enqueue_one_event
 -- Done by enqueue_one itself.
 

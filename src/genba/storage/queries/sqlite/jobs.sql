@@ -81,9 +81,6 @@ SELECT id, state FROM genba.job WHERE id = :id AND namespace = :namespace;
 -- Wake-ups on SQLite do not ask the database.
 SELECT 1 WHERE 0;
 
--- name: any_hungry
-SELECT 1 WHERE 0;
-
 -- name: any_work
 SELECT 1 FROM genba.job WHERE namespace = :namespace AND queue IN (SELECT value FROM json_each(:queues)) AND state = 'waiting' AND parked_on IS NULL
    AND task IN (SELECT value FROM json_each(:tasks)) LIMIT 1;
