@@ -15,6 +15,7 @@ import time
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
+from pathlib import Path
 from uuid import UUID
 
 from genba import FailJob, Genba, RetryJob, current_job
@@ -251,5 +252,5 @@ def _leave_children(path: str) -> None:
     """Two processes, whose pids stand in `path`.children when this returns."""
     file = f"{path}.children"
     subprocess.Popen([sys.executable, "-S", "-c", _CHILD, file])
-    while not os.path.exists(file) or len(open(file).read().split()) < 2:
+    while not os.path.exists(file) or len(Path(file).read_text().split()) < 2:
         time.sleep(0.005)

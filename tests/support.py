@@ -48,7 +48,8 @@ def load_jobs(url: str, folder: Path, **settings: Any) -> Any:
     source = Path(__file__).with_name("jobs.py")
     (folder / "jobs.py").write_bytes(source.read_bytes())
     spec = spec_from_file_location("jobs", source)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = sys.modules["jobs"] = module_from_spec(spec)
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {"url": url, **settings}.items():

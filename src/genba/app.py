@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import random
 import time
@@ -43,6 +44,7 @@ from genba.values import Dep
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 Several = str | Iterable[str] | None
 
 _PATIENCE = (0.001, 0.05)  # seconds between two looks of one who waits: from, to
@@ -66,6 +68,8 @@ class Genba:
     ) -> None:
         self.settings = settings_module.read({"url": url, "namespace": namespace, "lease": lease, "tz": tz})
         self.resolver: Callable[[type], Any] = lambda owner: owner()
+        self.lifespans: list[Callable[[], Any]] = []
+        self.middlewares: list[Callable[..., Any]] = []
         self._options, self._policy = DEFAULT_OPTIONS, DEFAULT_POLICY
         self._tasks: dict[str, Task[..., Any, Any]] = {}
         self._store: Store | None = None
@@ -155,6 +159,24 @@ class Genba:
         task: Task[..., Any, Any] = Task(self, fn, name, options, policy)
         self._tasks[name] = task
         return task
+
+    def lifespan(self, fn: F, /) -> F:
+        """Surround the life of every worker: entered before its first job, left when it ends by itself.
+
+        A generator function, or anything that gives a context manager; plain or async.  It takes no arguments.
+        """
+        _check_surround("lifespan", fn, 0)
+        self.lifespans.append(fn)
+        return fn
+
+    def middleware(self, fn: F, /) -> F:
+        """Surround every run: `def timed(job, call_next)`; what it returns is the result.
+
+        The first one registered is outermost, except that plain functions are outside of `async def` ones.
+        """
+        _check_surround("middleware", fn, 2)
+        self.middlewares.append(fn)
+        return fn
 
     def make(self, owner: type) -> Any:
         """An instance of a class that has a task."""
@@ -508,6 +530,16 @@ def _identity(call: Call[Any]) -> str | None:
     if not options.once:
         return None
     return identity(call.task, None if options.once == "task" else call.args).hex()
+
+
+def _check_surround(what: str, fn: Any, takes: int) -> None:
+    if not callable(fn):
+        raise BadTask(f"@app.{what} is for a function, not {fn!r}")
+    try:
+        inspect.signature(fn).bind(*range(takes))
+    except TypeError as error:
+        wanted = "(job, call_next)" if takes else "no arguments"
+        raise BadTask(f"{getattr(fn, '__qualname__', fn)}: a {what} takes {wanted}: {error}") from error
 
 
 def _several(value: Several) -> list[str] | None:

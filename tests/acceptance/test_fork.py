@@ -81,9 +81,7 @@ def test_a_child_of_a_process_that_used_async_twins_has_threads_of_its_own(jobs)
     assert jobs.app.count() == 21
 
 
-def test_a_fork_while_another_thread_enqueues_does_not_hang(jobs, engine, request):
-    if engine == "sqlite":   # SQLite keeps its locks in the memory of the process, which the child inherits
-        request.applymarker(pytest.mark.xfail(run=False, reason="a fork in the middle of a write locks out the child"))
+def test_a_fork_while_another_thread_enqueues_does_not_hang(jobs):
     jobs.add.enqueue(0)
     over = threading.Event()
     made = []

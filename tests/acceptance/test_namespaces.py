@@ -60,6 +60,6 @@ def test_jobs_are_run_by_the_nodes_of_their_own_namespace(clusters, path, url):
         assert "no node is running" in str(waiting.explain())
 
     pids = {name: {line[3] for line in lines(path) if line[0].startswith(name)} for name in groups}
-    assert pids["red"] and pids["blue"]
-    assert not pids["red"] & pids["blue"]
+    assert all(pids.values())
+    assert pids["red"].isdisjoint(pids["blue"])
     assert len(lines(path)) == 100

@@ -33,6 +33,8 @@ class FakeApp:
 
     def __init__(self, *functions: Callable[..., Any]) -> None:
         app: Any = self
+        self.lifespans: list[Callable[[], Any]] = []
+        self.middlewares: list[Callable[..., Any]] = []
         self._tasks: dict[str, Task[..., Any]] = {
             fn.__name__: Task(app, fn, fn.__name__, DEFAULT_OPTIONS, DEFAULT_POLICY) for fn in functions
         }

@@ -307,7 +307,8 @@ def test_a_node_survives_the_death_of_its_helpers(jobs, node, path, role):
     zygote = psutil.Process(int(pid)).parent()
     assert zygote is not None
     guard = zygote.parent()
-    assert guard is not None and guard.parent() == psutil.Process(started_node.pid)
+    assert guard is not None
+    assert guard.parent() == psutil.Process(started_node.pid)
 
     (guard if role == "guard" else zygote).kill()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from contextlib import closing
+from urllib.parse import urlsplit
 
 import psycopg
 import pytest
@@ -166,7 +167,8 @@ def test_a_user_who_may_not_create_is_told_so(empty_url, engine):
     with connection(empty_url) as conn:
         conn.execute("CREATE ROLE genba_poor LOGIN")
     try:
-        poor = empty_url.replace("postgres@", "genba_poor@")
+        parts = urlsplit(empty_url)
+        poor = parts._replace(netloc="genba_poor@" + parts.netloc.rpartition("@")[2]).geturl()
         with closing(open_store(poor)) as store, pytest.raises(StoreError, match="permission denied"):
             store.install()
     finally:

@@ -316,7 +316,7 @@ def _picture(stage: Stage, width: int) -> Table:
 
     wide = width >= _WIDE
     picture = Table(title=f"genba demo, {stage.seconds:.1f} s", title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    picture.add_column("id", justify="right")
+    picture.add_column("id", justify="right", no_wrap=True)
     picture.add_column("job", no_wrap=True)
     picture.add_column("state", min_width=9, no_wrap=True)
     picture.add_column("progress", width=10)

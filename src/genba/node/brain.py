@@ -44,6 +44,7 @@ MARK_AFTER = 1 * SECOND
 PROGRESS_EVERY = SECOND // 2
 IDLE_FOR = 10 * SECOND
 DRAIN_KILL = 2 * SECOND
+LEAVE_WITHIN = 10 * SECOND  # for a worker that was told to go: its app may have something to put away
 
 _STRAYS = {"strays"}  # all that is told of a call that ended well and left processes behind
 
@@ -87,6 +88,11 @@ class Brain:
         """Nothing is left that could be lost by leaving."""
         busy = any(hand.outstanding for hand in self._hands.values())
         return not (busy or self._ready or self._single or self._marking or self._sweeps)
+
+    @property
+    def deserted(self) -> bool:
+        """No worker is left, or there is no time to wait for one."""
+        return not self._hands
 
     @property
     def busy(self) -> bool:
@@ -142,7 +148,8 @@ class Brain:
         hand = self._hands.pop(slot, None)
         if hand is None:
             return []
-        if not hand.ready and not hand.leaving:
+        stillborn = not hand.ready and not hand.leaving
+        if stillborn:
             self._back_off(now)
         victim = hand.at(sight.place) if sight.phase == wire.RUNNING else None
         endings: list[Ending] = []
@@ -155,7 +162,30 @@ class Brain:
             self._token += 1
             self._sweeps[self._token] = endings
             actions.append(Sweep(self._token))
+        if stillborn and self._helpless:
+            actions += self._release_ready(now)
         return actions + self._flow(now)
+
+    @property
+    def _helpless(self) -> bool:
+        """Workers do not come up here: others should have the jobs."""
+        return self._failed_starts > 0 and not any(hand.ready for hand in self._hands.values())
+
+    def on_changed(self, now: Micros) -> list[Action]:
+        """The app's code is another one: whoever has the old one ends what it runs, and goes."""
+        actions: list[Action] = []
+        for hand in self._hands.values():
+            if hand.outstanding:
+                hand.leaving = True
+                actions.append(TakeBack(hand.slot))
+            else:
+                self._dismiss(actions, hand, now)
+        return actions
+
+    def _dismiss(self, actions: list[Action], hand: Hand, now: Micros) -> None:
+        if hand.told_to_go is None:
+            hand.leaving, hand.told_to_go = True, now
+            actions.append(Dismiss(hand.slot))
 
     def on_swept(self, token: int, now: Micros) -> list[Action]:
         """The dead worker's whole tree is gone: now its job may be let go."""
@@ -241,9 +271,13 @@ class Brain:
 
     def _flow(self, now: Micros) -> list[Action]:
         """Give what is ready to those who are free, and see that more of both comes; draining, give it back."""
-        if self.draining:
-            return self._release_ready(now)
         actions: list[Action] = []
+        if self.draining:
+            actions += self._release_ready(now)
+            for hand in self._hands.values():
+                if not hand.outstanding:
+                    self._dismiss(actions, hand, now)
+            return actions
         self._give_singles(actions, now)
         self._give_bunches(actions, now)
         self._staff(actions, now)
@@ -327,13 +361,15 @@ class Brain:
             wanted = max(s.min, min(s.max, busy + waiting))
             if coming and waiting <= coming:
                 wanted = min(wanted, len(self._hands))
+        if self._helpless:
+            wanted = 1  # one tries again; nothing is claimed before it is there
         for _ in range(wanted - len(self._hands)):
             self._slot += 1
             self._hands[self._slot] = Hand(self._slot, idle_since=now)
             actions.append(Spawn(self._slot))
 
     def _ask_for_more(self, actions: list[Action], now: Micros) -> None:
-        if self._claiming or now < self._hungry_until or not self._can_spawn:
+        if self._claiming or now < self._hungry_until or not self._can_spawn or self._helpless:
             return
         waiting = len(self._ready) + len(self._single) + len(self._marking)
         have = waiting + sum(hand.outstanding for hand in self._hands.values())
@@ -423,7 +459,7 @@ class Brain:
         if other:
             actions.append(Finish(other))
         if hand.leaving and not hand.outstanding:
-            actions.append(Dismiss(slot))
+            self._dismiss(actions, hand, now)
         return actions + self._flow(now)
 
     def _other_end(self, hand: Hand, held: Held, result: wire.Result, now: Micros) -> Ending:
@@ -544,6 +580,8 @@ class Brain:
             hand.alone = False
         cancelled = self._put_back(back, now)
         actions: list[Action] = [Finish(cancelled)] if cancelled else []
+        if hand.leaving and not hand.outstanding:
+            self._dismiss(actions, hand, now)
         return actions + self._flow(now)
 
     def on_drain(self, now: Micros, *, hurry: bool = False) -> list[Action]:
@@ -577,6 +615,8 @@ class Brain:
             if sight is not None and hand.outstanding:
                 self._watch(actions, hand, sight, now)
             self._press(actions, hand, sight, now)
+            if hand.told_to_go is not None and now - hand.told_to_go >= LEAVE_WITHIN:
+                actions.append(Signal(hand.slot, signal.SIGKILL))
         if self._draining_until is None:
             self._shrink(actions, now)
             actions += self._give_up_surplus(now)
@@ -609,7 +649,7 @@ class Brain:
         if noted and noted[1] == sight.place and noted[0] != hand.noted and now - hand.noted_at >= PROGRESS_EVERY:
             hand.noted, hand.noted_at = noted[0], now
             actions.append(Note([(job.id, job.attempt, held.claim, progress_text(noted))]))
-        if hand.stop is None:
+        if hand.stop is None and not self.settings.debug:
             if options.timeout is not None and ran >= options.timeout:
                 hand.stop = Stop(sight.place, Cause.TIMEOUT, now, now + options.grace)
             elif options.stall_timeout is not None and now - hand.beat_at >= options.stall_timeout:
@@ -656,6 +696,5 @@ class Brain:
             if spare <= 0:
                 return
             if hand.ready and not hand.outstanding and now - hand.idle_since >= IDLE_FOR:
-                hand.leaving = True
-                actions.append(Dismiss(hand.slot))
+                self._dismiss(actions, hand, now)
                 spare -= 1

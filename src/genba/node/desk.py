@@ -55,10 +55,13 @@ class Pile:
     marks: list[tuple[JobId, int, int, int]] = field(default_factory=list)
     first: list[tuple[JobId, int, int, int]] = field(default_factory=list)
     notes: list[tuple[JobId, int, int, str]] = field(default_factory=list)
+    events: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    slots: int | None = None  # the node has so many now
     wants: dict[str, int] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
-        return bool(self.succeeded or self.ended or self.marks or self.first or self.notes or self.wants)
+        jobs = self.succeeded or self.ended or self.marks or self.first or self.notes or self.wants
+        return bool(jobs or self.events) or self.slots is not None
 
 
 class Desk(threading.Thread):
@@ -84,6 +87,8 @@ class Desk(threading.Thread):
         marks: Sequence[tuple[JobId, int, int, int]] = (),
         first: Sequence[tuple[JobId, int, int, int]] = (),
         notes: Sequence[tuple[JobId, int, int, str]] = (),
+        events: Sequence[tuple[str, dict[str, Any]]] = (),
+        slots: int | None = None,
         wants: dict[str, int] | None = None,
     ) -> None:
         with self._cond:
@@ -93,6 +98,9 @@ class Desk(threading.Thread):
             pile.marks += marks
             pile.first += first
             pile.notes += notes
+            pile.events += events
+            if slots is not None:
+                pile.slots = slots
             if wants:
                 pile.wants = wants
             self._cond.notify()
@@ -169,7 +177,7 @@ class Desk(threading.Thread):
                 bare = replace(ending, error=None, progress=None, log=None, result=None)
                 self._store.end(self._node, [replace(bare, reason=f"how it ended could not be stored: {told}")])
         pile.ended, pile.succeeded = [], []
-        pile.marks, pile.notes = [], []
+        pile.marks, pile.notes, pile.events, pile.slots = [], [], [], None
 
     def _write(self, pile: Pile) -> None:
         if pile.first:
@@ -191,6 +199,12 @@ class Desk(threading.Thread):
         if pile.notes:
             self._store.progress(pile.notes)
             pile.notes = []
+        if pile.slots is not None:
+            self._store.nodes.resize(self._node, pile.slots)
+            pile.slots = None
+        if pile.events:
+            self._store.nodes.tell(self._node, pile.events)
+            pile.events = []
 
     def _exchange(self, pile: Pile) -> None:
         claim = secrets.randbits(63)

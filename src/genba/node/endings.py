@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -69,12 +70,16 @@ def unhappened(ending: Ending) -> Ending:
     return replace(ending, happened=False)
 
 
-def cause_of_death(hand: Hand, place: int, status: int | None) -> str:
-    """What a dead worker died of, as far as its job is concerned."""
+def cause_of_death(hand: Hand, place: int, status: int | None, starved: bool = False) -> str:
+    """What a dead worker died of, as far as its job is concerned; `starved`: the kernel has killed for memory."""
     if hand.stop is not None and hand.stop.place == place:
         return hand.stop.cause
     if status is None:
         return Cause.COLLATERAL
+    if starved and os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
+        return Cause.OUT_OF_MEMORY
+    if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU:
+        return Cause.CPU_LIMIT
     if os.WIFSIGNALED(status):
         return f"signal {os.WTERMSIG(status)}"
     return f"exit {os.WEXITSTATUS(status)}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import msgspec
 
@@ -22,6 +23,13 @@ def read_options(written: str | None) -> Snapshot | None:
         return UNREADABLE
 
 
+class Use(NamedTuple):
+    """What a worker and all below it take."""
+
+    memory: int  # bytes
+    cpu: Micros
+
+
 @dataclass(frozen=True, slots=True)
 class Sight:
     """What a worker's shared memory shows."""
@@ -31,6 +39,7 @@ class Sight:
     beats: int
     looked: bool  # the job has asked whether it should stop
     noted: tuple[int, int, float, float, str] | None
+    use: Use | None = None  # only of a job whose use is limited
 
 
 @dataclass(slots=True)
@@ -44,11 +53,22 @@ class Held:
 
     @property
     def alone(self) -> bool:
-        """It must start the moment it is given: it is timed, or its start is written down first."""
+        """It must start the moment it is given: it is watched, or its start is written down first."""
         s = self.snapshot
         return self.must_mark or (
-            s is not None and (s.timeout is not None or s.stall_timeout is not None or s.memory is not None)
+            s is not None
+            and (s.timeout is not None or s.stall_timeout is not None or s.dedicated or self.weighed)
         )
+
+    @property
+    def weighed(self) -> bool:
+        """What it uses is limited."""
+        s = self.snapshot
+        return s is not None and (s.memory is not None or s.cpu is not None)
+
+    @property
+    def dedicated(self) -> bool:
+        return self.snapshot is not None and self.snapshot.dedicated
 
     @property
     def must_mark(self) -> bool:
@@ -105,7 +125,13 @@ class Hand:
     noted_at: Micros = 0
     stop: Stop | None = None
     leaving: bool = False
+    dismissed: bool = False
     worked: bool = False
+    ended: int = 0  # jobs
+    apart: bool = False  # outside the slots, for one dedicated job
+    weighed: bool = False
+    heaviest: int = 0  # bytes
+    cpu_before: Micros | None = None
 
     def at(self, place: int) -> Held | None:
         """The unfinished job at `place`."""

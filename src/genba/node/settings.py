@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import socket
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from genba.domain.duration import Micros
 from genba.errors import BadOption
+from genba.node.gates import Gate
 
 POOLS = ("dynamic", "static", "ondemand")
+SPAWNS = ("fork", "exec")
+CHANGEABLE = ("pool", "min", "max")  # while the node runs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,6 +21,7 @@ class NodeSettings:
     """`queues` maps a queue to its slots (None: as many as the node has).
 
     `url`, `namespace` and `lease` are None when the app that the zygote imports is to say them.
+    `reload` imports the app again when one of its files changes; `debug` lets no job run out of time.
     """
 
     target: str
@@ -27,6 +32,10 @@ class NodeSettings:
     max: int = field(default_factory=lambda: max(2, os.cpu_count() or 1))
     grace: Micros = 30_000_000
     poll: Micros = 1_000_000
+    max_dedicated: int = 8
+    gate: Gate = Gate()
+    recycle_jobs: int | None = None
+    recycle_memory: int | None = None  # bytes
 
     def __post_init__(self) -> None:
         if self.pool not in POOLS:
@@ -37,8 +46,24 @@ class NodeSettings:
             raise BadOption("a static pool runs min workers: min must be at least 1")
         if self.pool == "dynamic" and self.min > self.max:
             raise BadOption(f"min ({self.min}) is greater than max ({self.max})")
+        if self.spawn not in (None, *SPAWNS):
+            raise BadOption(f"spawn must be one of {', '.join(SPAWNS)}, not {self.spawn!r}")
         if not self.queues:
             raise BadOption("a node serves at least one queue")
+
+        if self.max_dedicated < 0:
+            raise BadOption(f"max_dedicated is at least 0, not {self.max_dedicated}")
+        if self.recycle_jobs is not None and self.recycle_jobs < 1:
+            raise BadOption(f"a worker runs at least 1 job before it is recycled, not {self.recycle_jobs}")
+        if self.gate.max_load is not None and not self.gate.max_load > 0:
+            raise BadOption(f"max_load must be greater than 0, not {self.gate.max_load}")
+
+    def changed(self, **changes: Any) -> NodeSettings:
+        """The same with these of CHANGEABLE; BadOption if that makes no sense."""
+        unknown = changes.keys() - set(CHANGEABLE)
+        if unknown:
+            raise BadOption(f"{', '.join(sorted(unknown))} cannot be changed; only {', '.join(CHANGEABLE)}")
+        return replace(self, **changes)
 
     @property
     def slots(self) -> int:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from operator import itemgetter
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from genba.errors import GenbaError
+from genba.errors import GenbaError, StoreError
 from genba.storage.database import Database, Tx
 from genba.storage.presence import Presence
 from genba.storage.records import Command, Ending, JobId, Micros, NewNode, NodeRecord
@@ -137,6 +138,23 @@ class Membership:
     def drain(self, node: int) -> None:
         with self._db.transaction() as tx:
             tx.one("set_node_state", id=node, state="draining", hungry=False)
+
+    def command(self, node: int, verb: str, data: str | None = None) -> None:
+        """Let a living node do something; a hint makes it look at once."""
+        with self._db.transaction() as tx:
+            tx.run("command", node=node, job_id=None, attempt=None, verb=verb, data=data)
+        with suppress(StoreError):  # it finds it with its next look
+            self._presence.knock(node)
+
+    def resize(self, node: int, slots: int) -> None:
+        with self._db.transaction() as tx:
+            tx.run("set_slots", id=node, slots=slots)
+
+    def tell(self, node: int, events: Sequence[tuple[str, dict[str, Any]]]) -> None:
+        """Write what has happened on a node: (kind, more) each."""
+        with self._db.transaction() as tx:
+            for kind, more in events:
+                self._tell(tx, kind, node, **more)
 
     def leave(self, node: int) -> None:
         with self._db.transaction() as tx:

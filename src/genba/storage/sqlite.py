@@ -45,6 +45,7 @@ class Turns:
     """
 
     _all: dict[tuple[int, str], Turns] = {}  # noqa: RUF012  per process, because the kernel counts per process
+    _at_rest: list[Turns] = []  # noqa: RUF012  while a fork is under way
     _guard = threading.Lock()
     opening = threading.Lock()  # who looks at which library has the file must not meet a half-open connection
 
@@ -62,7 +63,17 @@ class Turns:
             return cls._all[key]
 
     @classmethod
+    def before_fork(cls) -> None:
+        """No thread may be writing: SQLite keeps what it has locked in the memory that the child inherits."""
+        cls._at_rest = [turns for turns in cls._all.values() if turns._mine.acquire(timeout=BUSY)]
+
+    @classmethod
     def after_fork(cls) -> None:
+        for turns in cls._at_rest:
+            turns._mine.release()
+
+    @classmethod
+    def in_child(cls) -> None:
         cls._guard, cls.opening = threading.Lock(), threading.Lock()
 
     def take(self, within: float) -> None:
@@ -112,7 +123,7 @@ class Turns:
         return None
 
 
-os.register_at_fork(after_in_child=Turns.after_fork)
+os.register_at_fork(before=Turns.before_fork, after_in_parent=Turns.after_fork, after_in_child=Turns.in_child)
 
 
 class Tx:
@@ -327,9 +338,9 @@ class SqliteDatabase:
                         conn.execute("ROLLBACK")
                     raise
             finally:
+                self._idle.append(conn)
                 if turn:
                     turn.give()
-                self._idle.append(conn)
 
     def single(self) -> AbstractContextManager[Tx]:
         return self.transaction()

@@ -12,9 +12,11 @@ import os
 import resource
 import signal
 import socket
+import sys
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any, Protocol
 
 import msgspec
@@ -25,7 +27,9 @@ from genba.domain.clock import SystemClock
 from genba.domain.duration import duration
 from genba.errors import BadArguments, BadOption, FailJob, RetryJob, Stopped
 from genba.tasks import Task
+from genba.worker.surround import Callee, LifespanFailed, Middleware, enter
 
+UNABLE = 4  # exit code
 BELL_AFTER = 2_000  # µs: how long a result may lie in the ring before the node is told
 ERROR_LIMIT = 64 * 1024
 MESSAGE_LIMIT = 8 * 1024
@@ -33,6 +37,9 @@ MESSAGE_LIMIT = 8 * 1024
 
 class App(Protocol):
     """What a worker needs of the user's app."""
+
+    lifespans: list[Callable[[], Any]]
+    middlewares: list[Callable[..., Any]]
 
     def task_table(self) -> dict[str, Task[..., Any]]: ...
 
@@ -47,7 +54,11 @@ def main(app: App, slot: int, sock: socket.socket, token_fd: int, shm_fd: int) -
     signal.signal(signal.SIGTERM, worker.on_sigterm)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        worker.serve()
+        with worker.surroundings():
+            worker.serve()
+    except LifespanFailed as error:
+        sys.stderr.write(f"genba: worker {slot} ends: {error}\n{_trace(error.__cause__)}")
+        sys.exit(UNABLE)
     except (BrokenPipeError, ConnectionResetError):
         return  # the node is gone, and the guard is about to end us
 
@@ -70,10 +81,18 @@ class Worker:
         self._signalled = False
         self._kept: frozenset[int] = frozenset()
         self._leaving = False
+        self._idle = False
         self._clock = SystemClock()
+        self._middleware: Middleware | None = None
+        if app.middlewares:
+            self._middleware = Middleware(app.middlewares, self._run_plain, self._run_async)
         os.set_blocking(token_fd, False)
 
     # the order of things
+
+    def surroundings(self) -> ExitStack:
+        """The app's lifespans, entered; LifespanFailed if that cannot be."""
+        return enter(self._app.lifespans, self._event_loop)
 
     def serve(self) -> None:
         self._sock.sendall(wire.frame((wire.READY, os.getpid())))
@@ -83,7 +102,10 @@ class Worker:
         while not self._leaving:
             if not self._bunches:
                 self._ring()
-                if not self._listen():
+                self._idle = True
+                heard = self._listen()
+                self._idle = False
+                if not heard:
                     return
                 continue
             token = token or self._next_token()
@@ -177,7 +199,9 @@ class Worker:
                 args, kwargs = task.arguments.decode(job.args)
             except BadArguments as error:
                 return wire.UNFIT, None, {"reason": f"arguments that no longer fit: {_text(error)}"}
-            value = self._run_async(task, args, kwargs) if task.is_async else self._run_plain(task, args, kwargs)
+            callee: Callee = task if self._middleware is None else self._middleware.around(task)
+            run = self._run_async if callee.is_async else self._run_plain
+            value = run(callee, args, kwargs)
             payload, lost = task.arguments.encode_result(value)
             reason = {"reason": _clean(f"the result could not be kept: {lost}")} if lost else None
             return wire.RETURNED, payload, reason
@@ -203,26 +227,29 @@ class Worker:
             return wire.RAISED, describe(wrong), None
         return wire.RAISED, describe(error), wanted
 
-    def _run_plain(self, task: Task[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        self._stoppable = _raise_stopped
+    def _run_plain(self, task: Callee, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        before, self._stoppable = self._stoppable, _raise_stopped
         try:
             return task.call_here(args, kwargs)
         finally:
-            self._stoppable = None
+            self._stoppable = before
 
-    def _run_async(self, task: Task[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _event_loop(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:
             self._loop = asyncio.Runner()
-        loop = self._loop.get_loop()
+        return self._loop.get_loop()
+
+    def _run_async(self, task: Callee, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        loop = self._event_loop()
 
         async def body() -> Any:
             running = asyncio.current_task()
             assert running is not None
-            self._stoppable = lambda: void(loop.call_soon_threadsafe(running.cancel))
+            before, self._stoppable = self._stoppable, lambda: void(loop.call_soon_threadsafe(running.cancel))
             try:
                 return await task.call_here(args, kwargs)
             finally:
-                self._stoppable = None
+                self._stoppable = before
 
         return loop.run_until_complete(body())
 
@@ -238,8 +265,8 @@ class Worker:
             self._stoppable = None
             self._signalled = True
             stop()
-        elif asked is None and not self._bunches:
-            os._exit(0)  # idle, and told to go by somebody else than the node
+        elif asked is None and self._idle:
+            sys.exit(0)  # idle, and told to go by somebody else than the node
 
 
 _BELL = wire.frame((wire.BELL,))
@@ -251,6 +278,10 @@ def void(_: object) -> None:
 
 def _raise_stopped() -> None:
     raise Stopped("this job was asked to stop")
+
+
+def _trace(error: BaseException | None) -> str:
+    return "" if error is None else "".join(traceback.format_exception(error))
 
 
 def _cpu() -> int:

@@ -21,6 +21,9 @@ RETURNING id;
 -- name: set_hungry
 UPDATE genba.node SET hungry = :hungry WHERE id = :id AND hungry <> :hungry;
 
+-- name: set_slots
+UPDATE genba.node SET slots = :slots WHERE id = :id;
+
 -- name: commands
 DELETE FROM genba.control WHERE node = :node RETURNING seq, job_id, attempt, verb, data;
 
