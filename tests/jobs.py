@@ -7,6 +7,7 @@ one line in one write, so that no death of a process and no other writer can hid
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import subprocess
@@ -229,6 +230,43 @@ def ignore_sigterm(path: str) -> None:
         time.sleep(1)
 
 
+@app.task(max_crashes=1)
+def eat_memory(path: str, megabytes: int, by_child: bool = False) -> str:
+    """Holds so much until `path` exists; also in a child that has left the session."""
+    job = current_job()
+    if by_child:
+        code = f"import os, time; os.setsid(); x = b'x' * ({megabytes} << 20); time.sleep(600)"
+        tell(f"{path}.children", subprocess.Popen([sys.executable, "-S", "-c", code]).pid)
+    else:
+        block = b"x" * (megabytes << 20)
+        assert block
+    tell(f"{path}.started", job.id, job.attempt, os.getpid())
+    while not os.path.exists(path):
+        time.sleep(0.005)
+    return "full"
+
+
+@app.task(max_crashes=1)
+def burn(path: str) -> None:
+    job = current_job()
+    tell(f"{path}.started", job.id, job.attempt, os.getpid())
+    while not os.path.exists(path):
+        pass
+
+
+@app.task(at_most_once=True)
+def wait_once(path: str) -> str:
+    job = current_job()
+    tell(f"{path}.started", job.id, job.attempt, os.getpid())
+    try:
+        while not os.path.exists(path):
+            time.sleep(0.005)
+    except BaseException as error:
+        tell(f"{path}.stopped", job.id, type(error).__name__)
+        raise
+    return "opened"
+
+
 @app.task
 def leave_children(path: str) -> str:
     _leave_children(path)
@@ -254,3 +292,383 @@ def _leave_children(path: str) -> None:
     subprocess.Popen([sys.executable, "-S", "-c", _CHILD, file])
     while not os.path.exists(file) or len(Path(file).read_text().split()) < 2:
         time.sleep(0.005)
+
+
+# what it can say about itself
+
+
+def _connect() -> object:
+    """The driver's own connection, for tables of the user's."""
+    if app.url.startswith("sqlite:"):
+        import apsw
+
+        conn = apsw.Connection(app.url.removeprefix("sqlite:///"))
+        conn.set_busy_timeout(10_000)
+        return conn
+    import psycopg
+
+    return psycopg.connect(app.url, autocommit=True)
+
+
+def book(conn: object, word: str) -> None:
+    conn.execute(f"INSERT INTO ledger (word) VALUES ('{word}')")  # type: ignore[attr-defined]
+
+
+@app.task
+def ask_for(*wishes: str, then: str = "return") -> str:
+    """Asks for one outcome after the other; `apply` after a wish applies it at once."""
+    job = current_job()
+    if job.attempt > 1:
+        return f"attempt {job.attempt}"
+    last = None
+    for wish in wishes:
+        match wish.split(":"):
+            case ["succeed"]:
+                last = job.succeed()
+            case ["succeed", result]:
+                last = job.succeed(result)
+            case ["fail", reason]:
+                last = job.fail(reason)
+            case ["hold", reason]:
+                last = job.hold(reason)
+            case ["retry", delay]:
+                last = job.retry(delay=float(delay))
+            case ["now"]:
+                last = job.retry("now")
+            case ["counted"]:
+                last = job.retry(delay=0, free=False)
+            case ["apply"]:
+                assert last is not None
+                last.apply()
+    if then == "raise":
+        raise ValueError("after all")
+    return then
+
+
+@app.task(explicit_outcome=True)
+def be_explicit(wish: str | None = None) -> str:
+    job = current_job()
+    if wish == "succeed":
+        job.succeed("as asked")
+    elif wish == "apply":
+        job.succeed("applied").apply()
+    elif wish == "hold":
+        job.hold("by hand")
+    return "returned"
+
+
+@app.task
+def apply_twice() -> list[str]:
+    """What the second and third word are met with; told by the log."""
+    job = current_job()
+    first = job.succeed("first")
+    first.apply()
+    for again in (first.apply, lambda: job.fail("no"), lambda: job.transaction().__enter__()):
+        try:
+            again()
+        except Exception as error:
+            job.log(type(error).__name__)
+    return ["returned"]
+
+
+@app.task
+def wait_for_retry(path: str, times: int) -> int:
+    """UseCase45: asks for a retry now, so many times."""
+    job = current_job()
+    tell(path, job.id, job.attempt)
+    if job.attempt <= times:
+        job.retry("now")
+    return job.attempt
+
+
+@app.task
+def apply_and_wait(path: str) -> str:
+    """Ends well at once, and goes on."""
+    job = current_job()
+    job.succeed("applied").apply()
+    return wait_for(path)
+
+
+@app.task(max_crashes=9)
+def walk(path: str, steps: int) -> list[int]:
+    """Saves after each step, dies after the first and third attempt's step, fails after the second's."""
+    job = current_job()
+    done = job.saved or []
+    for step in range(len(done), steps):
+        tell(path, step, job.attempt)
+        done.append(step)
+        job.save(done)
+        if job.attempt == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if job.attempt == 2:
+            raise RuntimeError("on the way")
+    return done
+
+
+@app.task
+def save_badly() -> str:
+    job = current_job()
+    told = []
+    for value in ((1, 2), {1: 2}, float("nan"), "x" * 2_000_000, {"a": [1, {"b": object()}]}):
+        try:
+            job.save(value)
+        except Exception as error:
+            told.append(type(error).__name__)
+    assert job.saved is None
+    return " ".join(told)
+
+
+@app.task
+def save_late(path: str) -> str:
+    """Saves when `path` exists, and tells what that gave."""
+    wait_for(path)
+    try:
+        current_job().save("late")
+    except Exception as error:
+        tell(f"{path}.told", type(error).__name__)
+    return "late"
+
+
+@app.task
+def talk(size: int = 0) -> None:
+    job = current_job()
+    print("from stdout")
+    print("from stderr", file=sys.stderr)
+    logging.getLogger("jobs").warning("from logging")
+    job.log("from", "log")
+    sys.stdout.buffer.write(b"from bytes\n")
+    for _ in range(size // 1_000_000):
+        print("x" * 1_000_000)
+    print("the end \0 \udc80")
+
+
+@app.task
+def talk_and_die(how: str) -> None:
+    print("last words")
+    if how == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if how == "raise":
+        raise ValueError("loud")
+    if how == "hang":
+        time.sleep(60)
+    if how == "apply":
+        current_job().succeed().apply()
+        print("and more")
+
+
+@app.task
+def say_progress(done: float, note: str, how: str = "return") -> None:
+    job = current_job()
+    job.progress(done, 200, note)
+    job.heartbeat()
+    if how == "raise":
+        raise ValueError("on the way")
+    if how == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if how == "apply":
+        job.fail("given up").apply()
+
+
+@app.task
+def count_on(path: str) -> None:
+    """A step every millisecond, until `path` exists."""
+    job = current_job()
+    tell(f"{path}.started", job.id, job.attempt, os.getpid())
+    step = 0
+    while not os.path.exists(path):
+        step += 1
+        job.progress(step, 1_000_000)
+        time.sleep(0.001)
+
+
+@app.task(progress_every="2s")
+def rarely(path: str) -> None:
+    count_on(path)
+
+
+@app.task
+def measure_progress(n: int) -> list[float]:
+    """Seconds for n calls, without and with a note."""
+    job = current_job()
+    told = []
+    for note in (None, "tile 17"):
+        began = time.perf_counter()
+        for i in range(n):
+            job.progress(i, n, note)
+        told.append(time.perf_counter() - began)
+    return told
+
+
+class Curse(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+    __repr__ = __str__
+
+
+class Doom(ValueError):
+    pass
+
+
+def _deep(n: int = 0) -> int:
+    return _deep(n + 1) + 1
+
+
+@app.task
+def end_badly(how: str) -> object:
+    match how:
+        case "exit":
+            sys.exit(0)
+        case "exit text":
+            sys.exit("a text")
+        case "interrupt":
+            raise KeyboardInterrupt
+        case "recursion":
+            return _deep()
+        case "memory":
+            return bytearray(1 << 60)
+        case "curse":
+            raise Curse
+        case "caused by a curse":
+            raise ValueError("outer") from Curse()
+        case "generator exit":
+            raise GeneratorExit
+        case "group":
+            raise ExceptionGroup("many", [ValueError("one"), Curse()])
+        case "object":
+            return object()
+        case "huge":
+            return "x" * 2_000_000
+        case "long":
+            raise ValueError("y" * 10_000_000)
+        case "doom":
+            raise Doom("doomed")
+        case "timeout":
+            raise TimeoutError("too late")
+    raise AssertionError(how)
+
+
+@app.task
+async def end_badly_later(how: str) -> object:
+    await asyncio.sleep(0)
+    return end_badly(how)
+
+
+# effects in the job's own transaction
+
+
+@app.task
+def pay(word: str, how: str = "return", path: str = "") -> str:
+    job = current_job()
+    if how == "die before":
+        with job.transaction() as conn:
+            book(conn, word)
+            if job.attempt == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return "unreached"
+    with job.transaction() as conn:
+        book(conn, word)
+        job.save("booked")
+        add.using(conn=conn, key=f"child of {job.id}").enqueue(1)
+        job.succeed(f"paid {word}")
+        if how == "raise inside":
+            raise ValueError("changed my mind")
+        if how == "wait inside":
+            wait_for(path)
+        if how == "slowly":
+            time.sleep(0.01)
+    if how == "slowly":
+        time.sleep(0.02)
+    if how == "die after":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if how == "raise after":
+        raise ValueError("too late")
+    return "not the result"
+
+
+@app.task
+def leave_open(word: str) -> str:
+    conn = current_job().transaction().__enter__()
+    book(conn, word)
+    return "left open"
+
+
+@app.task
+def take_too_long(word: str, seconds: float) -> str:
+    with current_job().transaction() as conn:
+        book(conn, word)
+        time.sleep(seconds)
+        book(conn, f"{word} again")
+    return "took its time"
+
+
+@app.task
+def produce(case: str) -> None:
+    """UseCase51: a transaction, new jobs, and the end of this one."""
+    job = current_job()
+    if case == "commit":
+        conn = _connect()
+        begin = "BEGIN IMMEDIATE" if app.url.startswith("sqlite:") else "BEGIN"
+        conn.execute(begin)  # type: ignore[attr-defined]
+        book(conn, case)
+        consume.using(conn=conn).enqueue(case)
+        conn.execute("COMMIT")  # type: ignore[attr-defined]
+        conn.close()  # type: ignore[attr-defined]
+        app.wake()
+    elif case == "rollback":
+        try:
+            with job.transaction() as conn:
+                consume.using(conn=conn).enqueue(case)
+                book(conn, "commit")  # a duplicate
+        except Exception as error:
+            job.log(type(error).__name__)
+    else:
+        with job.transaction() as conn:
+            book(conn, case)
+            consume.using(conn=conn).enqueue(case)
+
+
+@app.task
+def consume(case: str) -> str:
+    return case
+
+
+@app.task
+def pay_when(word: str, path: str) -> str:
+    """Pays when `path` exists, and tells what kept it from that."""
+    wait_for(path)
+    try:
+        with current_job().transaction() as conn:
+            book(conn, word)
+    except Exception as error:
+        tell(f"{path}.told", type(error).__name__)
+    return "paid"
+
+
+@app.task
+def look_at_settings() -> None:
+    job = current_job()
+    with job.transaction() as conn:
+        job.succeed(conn.execute("SHOW enable_seqscan").fetchone()[0])
+
+
+@app.task
+def let_others_talk(size: int, die: bool = False) -> None:
+    """Another program, and the descriptors themselves."""
+    print("from python")
+    subprocess.run([sys.executable, "-S", "-c", f"print('from a child'); print('x' * {size})"], check=True)
+    os.write(2, b"from a descriptor\n")
+    if die:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@app.task
+def ask_long(word: str) -> None:
+    """A statement that does not end, in the job's own transaction."""
+    with current_job().transaction() as conn:
+        book(conn, word)
+        if app.url.startswith("sqlite:"):
+            for _ in range(1_000_000):
+                conn.execute("SELECT max(length(hex(randomblob(10000)))) FROM ledger").fetchall()
+        else:
+            conn.execute("SELECT pg_sleep(30)")

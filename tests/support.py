@@ -13,7 +13,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any, LiteralString, TypeVar
@@ -47,13 +47,18 @@ def load_jobs(url: str, folder: Path, **settings: Any) -> Any:
     """The tasks of jobs.py as a client of `url` has them; and a copy of the file in `folder`, for its nodes."""
     source = Path(__file__).with_name("jobs.py")
     (folder / "jobs.py").write_bytes(source.read_bytes())
-    spec = spec_from_file_location("jobs", source)
+    return load_module("jobs", folder, url, source, **settings)
+
+
+def load_module(name: str, folder: Path, url: str, source: Path | None = None, **settings: Any) -> Any:
+    """The module `name` of `folder`, as a client of `url` has it; `source`: or of another file."""
+    spec = spec_from_file_location(name, source or folder / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
-    module = sys.modules["jobs"] = module_from_spec(spec)
+    module = sys.modules[name] = module_from_spec(spec)
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in {"url": url, **settings}.items():
-            patch.setenv(f"GENBA_{name.upper()}", str(value))
+        for setting, value in {"url": url, **settings}.items():
+            patch.setenv(f"GENBA_{setting.upper()}", str(value))
         spec.loader.exec_module(module)
     return module
 
@@ -142,7 +147,8 @@ class NodeProcess:
     def _kill_rest(self) -> bool:
         rest = self._living()
         for process in rest:
-            process.kill()
+            with suppress(psutil.NoSuchProcess):   # its guard was faster
+                process.kill()
         return not rest
 
     def _living(self) -> list[psutil.Process]:

@@ -24,6 +24,7 @@ from genba.domain.states import FINAL, parse_states
 from genba.errors import (
     BadOption,
     BadTask,
+    GenbaError,
     JobGone,
     JobNotFound,
     UnknownTask,
@@ -190,12 +191,22 @@ class Genba:
 
     def hello(self) -> dict[str, Any]:
         """What a node must know of this app."""
+        self._check_middleware()
         return {
             "url": self.settings.url,
             "namespace": self.settings.namespace,
             "lease": self.settings.lease,
             "tasks": [task.describe() for task in self._tasks.values()],
         }
+
+    def _check_middleware(self) -> None:
+        plain = [one for one in self.middlewares if not inspect.iscoroutinefunction(one)]
+        shared = [name for name, task in self._tasks.items() if task.policy.concurrency > 1]
+        if plain and shared:
+            raise BadTask(
+                f"task {shared[0]!r} runs several at a time: the middleware "
+                f"{getattr(plain[0], '__qualname__', plain[0])} must be `async def`, or it would stop them all"
+            )
 
     def results_of_parents(self, job_id: int) -> dict[int, Any]:
         return {
@@ -434,6 +445,20 @@ class Genba:
 
     async def anodes(self) -> list[NodeRecord]:
         return await self.threads(self.nodes)
+
+    def tell_node(self, name: str, verb: str, changes: Mapping[str, Any] | None = None) -> None:
+        """Let the living node `name` "drain", "stop" (a drain without its grace), or "set" pool, min or max."""
+        if verb not in ("drain", "stop", "set"):
+            raise BadOption(f"a node is told to drain, stop or set, not {verb!r}")
+        living = {node.name: node.id for node in self.nodes()}
+        if name not in living:
+            there = f"there are {', '.join(sorted(living))}" if living else "none is alive"
+            raise GenbaError(f"no living node is called {name!r}: {there}")
+        told = msgspec.json.encode(changes).decode() if changes else None
+        self.store.nodes.command(living[name], verb, told)
+
+    async def atell_node(self, name: str, verb: str, changes: Mapping[str, Any] | None = None) -> None:
+        return await self.threads(self.tell_node, name, verb, changes)
 
     # wait
 

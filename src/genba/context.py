@@ -2,28 +2,98 @@
 
 from __future__ import annotations
 
+import math
+import random
 from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
 from contextvars import ContextVar
-from typing import Any
+from types import TracebackType
+from typing import Any, Protocol
 
 import msgspec
 
-from genba.errors import GenbaError
+from genba.arguments import encode_plain
+from genba.domain.duration import duration
+from genba.domain.outcome import Fence, Report, Wish
+from genba.errors import BadOption, GenbaError, IllegalMove, Stopped
 from genba.wire import NOTE_LIMIT, Job, Slate
 
 _current: ContextVar[RunningJob | None] = ContextVar("genba_job", default=None)
 _only: list[Callable[[], RunningJob] | None] = [None]  # of a worker that runs one job at a time, for its threads too
 
 
+_NOTHING = object()  # no result given: what the function returns is the result
+
+
+class Inside(Protocol):
+    """The store, as far as a running job may write about itself."""
+
+    def save(self, fence: Fence, checkpoint: bytes, within: Any = None) -> None: ...
+
+    def end(self, fence: Fence, wish: Wish, report: Report, jitter: float) -> None: ...
+
+    def transaction(
+        self, fence: Fence, told: Callable[[], tuple[Wish, Report, float]]
+    ) -> AbstractContextManager[Any]: ...
+
+
+class Host(Protocol):
+    """What a running job needs of its worker."""
+
+    @property
+    def slate(self) -> Slate: ...
+
+    def inside(self) -> Inside: ...
+
+    def deps(self, job_id: int) -> dict[int, Any]: ...
+
+    def moment(self, value: Any) -> int: ...
+
+    def encode_result(self, task: str, value: Any) -> tuple[bytes | None, str | None]: ...
+
+    def report(self, progress: str | None) -> Report: ...
+
+    def log(self, text: str) -> None: ...
+
+    def stopping(self) -> None:
+        """The job has heard, before the node could tell, that it shall stop."""
+        ...
+
+
+class Outcome:
+    """What a job has asked to end with: so it ends when its function returns, or at once by `apply()`."""
+
+    __slots__ = ("_apply", "wish")
+
+    def __init__(self, wish: Wish, apply: Callable[[Outcome], None]) -> None:
+        self.wish = wish
+        self._apply = apply
+
+    def __repr__(self) -> str:
+        return f"<Outcome {self.wish.wants}>"
+
+    def apply(self) -> None:
+        """End the job now; durable when it returns.  Code that goes on after it has nothing more to say.
+
+        IllegalMove if an outcome is applied already, or a later request has replaced this one.
+        """
+        self._apply(self)
+
+
 class RunningJob:
     """The job that this code is part of."""
 
-    def __init__(self, job: Job, place: int, slate: Slate, deps: Callable[[int], dict[int, Any]]) -> None:
+    def __init__(self, job: Job, place: int, host: Host) -> None:
         self._job = job
         self._place = place
-        self._slate = slate
-        self._deps = deps
+        self._host = host
+        self._slate = host.slate
         self._extra = job.extra or (None, 0, 0, None)
+        self._saved: bytes | None = self._extra[3]
+        self._told: tuple[float, float, bytes] | None = None
+        self._asked: Outcome | None = None
+        self._applied = False
+        self._open: OwnTransaction | None = None
 
     @property
     def id(self) -> int:
@@ -66,7 +136,7 @@ class RunningJob:
     @property
     def deps(self) -> dict[int, Any]:
         """The results of the jobs that this one waited for, by id."""
-        return self._deps(self._job.id)
+        return self._host.deps(self._job.id)
 
     @property
     def should_stop(self) -> bool:
@@ -80,14 +150,162 @@ class RunningJob:
 
     def progress(self, done: float, total: float = 100, note: str | None = None) -> None:
         """Tell how far it is; cheap enough for every turn of a loop."""
-        if not 0 <= done <= total:
+        if not 0 <= done <= total < math.inf:
             raise ValueError(f"progress must lie between 0 and {total}, not {done!r}")
         text = b"" if note is None else note.encode(errors="replace")[:NOTE_LIMIT]
+        self._told = done, total, text
         self._slate.note(self._place, done, total, text)
 
     def heartbeat(self) -> None:
         """Say that it is alive, and leave the progress alone."""
         self._slate.beat()
+
+    def log(self, *words: object) -> None:
+        """A line for the log of this attempt, with the time; `print` and `logging` go there too."""
+        self._host.log(" ".join(map(str, words)))
+
+    # checkpoints
+
+    def save(self, value: Any) -> None:
+        """A checkpoint: the next attempt at this job finds it in `saved`, whatever becomes of this one.
+
+        Plain JSON values only.  Durable when it returns; inside `transaction()`, with its commit.
+        LeaseLost if this attempt is over.
+        """
+        checkpoint = encode_plain((), {"saved": value})
+        within = self._open.own if self._open else None
+        self._host.inside().save(self.fence, checkpoint, within)
+        self._saved = checkpoint
+
+    @property
+    def saved(self) -> Any:
+        """The last checkpoint of this job, or None."""
+        return None if self._saved is None else msgspec.json.decode(self._saved)["saved"]
+
+    # how it shall end
+
+    def succeed(self, result: Any = _NOTHING) -> Outcome:
+        """Ask to end well, with this result; an exception that comes later is stronger."""
+        if result is _NOTHING:
+            return self._ask(Wish(wants="succeed"))
+        payload, lost = self._host.encode_result(self._job.task, result)
+        reason = f"the result could not be kept: {lost}" if lost else None
+        return self._ask(Wish(wants="succeed", result=payload or b"null", reason=reason))
+
+    def fail(self, reason: str) -> Outcome:
+        """Ask to fail for good, whatever the retry budget says."""
+        return self._ask(Wish(wants="fail", reason=_clean(reason)))
+
+    def hold(self, reason: str) -> Outcome:
+        """Ask to be held until a person resumes it."""
+        return self._ask(Wish(wants="hold", reason=_clean(reason)))
+
+    def retry(self, at: Any = None, *, delay: Any = None, free: bool = True, reason: str | None = None) -> Outcome:
+        """Ask for another attempt; `free` takes nothing from the budget.  Without a time, by the job's retry rule."""
+        if at is not None and delay is not None:
+            raise BadOption("at and delay exclude each other; give one of them")
+        wish = Wish(
+            wants="retry",
+            reason=_clean(reason) if reason else None,
+            at=None if at is None else self._host.moment(at),
+            delay=None if delay is None else duration(delay),
+            free=free,
+        )
+        return self._ask(wish)
+
+    def _ask(self, wish: Wish) -> Outcome:
+        self._refuse_after_apply()
+        self._asked = Outcome(wish, self._apply)
+        return self._asked
+
+    def _apply(self, outcome: Outcome) -> None:
+        self._refuse_after_apply()
+        if outcome is not self._asked:
+            raise IllegalMove(f"job {self.id}: a later request has replaced this one")
+        if self._open:
+            raise IllegalMove(f"job {self.id}: inside transaction() the end of the block applies the outcome")
+        self._host.inside().end(self.fence, *self._last_words())
+        self._applied = True
+
+    def _refuse_after_apply(self) -> None:
+        if self._applied:
+            raise IllegalMove(f"job {self.id}: the outcome of attempt {self.attempt} is applied already")
+
+    def _last_words(self) -> tuple[Wish, Report, float]:
+        wish = self._asked.wish if self._asked else Wish(wants="succeed")
+        if wish.wants == "succeed" and wish.result is None:
+            wish = Wish(wants="succeed", result=b"null", reason=wish.reason)
+        return wish, self._host.report(self.told), random.random()  # noqa: S311  spreads retries
+
+    def transaction(self) -> OwnTransaction:
+        """`with` it as conn: what is written on conn, jobs enqueued with `conn=conn`, and the end of this job are one
+        commit; an exception in the block undoes all of it.
+
+        The job succeeds with the result of `succeed(…)`, or ends as it has asked; afterwards nothing changes that.
+        LeaseLost if this attempt is over.  On SQLite the block may take 5 s, because nobody else can write meanwhile.
+        """
+        return OwnTransaction(self)
+
+    # for the worker
+
+    @property
+    def applied(self) -> bool:
+        return self._applied
+
+    @property
+    def wish(self) -> Wish | None:
+        return self._asked.wish if self._asked else None
+
+    @property
+    def told(self) -> str | None:
+        """The last progress, as it is stored."""
+        if self._told is None:
+            return None
+        done, total, text = self._told
+        return msgspec.json.encode((float(done), float(total), text.decode(errors="replace"))).decode()
+
+    def leave(self) -> bool:
+        """Roll back a transaction that was left open; True if there was one."""
+        left = self._open
+        if left is not None:
+            with suppress(GenbaError):  # its time may have been over before
+                left.__exit__(RuntimeError, RuntimeError("left open"), None)
+        return left is not None
+
+
+class OwnTransaction:
+    """The transaction of a running job."""
+
+    def __init__(self, job: RunningJob) -> None:
+        self._job = job
+        self.own: AbstractContextManager[Any] | None = None
+
+    def __enter__(self) -> Any:
+        job = self._job
+        job._refuse_after_apply()
+        if job._open:
+            raise IllegalMove(f"job {job.id} has a transaction open already")
+        own = job._host.inside().transaction(job.fence, job._last_words)
+        try:
+            conn = own.__enter__()
+        except Stopped:
+            job._host.stopping()
+            raise
+        self.own, job._open = own, self
+        return conn
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        own, self.own, self._job._open = self.own, None, None
+        if own is not None:
+            own.__exit__(kind, error, trace)
+            self._job._applied = error is None
+
+
+def _clean(reason: str) -> str:
+    """Without what a database refuses."""
+    return str(reason).encode(errors="replace").decode().replace("\0", "\ufffd")[:8192]
 
 
 def current_job() -> RunningJob:
@@ -99,6 +317,11 @@ def current_job() -> RunningJob:
     if make is None:
         raise GenbaError("current_job() is for code that runs as a job; here none is running")
     return make()
+
+
+def enter_task(job: RunningJob) -> None:
+    """For a worker that runs several at a time: the job of this asyncio task, and of what it starts."""
+    _current.set(job)
 
 
 def enter(make: Callable[[], RunningJob] | None) -> None:

@@ -11,7 +11,7 @@ import msgspec
 
 from genba.domain.duration import Duration, to_datetime
 from genba.domain.states import FINAL, State
-from genba.errors import JobCancelled, JobFailed, JobGone, JobTimedOut
+from genba.errors import GenbaError, JobCancelled, JobFailed, JobGone, JobTimedOut
 from genba.storage.records import AttemptRecord, JobRecord
 
 if TYPE_CHECKING:
@@ -234,12 +234,17 @@ class Job(Generic[R]):
 
     # steering
 
-    def cancel(self, reason: str | None = None) -> bool:
-        """Cancel it, or ask it to stop if it runs; False if it was final already."""
+    def cancel(self, reason: str | None = None, *, series: bool = False) -> bool:
+        """Cancel it, or ask it to stop if it runs; False if it was final already.
+
+        `series` ends the schedule too that made this job, if one did.
+        """
+        if series and self.record.schedule_id is not None:
+            raise GenbaError(f"job {self.id} belongs to a schedule, and schedules are not available in this version")
         return self._app.store.cancel(self.id, reason)
 
-    async def acancel(self, reason: str | None = None) -> bool:
-        return await self._app.threads(self.cancel, reason)
+    async def acancel(self, reason: str | None = None, *, series: bool = False) -> bool:
+        return await self._app.threads(self.cancel, reason, series=series)
 
     def kill(self, reason: str | None = None) -> bool:
         """As cancel, but a running one gets no time to end by itself."""

@@ -17,7 +17,11 @@ from genba.errors import BadOption, GenbaError
 if TYPE_CHECKING:
     from genba.app import Genba
 
-_OPTIONS = ("name", "queues", "pool", "min", "max", "grace", "lease")
+_PLAIN = (
+    *("name", "pool", "min", "max", "grace", "spawn"),
+    *("max_dedicated", "recycle_after", "max_load", "min_free_memory"),
+)
+_OPTIONS = ("queues", "lease", "reload", "debug", *_PLAIN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +41,10 @@ class NodeHandle:
         if queues:
             listed = queues.items() if isinstance(queues, Mapping) else [(name, None) for name in queues]
             words += ["-q", ",".join(name if slots is None else f"{name}:{slots}" for name, slots in listed)]
-        for name in ("name", "pool", "min", "max", "grace"):
+        words += [f"--{name}" for name in ("reload", "debug") if given.get(name)]
+        for name in _PLAIN:
             if given.get(name) is not None:
-                words += [f"--{name}", str(given[name])]
+                words += [f"--{name.replace('_', '-')}", str(given[name])]
         environ = {
             "GENBA_URL": app.settings.url,
             "GENBA_NAMESPACE": app.settings.namespace,

@@ -180,6 +180,7 @@ class Snapshot(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
     unique_for: Micros | None = None
     keep: Micros | None = DEFAULT_POLICY.keep
     once: bool | Literal["task", "waiting"] = False
+    progress_every: Micros = DEFAULT_POLICY.progress_every
 
     @classmethod
     def of(cls, options: Options, policy: Policy) -> Snapshot:
@@ -199,6 +200,7 @@ class Snapshot(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
             unique_for=options.unique_for,
             keep=policy.keep,
             once=options.once,
+            progress_every=policy.progress_every,
         )
 
     @classmethod
@@ -368,17 +370,17 @@ _SIZE = re.compile(r"\s*([0-9]{1,15}(?:\.[0-9]{1,6})?)\s*(?:([KMGT])(i?)B?|B)?\s
 _SIZE_STEPS = "KMGT"
 
 
-def _memory(name: str, value: Any) -> int | None:
+def size(name: str, value: Any) -> int | None:
     """Bytes; K, M, G and T are powers of 1024, with or without the i and the B."""
     if value is None:
         return None
-    size = value
+    count = value
     if isinstance(value, str) and (match := _SIZE.fullmatch(value)):
         step = 0 if match[2] is None else _SIZE_STEPS.index(match[2].upper()) + 1
-        size = int(float(match[1]) * 1024**step)
-    if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size < 2**63:
+        count = int(float(match[1]) * 1024**step)
+    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count < 2**63:
         raise _refuse(name, value, 'a number of bytes or a text like "512M" or "2G"')
-    return size
+    return count
 
 
 def _items(name: str, value: Any, wanted: str) -> tuple[Any, ...]:
@@ -453,7 +455,7 @@ _OPTION_READERS: Mapping[str, Reader] = MappingProxyType(
         "timeout": _time(),
         "grace": _time(none=False, zero=True),
         "stall_timeout": _time(),
-        "memory": _memory,
+        "memory": size,
         "cpu": _time(),
         "after": _after,
         "on_dependency_failure": _one_of("cancel", "run", "hold"),
@@ -483,7 +485,7 @@ _POLICY_READERS: Mapping[str, Reader] = MappingProxyType(
         "explicit_outcome": _flag,
         "at_most_once": _flag,
         "max_crashes": _whole(1, 2**31 - 1),
-        "concurrency": _whole(1, 10_000),
+        "concurrency": _whole(1, 1000),
         "keep": _time(zero=True),
         "on_final": _on_final,
         "progress_every": _time(none=False, zero=True),

@@ -15,6 +15,10 @@ from genba.errors import BadOption
 from genba.options import NAME
 
 NAMES = ("url", "namespace", "lease", "tz")
+NODE_NAMES = (
+    *("queues", "pool", "min", "max", "grace"),
+    *("max_dedicated", "recycle_after", "max_load", "min_free_memory"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +37,7 @@ def read(given: Mapping[str, Any], environ: Mapping[str, str] | None = None, fol
     """What holds, after all three places were asked; BadOption names the place that is wrong."""
     environ = os.environ if environ is None else environ
     found = Settings()
-    project = _project((folder or Path.cwd()) / "pyproject.toml")
+    project = {name: value for name, value in _project(folder).items() if name != "node"}
     layers: list[tuple[str, Mapping[str, Any]]] = [
         ("[tool.genba]", project),
         ("the environment", {n: environ[f"GENBA_{n.upper()}"] for n in NAMES if environ.get(f"GENBA_{n.upper()}")}),
@@ -45,7 +49,19 @@ def read(given: Mapping[str, Any], environ: Mapping[str, str] | None = None, fol
     return found
 
 
-def _project(path: Path) -> Mapping[str, Any]:
+def read_node(environ: Mapping[str, str] | None = None, folder: Path | None = None) -> dict[str, Any]:
+    """What `[tool.genba.node]` and GENBA_NODE_* say of a node, as it is written there."""
+    environ = os.environ if environ is None else environ
+    table = _project(folder).get("node", {})
+    unknown = [name for name in table if name not in NODE_NAMES]
+    if unknown:
+        raise BadOption(f"[tool.genba.node]: there is no setting {unknown[0]!r}; there are {', '.join(NODE_NAMES)}")
+    told = {name: environ.get(f"GENBA_NODE_{name.upper()}") for name in NODE_NAMES}
+    return {**table, **{name: value for name, value in told.items() if value}}
+
+
+def _project(folder: Path | None) -> Mapping[str, Any]:
+    path = (folder or Path.cwd()) / "pyproject.toml"
     try:
         table: Mapping[str, Any] = tomllib.loads(path.read_text()).get("tool", {}).get("genba", {})
     except OSError:

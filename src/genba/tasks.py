@@ -98,6 +98,8 @@ class Task(Generic[P, R, V]):
         if not callable(body):
             raise BadTask(f"{name}: a task is a function, or a class with a method `run`, not {fn!r}")
         self.is_async = inspect.iscoroutinefunction(body)
+        if policy.concurrency > 1 and not self.is_async:
+            raise BadTask(f"{name}: concurrency is for tasks that are `async def`; others run one at a time")
         self._body = body
         self.arguments = Arguments.of(body, skip_first=self.owner is not None, name=name)
         self.__doc__ = fn.__doc__
@@ -156,6 +158,7 @@ class Task(Generic[P, R, V]):
             "explicit_outcome": policy.explicit_outcome,
             "at_most_once": policy.at_most_once,
             "max_crashes": policy.max_crashes,
+            "concurrency": policy.concurrency,
             "keep": policy.keep,
             **self.arguments.describe(),
         }

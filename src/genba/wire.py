@@ -15,12 +15,14 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-BUNCH, STOP, EXIT = range(3)  # node → worker: [BUNCH, serial, jobs], [STOP, place], [EXIT]
-READY, BELL, RESULTS = range(3)  # worker → node: [READY, pid], [BELL], [RESULTS, [result, …]]
+# node → worker: [BUNCH, serial, jobs], [STOP, seat, place], [EXIT], [SHARE, seats], [SEAT, seat, serial, job]
+BUNCH, STOP, EXIT, SHARE, SEAT = range(5)
+# worker → node: [READY, pid], [BELL], [RESULTS, [result, …]], [SEATED, seat, [result]]
+READY, BELL, RESULTS, SEATED = range(4)
 
 IDLE, RUNNING, DONE = range(3)  # phases of the status word
 
-RETURNED, RAISED, STOPPED, UNFIT = range(4)  # how the call ended, as the worker saw it
+RETURNED, RAISED, STOPPED, UNFIT, APPLIED = range(5)  # how the call ended; APPLIED: the job has written its end itself
 
 _length = struct.Struct("<I")
 _encoder = msgspec.msgpack.Encoder()
@@ -47,7 +49,7 @@ class Result(NamedTuple):
     payload: bytes | None
     started: int
     ended: int
-    cpu: int
+    cpu: int | None
     peak: int
     extra: dict[str, Any] | None
 
@@ -100,14 +102,18 @@ NOTE_LIMIT = 4000
 _RING = 8192
 _RING_SIZE = 1 << 17
 _SKIP = 0xFFFFFFFF
-SIZE = _RING + _RING_SIZE
+_LOGGED = 4096 // 8  # a word of its own page: how many bytes the job has written
+_LOG = _RING + _RING_SIZE
+LOG_END = 1 << 15  # of what a job writes, so much from the beginning and so much from the end is kept
+SIZE = _LOG + 2 * LOG_END
 
 
 class Slate:
     """The shared memory of one worker, from either side."""
 
-    def __init__(self, fd: int) -> None:
-        self._map = mmap.mmap(fd, SIZE)
+    def __init__(self, fd: int, at: int = 0) -> None:
+        self._fd = fd
+        self._map = mmap.mmap(fd, SIZE, offset=at * SIZE)
         self._words = memoryview(self._map).cast("Q")
 
     @staticmethod
@@ -115,6 +121,15 @@ class Slate:
         fd = os.memfd_create("genba-slate", os.MFD_CLOEXEC)
         os.ftruncate(fd, SIZE)
         return fd
+
+    @staticmethod
+    def make_room(fd: int, seats: int) -> None:
+        """For so many jobs at a time; it never gets smaller."""
+        os.ftruncate(fd, max(os.fstat(fd).st_size, SIZE * (seats + 1)))
+
+    def seat(self, number: int) -> Slate:
+        """That of one job among several."""
+        return Slate(self._fd, number + 1)
 
     def close(self) -> None:
         self._words.release()
@@ -184,6 +199,48 @@ class Slate:
         if self._words[_TURN] != turn:
             return None
         return turn, place, done, total, text.decode(errors="replace")
+
+    # what the job writes: it outlives its writer, too
+
+    def write(self, text: bytes) -> None:
+        at = self._words[_LOGGED]
+        self._words[_LOGGED] = at + len(text)
+        if at < LOG_END:
+            head = text[: LOG_END - at]
+            self._map[_LOG + at : _LOG + at + len(head)] = head
+            text = text[len(head) :]
+            at = LOG_END
+        skipped = len(text) - LOG_END
+        if skipped > 0:
+            text, at = text[skipped:], at + skipped
+        while text:
+            start = (at - LOG_END) % LOG_END
+            part = text[: LOG_END - start]
+            base = _LOG + LOG_END + start
+            self._map[base : base + len(part)] = part
+            text, at = text[len(part) :], at + len(part)
+
+    def logged(self) -> int:
+        """How many bytes the job has written."""
+        return self._words[_LOGGED]
+
+    def log(self) -> str | None:
+        """What the job has written; of a long text the beginning and the end."""
+        size = self._words[_LOGGED]
+        if not size:
+            return None
+        middle, end = _LOG + LOG_END, _LOG + 2 * LOG_END
+        text = self._map[_LOG : _LOG + min(size, LOG_END)]
+        if size <= 2 * LOG_END:
+            text += self._map[middle : middle + max(0, size - LOG_END)]
+        else:
+            turn = middle + size % LOG_END
+            left_out = size - 2 * LOG_END
+            text += b"\n[genba: %d bytes left out]\n" % left_out + self._map[turn:end] + self._map[middle:turn]
+        return text.decode(errors="replace").replace("\0", "\ufffd")
+
+    def forget_log(self) -> None:
+        self._words[_LOGGED] = 0
 
     # results: a ring that outlives its writer
 

@@ -31,6 +31,14 @@ def genba(url: str, *args: str, cwd: Path, within: float = 20) -> subprocess.Com
     return subprocess.run(genba_command(*args), cwd=cwd, env=env, capture_output=True, text=True, timeout=within)
 
 
+@pytest.fixture
+def client(shop):
+    """The tasks, in a queue to which the test must not add a job."""
+    before = shop.app.count(state="any")
+    yield shop.jobs
+    assert shop.app.count(state="any") == before
+
+
 # arguments
 
 
@@ -50,13 +58,12 @@ def genba(url: str, *args: str, cwd: Path, within: float = 20) -> subprocess.Com
     ],
     ids=repr,
 )
-def test_arguments_that_do_not_fit_the_signature_are_refused_at_the_enqueue(jobs, args, kwargs, told):
+def test_arguments_that_do_not_fit_the_signature_are_refused_at_the_enqueue(client, args, kwargs, told):
     with pytest.raises(BadArguments, match=told) as caught:
-        jobs.add.enqueue(*args, **kwargs)
+        client.add.enqueue(*args, **kwargs)
 
     assert "jobs.add" in str(caught.value)
     assert isinstance(caught.value, TypeError)
-    assert jobs.app.count(state="any") == 0
 
 
 @pytest.mark.parametrize(
@@ -74,16 +81,15 @@ def test_arguments_that_do_not_fit_the_signature_are_refused_at_the_enqueue(jobs
     ],
     ids=["set", "object", "bytes", "nan", "inf", "NUL", "surrogate", "tuple", "int key"],
 )
-def test_values_that_cannot_be_kept_are_refused_with_the_path_to_them(jobs, value, path):
+def test_values_that_cannot_be_kept_are_refused_with_the_path_to_them(client, value, path):
     with pytest.raises(BadArguments, match=path):
-        jobs.app.enqueue("somebody.elses", order=value)
-    assert jobs.app.count(state="any") == 0
+        client.app.enqueue("somebody.elses", order=value)
 
 
-def test_text_that_no_database_takes_is_refused_in_typed_arguments_too(jobs):
+def test_text_that_no_database_takes_is_refused_in_typed_arguments_too(client):
     for text in ("a\0b", "\udcff"):
         with pytest.raises(BadArguments, match="word"):
-            jobs.write.enqueue("path", text)
+            client.write.enqueue("path", text)
 
 
 def test_arguments_that_are_too_large_are_refused_with_both_sizes(jobs):
@@ -92,12 +98,11 @@ def test_arguments_that_are_too_large_are_refused_with_both_sizes(jobs):
     assert jobs.write.enqueue("path", "x" * 1_000_000).args["word"] == "x" * 1_000_000
 
 
-def test_one_bad_call_of_many_and_nothing_is_enqueued(jobs):
+def test_one_bad_call_of_many_and_nothing_is_enqueued(client):
     with pytest.raises(BadArguments):
-        jobs.app.enqueue_many([jobs.add.call(1), jobs.add.call("two")])
+        client.app.enqueue_many([client.add.call(1), client.add.call("two")])
     with pytest.raises(JobNotFound, match="999999"):
-        jobs.app.enqueue_many([jobs.add.call(1), jobs.add.using(after=[999_999]).call(2)])
-    assert jobs.app.count(state="any") == 0
+        client.app.enqueue_many([client.add.call(1), client.add.using(after=[999_999]).call(2)])
 
 
 # options
@@ -131,20 +136,18 @@ def test_one_bad_call_of_many_and_nothing_is_enqueued(jobs):
     ],
     ids=lambda value: ",".join(value) if isinstance(value, dict) else "",
 )
-def test_options_that_are_unknown_ill_typed_or_contradictory_are_refused(jobs, options, told):
+def test_options_that_are_unknown_ill_typed_or_contradictory_are_refused(client, options, told):
     with pytest.raises(BadOption, match=told):
-        jobs.add.using(**options).enqueue(1)
-    assert jobs.app.count(state="any") == 0
+        client.add.using(**options).enqueue(1)
 
 
-def test_a_call_must_stand_behind_those_it_waits_for(jobs):
-    first = jobs.add.call(1)
-    second = jobs.add.using(after=[first]).call(2)
+def test_a_call_must_stand_behind_those_it_waits_for(client):
+    first = client.add.call(1)
+    second = client.add.using(after=[first]).call(2)
 
     for calls in ([second, first], [second]):
         with pytest.raises(BadOption, match="after"):
-            jobs.app.enqueue_many(calls)
-    assert jobs.app.count(state="any") == 0
+            client.app.enqueue_many(calls)
 
 
 # tasks

@@ -9,6 +9,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from tests.support import eventually
@@ -81,10 +82,23 @@ def test_a_child_of_a_process_that_used_async_twins_has_threads_of_its_own(jobs)
     assert jobs.app.count() == 21
 
 
+def test_a_grandchild_enqueues_too(jobs):
+    jobs.add.enqueue(0)
+
+    def serve() -> None:
+        jobs.add.enqueue(1)
+        ended_well(forked(lambda: jobs.add.enqueue(2)))
+
+    began = time.monotonic()
+    ended_well(forked(serve))
+    assert jobs.app.count() == 3
+    assert time.monotonic() - began < 5
+
+
 def test_a_fork_while_another_thread_enqueues_does_not_hang(jobs):
     jobs.add.enqueue(0)
     over = threading.Event()
-    made = []
+    made: list[Any] = []
 
     def produce() -> None:
         while not over.is_set():

@@ -133,6 +133,8 @@ def test_no_job_is_lost_and_each_repeated_run_is_explained_by_a_kill(jobs, url, 
     told = lines(effects)
     fences = [fence for *_, fence in told]
     assert len(fences) == len(set(fences)), "two runs have the same fence"
+    tries = [(job, attempt) for _, job, attempt, *_ in told]
+    assert len(tries) == len(set(tries)), "two runs have the same attempt number"
     runs: dict[str, list[tuple[str, str]]] = defaultdict(list)
     for word, _, _, pid, zygote, _ in told:
         runs[word].append((pid, zygote))

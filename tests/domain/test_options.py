@@ -108,9 +108,9 @@ def test_an_ill_typed_policy_is_refused_by_name(name, value):
 
 def test_a_policy_is_read_into_one_form():
     read = policy(
-        name="a.b:c#d-e", title="A", keep=None, max_crashes=1, concurrency=8, on_final="x.y", progress_every=0
+        name="a.b:c#d-e", title="A", keep=None, max_crashes=1, concurrency=1, on_final="x.y", progress_every=0
     )
-    assert (read.name, read.keep, read.max_crashes, read.concurrency) == ("a.b:c#d-e", None, 1, 8)
+    assert (read.name, read.keep, read.max_crashes, read.concurrency) == ("a.b:c#d-e", None, 1, 1)
     assert (read.on_final, read.progress_every) == ("x.y", 0)
 
 

@@ -99,3 +99,38 @@ def test_what_is_no_retry_option_is_refused(value):
 def test_a_field_out_of_its_range_is_refused(wrong):
     with pytest.raises(BadOption):
         Retry(**wrong)
+
+
+class Late(TimeoutError):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("rule", "error", "covered"),
+    [
+        ({}, KeyboardInterrupt, True),
+        ({"on": [OSError]}, Late, True),
+        ({"on": OSError}, Late, True),
+        ({"on": ["TimeoutError"]}, Late, True),
+        ({"on": "Late"}, Late, True),
+        ({"on": [Late]}, Late, True),
+        ({"on": [Late]}, TimeoutError, False),
+        ({"on": [f"{Late.__module__}.Late"]}, Late, True),
+        ({"on": [f"{Late.__module__.partition('.')[0]}.Late"]}, Late, True),
+        ({"on": ["elsewhere.Late"]}, Late, False),
+        ({"never": [OSError]}, Late, False),
+        ({"on": [Late], "never": [OSError]}, Late, False),
+        ({"on": [OSError], "never": [Late]}, TimeoutError, True),
+    ],
+)
+def test_a_rule_covers_exceptions_by_class_or_name(rule, error, covered):
+    retry = Retry(1, **rule)
+
+    assert retry.covers(error) is covered
+    assert Retry.from_json(json.loads(json.dumps(retry.to_json()))) == retry
+
+
+@pytest.mark.parametrize("wrong", [{"on": [int]}, {"never": [3]}, {"on": ["not a name"]}, {"on": 3}, {"on": [""]}])
+def test_what_is_no_exception_is_refused(wrong):
+    with pytest.raises(BadOption, match="retry"):
+        Retry(1, **wrong)

@@ -35,6 +35,7 @@ class FakeApp:
         app: Any = self
         self.lifespans: list[Callable[[], Any]] = []
         self.middlewares: list[Callable[..., Any]] = []
+        self.store: Any = None
         self._tasks: dict[str, Task[..., Any]] = {
             fn.__name__: Task(app, fn, fn.__name__, DEFAULT_OPTIONS, DEFAULT_POLICY) for fn in functions
         }

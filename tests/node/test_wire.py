@@ -266,3 +266,41 @@ def test_what_is_in_the_ring_outlives_its_writer() -> None:
     assert node.status() == (5, wire.RUNNING)
     node.close()
     os.close(fd)
+
+
+# the log
+
+
+@given(st.lists(st.binary(max_size=3 * wire.LOG_END), max_size=6))
+def test_of_what_a_job_writes_the_beginning_and_the_end_are_kept(parts: list[bytes]) -> None:
+    fd = Slate.create()
+    slate = Slate(fd)
+    for part in parts:
+        slate.write(part.replace(b"\0", b"x").translate(_ASCII))
+    whole = b"".join(parts).replace(b"\0", b"x").translate(_ASCII).decode()
+
+    log = slate.log()
+
+    assert slate.logged() == len(whole)
+    if not whole:
+        assert log is None
+    elif len(whole) <= 2 * wire.LOG_END:
+        assert log == whole
+    else:
+        left_out = len(whole) - 2 * wire.LOG_END
+        marker = f"\n[genba: {left_out} bytes left out]\n"
+        assert log == whole[: wire.LOG_END] + marker + whole[-wire.LOG_END :]
+    slate.forget_log()
+    assert slate.log() is None
+    slate.close()
+    os.close(fd)
+
+
+_ASCII = bytes(byte & 0x7F or 0x78 for byte in range(256))
+
+
+def test_what_a_log_says_can_be_stored_whatever_it_is(slates: tuple[Slate, Slate]) -> None:
+    worker, node = slates
+    worker.write(b"a\0b\xff")
+
+    assert node.log() == "a\ufffdb\ufffd"

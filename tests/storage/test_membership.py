@@ -288,3 +288,49 @@ def test_an_idle_node_hears_of_new_work(store, url, clock):
             assert select.select([node.presence.fileno()], [], [], 5)[0]
         finally:
             node.presence.vanish()
+
+
+# what operators want, and what is told
+
+
+def test_a_node_gets_the_commands_for_itself_only(store):
+    joined(store, 7, name="one")
+    joined(store, 8, name="two")
+
+    store.nodes.command(7, "set", '{"max":4}')
+    store.nodes.command(7, "drain")
+
+    assert store.nodes.renew(8).commands == []
+    assert [(one.verb, one.data) for one in store.nodes.renew(7).commands] == [("set", '{"max":4}'), ("drain", None)]
+    assert store.nodes.renew(7).commands == []
+
+
+def test_a_node_may_change_its_size_and_tell_what_happens(store, url):
+    joined(store, 7, slots=2)
+
+    store.nodes.resize(7, 5)
+    store.nodes.tell(7, [("gate_closed", {"reason": "load"}), ("gate_opened", {})])
+
+    assert [node.slots for node in store.nodes.live()] == [5]
+    told = rows(url, "SELECT kind, data FROM genba.event WHERE kind LIKE 'gate%' ORDER BY seq")
+    assert [(kind, bytes(text)) for kind, text in told] == [
+        ("gate_closed", b'{"node":7,"reason":"load"}'),
+        ("gate_opened", b'{"node":7}'),
+    ]
+
+
+def test_dedicated_jobs_can_be_claimed_past_those_that_wait_before_them(store):
+    joined(store)
+    enqueued(store, 3)
+    mine = [one(store, options='{"timeout":5,"dedicated":true}') for _ in range(3)]
+    one(store, options='{"dedicated":true}', task="unknown")
+
+    got = store.claim_dedicated(1, CLAIM, ["default"], [TASK], 2)
+
+    assert [job.id for job in got] == mine[:2]
+    assert states(store, mine) == ["running", "running", "waiting"]
+    assert [job.id for job in store.claim_dedicated(1, CLAIM, ["default"], [TASK], 2)] == mine[2:]
+    assert store.claim_dedicated(1, CLAIM, ["default"], [TASK], 2) == []
+    store.nodes.drain(1)
+    one(store, options='{"dedicated":true}')
+    assert store.claim_dedicated(1, CLAIM, ["default"], [TASK], 2) == []

@@ -294,6 +294,40 @@ def wait(asked: Asked, ids: Sequence[int], keys: Sequence[str], timeout: str | N
     return 0 if all(one.state == State.SUCCEEDED for one in ended) else 1
 
 
+@job.command(name="run")
+@click.argument("id", type=_ID)
+@click.option("--here", is_flag=True, required=True, help="In this process: the only way there is.")
+@click.option("--app", "target", required=True, metavar="MODULE:APP", help="The app that has its task.")
+@common
+@pass_asked
+def run_job(asked: Asked, id: int, here: bool, target: str) -> int:
+    """Run one job in the foreground, with no timer, so that breakpoint() and pdb work.
+
+    The job must be waiting, scheduled or held.  Nobody else gets it meanwhile, and how it ends is written as for any
+    other run.  Break it off (Ctrl-C, or q in pdb), and it is as it was before.
+
+    \b
+    Example:
+      genba job run 42 --here --app tasks:app
+    """
+    from genba.node.here import Here
+    from genba.worker.here import run_here
+
+    app = asked.app(target)
+    found = app.job(id)
+    if found.task not in app.task_table():
+        raise UnknownTask(f"{target} has no task {found.task!r}, which job {id} is of")
+    finished = Here(app.store, app.settings.lease).run(id, lambda *given: run_here(app, *given))
+    found.refresh()
+    if asked.json:
+        say_json({**job_json(found), "attempts": [attempt_json(one) for one in found.attempts]})
+    elif not finished:
+        note(f"job {id} was broken off, and is {found.state} as before")
+    else:
+        _show(found, found.attempts)
+    return 0 if found.state == State.SUCCEEDED else 1
+
+
 # steer
 
 

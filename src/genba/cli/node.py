@@ -1,7 +1,8 @@
-"""`genba node`: start a node, see which are alive."""
+"""`genba node`: start a node, see which are alive, steer them."""
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import sys
@@ -12,8 +13,10 @@ import click
 from genba.cli.output import Asked, clean, common, moment_text, pass_asked, say, say_json, table
 from genba.domain.duration import duration, to_datetime
 from genba.errors import BadOption
-from genba.node.settings import POOLS, NodeSettings
-from genba.options import NAME
+from genba.node.gates import Gate
+from genba.node.settings import POOLS, SPAWNS, NodeSettings
+from genba.options import NAME, size
+from genba.settings import read_node
 
 _TARGET = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*(:[^\W\d]\w*(\.[^\W\d]\w*)*)?")
 _LONGEST_NAME = 200
@@ -41,13 +44,30 @@ def node() -> None:
     "--max", "most", type=int, metavar="N", help="At most so many workers; by default one per core, at least 2."
 )
 @click.option("--grace", metavar="DURATION", help="How long running jobs may go on after SIGTERM; by default 30s.")
+@click.option("--max-dedicated", type=int, metavar="N", help="Jobs with dedicated=True at a time; by default 8.")
+@click.option(
+    "--recycle-after",
+    multiple=True,
+    metavar="N|SIZE",
+    help="Replace a worker after so many jobs, or when it has been larger than, for example, 500M. Repeatable.",
+)
+@click.option("--max-load", metavar="LOAD", help="Claim nothing while the load per CPU is above this.")
+@click.option("--min-free-memory", metavar="SIZE", help="Claim nothing while less memory than this is free.")
+@click.option(
+    "--spawn",
+    type=click.Choice(SPAWNS),
+    help="How workers start: forked from a process that has the app (default), or each importing it anew.",
+)
+@click.option("--reload", is_flag=True, help="For development: import the app again when one of its files changes.")
+@click.option("--debug", is_flag=True, help="For development: one worker, no timeouts, a loud log.")
 @common
 @pass_asked
 def start(asked: Asked, /, target: str, **given: Any) -> int:
     """Run the jobs of TARGET ("module:app") until SIGTERM or Ctrl-C.
 
     The module is imported from the current directory or the Python path, in a process of its own.  On SIGTERM no
-    new job is started, the running ones get their grace, and what is left goes back to the queue.
+    new job is started, the running ones get their grace, and what is left goes back to the queue.  On SIGHUP it
+    reads pool, min and max again from pyproject.toml.
 
     --url and --namespace hold for an app that does not name its own: `Genba()`.
 
@@ -59,25 +79,70 @@ def start(asked: Asked, /, target: str, **given: Any) -> int:
         raise BadOption(f"a node runs on Linux only, not on {sys.platform}; enqueue and query work here")
     _check_target(target)
     settings = _settings(target, given)
+
+    def reread() -> NodeSettings:
+        return _settings(target, given)
+
     for variable, value in (("GENBA_URL", asked.url), ("GENBA_NAMESPACE", asked.namespace)):
         if value:
             os.environ[variable] = value  # the zygote's app reads it
     from genba.node.loop import EXIT_IMPORT, run
 
-    code = run(settings)
+    code = run(settings, reread)
     return 2 if code == EXIT_IMPORT else code
 
 
 def _settings(target: str, given: dict[str, Any]) -> NodeSettings:
+    """The command line over the environment over the project."""
+    said = {**given, "min": given["least"], "max": given["most"]}
+    said = {**read_node(), **{name: value for name, value in said.items() if value not in (None, ())}}
     read: dict[str, Any] = {
-        "name": _name(given["name"]) if given["name"] is not None else None,
-        "queues": _queues(",".join(given["queues"])) if given["queues"] else None,
-        "pool": given["pool"],
-        "min": given["least"],
-        "max": given["most"],
-        "grace": duration(given["grace"]) if given["grace"] is not None else None,
+        "name": _name(said["name"]) if "name" in said else None,
+        "queues": _queues(",".join(_several(said["queues"]))) if "queues" in said else None,
+        "pool": said.get("pool"),
+        **{name: _whole(name, said.get(name)) for name in ("min", "max", "max_dedicated")},
+        "grace": duration(said["grace"]) if "grace" in said else None,
+        "gate": Gate(_load(said.get("max_load")), size("min_free_memory", said.get("min_free_memory"))),
+        **_recycling(said.get("recycle_after", ())),
+        **{name: given[name] for name in ("spawn", "reload", "debug")},
     }
+    if given["debug"]:
+        if any(given[name] is not None for name in ("pool", "least", "most")):
+            raise BadOption("--debug means one worker: leave out --pool, --min and --max")
+        read |= {"pool": "static", "min": 1, "max": 1}
     return NodeSettings(target=target, **{name: value for name, value in read.items() if value is not None})
+
+
+def _several(value: Any) -> list[str]:
+    return [str(one) for one in value] if isinstance(value, list | tuple) else [str(value)]
+
+
+def _whole(name: str, value: Any) -> int | None:
+    try:
+        return None if value is None else int(value)
+    except (TypeError, ValueError):
+        raise BadOption(f"{name} must be a whole number, not {value!r}") from None
+
+
+def _load(value: Any) -> float | None:
+    try:
+        load = None if value is None else float(value)
+    except (TypeError, ValueError):
+        load = math.nan
+    if load is not None and not math.isfinite(load):
+        raise BadOption(f"max_load must be a number like 1.5, not {value!r}")
+    return load
+
+
+def _recycling(values: Any) -> dict[str, int | None]:
+    """A plain number counts jobs, one with a unit is a size."""
+    found: dict[str, int | None] = {}
+    for value in _several(values) if values != () else []:
+        if value.isdecimal():
+            found["recycle_jobs"] = int(value)
+        else:
+            found["recycle_memory"] = size("recycle_after", value)
+    return found
 
 
 def _check_target(target: str) -> None:
@@ -148,3 +213,67 @@ def list_nodes(asked: Asked) -> None:
         columns = ("name", "state", "host", "pid", "slots", "queues", "started")
         shown = [{**one, "queues": ",".join(one["queues"]), "started": moment_text(one["started"])} for one in nodes]
         table([column.upper() for column in columns], [[one[column] for column in columns] for one in shown])
+
+
+@node.command(name="set")
+@click.argument("name")
+@click.option("--pool", type=click.Choice(POOLS), help="How workers come and go.")
+@click.option("--min", "least", type=int, metavar="N", help="Workers that are always there.")
+@click.option("--max", "most", type=int, metavar="N", help="At most so many workers.")
+@common
+@pass_asked
+def set_node(asked: Asked, name: str, pool: str | None, least: int | None, most: int | None) -> None:
+    """Change the pool of the running node NAME.
+
+    Workers that are too many end what they run first.  It holds until the node ends, or is told otherwise.
+
+    \b
+    Example:
+      genba node set web1-1 --max 16
+    """
+    given = {"pool": pool, "min": least, "max": most}
+    changes = {key: value for key, value in given.items() if value is not None}
+    if not changes:
+        raise BadOption("nothing to change: give --pool, --min or --max")
+    if (least is not None and least < 0) or (most is not None and most < 1):
+        raise BadOption("a pool has at least 0 (min) and 1 (max) workers")
+    if least is not None and most is not None and least > most:
+        raise BadOption(f"min ({least}) is greater than max ({most})")
+    asked.app().tell_node(name, "set", changes)
+    _told(asked, name, f"node {name}: told to have {', '.join(f'{key} {value}' for key, value in changes.items())}")
+
+
+@node.command()
+@click.argument("names", nargs=-1, required=True)
+@common
+@pass_asked
+def drain(asked: Asked, names: tuple[str, ...]) -> None:
+    """Let the nodes NAMES end: they claim nothing more, and give their jobs the grace.
+
+    \b
+    Example:
+      genba node drain web1-1
+    """
+    for name in names:
+        asked.app().tell_node(name, "drain")
+        _told(asked, name, f"node {name} drains")
+
+
+@node.command()
+@click.argument("names", nargs=-1, required=True)
+@common
+@pass_asked
+def stop(asked: Asked, names: tuple[str, ...]) -> None:
+    """Let the nodes NAMES end now: a drain without the grace; what runs goes back to the queue, uncounted.
+
+    \b
+    Example:
+      genba node stop web1-1
+    """
+    for name in names:
+        asked.app().tell_node(name, "stop")
+        _told(asked, name, f"node {name} stops")
+
+
+def _told(asked: Asked, name: str, text: str) -> None:
+    say_json({"name": name, "told": True}) if asked.json else say(text)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 from genba.domain.duration import Duration, Micros, duration, format_duration
 from genba.errors import BadOption
+
+Named = type[BaseException] | str
 
 _MOST_TIMES = 2**31 - 1
 
@@ -17,13 +19,17 @@ _MOST_TIMES = 2**31 - 1
 class Retry:
     """`times` retries after the first try (-1: endless), each wait `backoff` times the one before, up to `cap`.
 
-    `delay` and `cap` may be given in any form of a duration and read back as text.
+    `delay` and `cap` may be given in any form of a duration and read back as text.  `on` and `never` say which
+    exceptions are worth another try: classes, or names such as "ValueError" and "httpx.TimeoutException", which stand
+    for their subclasses too.  Without `on` all are; what is in both is not.
     """
 
     times: int = 0
     delay: Duration = "10s"
     backoff: float = 2.0
     cap: Duration = "1h"
+    on: Iterable[Named] = ()
+    never: Iterable[Named] = ()
     _delay: Micros = field(init=False, repr=False, compare=False)
     _cap: Micros = field(init=False, repr=False, compare=False)
 
@@ -33,7 +39,8 @@ class Retry:
         delay, cap = duration(self.delay), duration(self.cap)
         # As text, equal rules are equal however they were written, and `replace` does not take micros for seconds.
         normal = (("backoff", float(self.backoff)), ("delay", format_duration(delay)), ("cap", format_duration(cap)))
-        for name, value in (*normal, ("_delay", delay), ("_cap", cap)):
+        kinds = (("on", _names("on", self.on)), ("never", _names("never", self.never)))
+        for name, value in (*normal, *kinds, ("_delay", delay), ("_cap", cap)):
             object.__setattr__(self, name, value)
 
     @classmethod
@@ -58,12 +65,20 @@ class Retry:
         return cls(**value)
 
     def to_json(self) -> dict[str, Any]:
-        """A dict of plain values; all fields, so that a later change of a default changes no stored job."""
-        return {name: getattr(self, name) for name in _FIELDS}
+        """A dict of plain values; all numbers, so that a later change of a default changes no stored job."""
+        plain = {name: getattr(self, name) for name in _FIELDS if name not in _KINDS}
+        return plain | {name: list(getattr(self, name)) for name in _KINDS if getattr(self, name)}
 
     def allows(self, retries_done: int) -> bool:
         """Whether one more retry is left after `retries_done`."""
         return self.times == -1 or retries_done < self.times
+
+    def covers(self, error: type[BaseException]) -> bool:
+        """Whether an exception of this class is worth a retry."""
+        kinds = [kind for kind in error.__mro__ if kind is not object]
+        if any(_matches(str(name), kind) for name in self.never for kind in kinds):
+            return False
+        return not self.on or any(_matches(str(name), kind) for name in self.on for kind in kinds)
 
     def wait(self, retries_done: int, jitter: float) -> Micros:
         """The wait before the next retry, spread over [d, 1.5 d] by a `jitter` in [0, 1)."""
@@ -75,6 +90,31 @@ class Retry:
 
 
 _FIELDS: tuple[str, ...] = tuple(f.name for f in fields(Retry) if f.init)
+_KINDS = ("on", "never")
+
+
+def _names(field: str, given: object) -> tuple[str, ...]:
+    """Classes as the names that find them again."""
+    several = (given,) if isinstance(given, str | type) else given
+    if not isinstance(several, Iterable):
+        raise BadOption(f"retry {field} must be exception classes or their names, not {given!r}")
+    return tuple(dict.fromkeys(_name(field, one) for one in several))
+
+
+def _name(field: str, one: object) -> str:
+    if isinstance(one, type) and issubclass(one, BaseException):
+        return one.__qualname__ if one.__module__ == "builtins" else f"{one.__module__}.{one.__qualname__}"
+    if isinstance(one, str) and all(part.isidentifier() for part in one.split(".")):
+        return one
+    raise BadOption(f"retry {field}: {one!r} is neither an exception class nor the name of one")
+
+
+def _matches(name: str, kind: type) -> bool:
+    """A simple name, or a path; a package stands for the modules below it, where its classes are often defined."""
+    if name in (kind.__name__, f"{kind.__module__}.{kind.__qualname__}"):
+        return True
+    package, _, last = name.rpartition(".")
+    return bool(package) and last == kind.__name__ and f"{kind.__module__}.".startswith(f"{package}.")
 
 
 def _check_times(value: object) -> None:

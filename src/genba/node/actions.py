@@ -45,8 +45,35 @@ class Dismiss:
 
 
 @dataclass(frozen=True, slots=True)
+class Share:
+    """Let a worker run several jobs at a time, each at a seat that is like a slot; no seats: one at a time again."""
+
+    slot: int
+    seats: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupt:
+    """Stop the job at this seat, and leave its neighbours alone."""
+
+    seat: int
+    place: int
+
+
+@dataclass(frozen=True, slots=True)
 class Claim:
+    """`tasks`: of these only."""
+
     wants: dict[str, int]
+    tasks: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimDedicated:
+    """There is no free slot, but room for so many that need none."""
+
+    queues: list[str]
+    count: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,5 +110,20 @@ class DrainAll:
 
 
 Action = (
-    Spawn | Give | TakeBack | AskToStop | Signal | Dismiss | Claim | Succeed | Finish | Mark | Note | Sweep | DrainAll
+    Spawn
+    | Give
+    | TakeBack
+    | AskToStop
+    | Signal
+    | Dismiss
+    | Share
+    | Interrupt
+    | Claim
+    | ClaimDedicated
+    | Succeed
+    | Finish
+    | Mark
+    | Note
+    | Sweep
+    | DrainAll
 )

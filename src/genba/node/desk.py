@@ -26,6 +26,12 @@ class ClaimedJobs:
 
 
 @dataclass(frozen=True, slots=True)
+class ClaimedDedicated:
+    jobs: list[Claimed]
+    claim: int
+
+
+@dataclass(frozen=True, slots=True)
 class Refused:
     """Successes that the store did not take."""
 
@@ -57,11 +63,19 @@ class Pile:
     notes: list[tuple[JobId, int, int, str]] = field(default_factory=list)
     events: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     slots: int | None = None  # the node has so many now
+    draining: bool = False
     wants: dict[str, int] = field(default_factory=dict)
+    dedicated: tuple[Sequence[str], int] | None = None  # wanted from these queues, and how many
+    only: Sequence[str] | None = None  # tasks; None: all that the node has
 
     def __bool__(self) -> bool:
-        jobs = self.succeeded or self.ended or self.marks or self.first or self.notes or self.wants
-        return bool(jobs or self.events) or self.slots is not None
+        return self.about_jobs or bool(self.events) or self.draining or self.slots is not None
+
+    @property
+    def about_jobs(self) -> bool:
+        """What must not be left undone."""
+        written = self.succeeded or self.ended or self.marks or self.first or self.notes
+        return bool(written or self.wants or self.dedicated)
 
 
 class Desk(threading.Thread):
@@ -89,7 +103,10 @@ class Desk(threading.Thread):
         notes: Sequence[tuple[JobId, int, int, str]] = (),
         events: Sequence[tuple[str, dict[str, Any]]] = (),
         slots: int | None = None,
+        draining: bool = False,
         wants: dict[str, int] | None = None,
+        dedicated: tuple[Sequence[str], int] | None = None,
+        only: Sequence[str] | None = None,
     ) -> None:
         with self._cond:
             pile = self._pile
@@ -101,9 +118,15 @@ class Desk(threading.Thread):
             pile.events += events
             if slots is not None:
                 pile.slots = slots
+            pile.draining = pile.draining or draining
             if wants:
-                pile.wants = wants
+                pile.wants, pile.only = wants, only
+            pile.dedicated = pile.dedicated or dedicated
             self._cond.notify()
+
+    def serve(self, tasks: Sequence[str]) -> None:
+        """These tasks from the next claim on."""
+        self._tasks = tasks
 
     def rung(self) -> None:
         """Whoever rang has cleared our flag."""
@@ -111,8 +134,9 @@ class Desk(threading.Thread):
 
     @property
     def clear(self) -> bool:
+        """Nothing about jobs is left to write."""
         with self._cond:
-            return not self._pile and not self._busy
+            return not self._pile.about_jobs and not self._busy
 
     def finish(self, within: float) -> None:
         """Write what is there, and end."""
@@ -132,7 +156,7 @@ class Desk(threading.Thread):
                 if not self._pile:
                     return
                 pile, self._pile = self._take()
-                self._busy = True
+                self._busy = pile.about_jobs
             self._work(pile)
 
     def _take(self) -> tuple[Pile, Pile]:
@@ -161,6 +185,9 @@ class Desk(threading.Thread):
             if pile.wants:
                 pile.wants = {}
                 self._post(ClaimedJobs([], 0, failed=True))
+            if pile.dedicated:
+                pile.dedicated = None
+                self._post(ClaimedDedicated([], 0))
             threading.Event().wait(pause)
             pause = min(2.0, pause * 2)
 
@@ -177,7 +204,7 @@ class Desk(threading.Thread):
                 bare = replace(ending, error=None, progress=None, log=None, result=None)
                 self._store.end(self._node, [replace(bare, reason=f"how it ended could not be stored: {told}")])
         pile.ended, pile.succeeded = [], []
-        pile.marks, pile.notes, pile.events, pile.slots = [], [], [], None
+        pile.marks, pile.notes, pile.events, pile.slots, pile.draining = [], [], [], None, False
 
     def _write(self, pile: Pile) -> None:
         if pile.first:
@@ -194,11 +221,19 @@ class Desk(threading.Thread):
             pile.ended = []
             self._post(Ended(ids, again))
         if pile.marks:
-            self._store.mark(pile.marks)
+            self._store.mark(pile.marks, late=True)
             pile.marks = []
         if pile.notes:
             self._store.progress(pile.notes)
             pile.notes = []
+        if pile.dedicated:
+            claim = secrets.randbits(63)
+            jobs = self._store.claim_dedicated(self._node, claim, pile.dedicated[0], self._tasks, pile.dedicated[1])
+            pile.dedicated = None
+            self._post(ClaimedDedicated(jobs, claim))
+        if pile.draining:
+            self._store.nodes.drain(self._node)
+            pile.draining = False
         if pile.slots is not None:
             self._store.nodes.resize(self._node, pile.slots)
             pile.slots = None
@@ -209,19 +244,20 @@ class Desk(threading.Thread):
     def _exchange(self, pile: Pile) -> None:
         claim = secrets.randbits(63)
         jobs: list[Claimed] = []
+        tasks = pile.only or self._tasks
         if pile.succeeded:
-            matched, jobs = self._store.exchange(self._node, claim, pile.succeeded, pile.wants, self._tasks)
+            matched, jobs = self._store.exchange(self._node, claim, pile.succeeded, pile.wants, tasks)
             lost = [] if len(matched) == len(pile.succeeded) else [s for s in pile.succeeded if s.id not in matched]
             ids = [one.id for one in pile.succeeded]
             pile.succeeded = []
             self._post(Refused(lost) if lost else Ended(ids))
         elif pile.wants:
-            jobs = self._store.claim(self._node, claim, pile.wants, self._tasks)
+            jobs = self._store.claim(self._node, claim, pile.wants, tasks)
             if not jobs and not self._hungry:
                 # Say so first, then look once more: a job that came in between has not seen the flag.
                 self._store.nodes.hungry(self._node, True)
                 self._hungry = True
-                jobs = self._store.claim(self._node, claim, pile.wants, self._tasks)
+                jobs = self._store.claim(self._node, claim, pile.wants, tasks)
         if pile.wants:
             pile.wants = {}
             self._post(ClaimedJobs(jobs, claim))

@@ -10,17 +10,19 @@ from typing import Any
 
 import msgspec
 
-from genba.domain.rank import rank
 from genba.domain.states import Cause
-from genba.domain.verdict import End, Standing, judge
-from genba.node.hands import PLAIN, Hand, read_options
-from genba.options import Snapshot
+from genba.domain.verdict import End
+from genba.node.hands import Hand
 from genba.storage.membership import Orphan
-from genba.storage.records import Claimed, Ending, Micros
+from genba.storage.records import Ending, Micros
+from genba.storage.verdicts import PLAIN, judged, read_options
 
 
 def judge_orphan(orphan: Orphan, wall: Micros, random: Callable[[], float]) -> Ending:
-    """What becomes of a job whose node is gone."""
+    """What becomes of a job whose node is gone.
+
+    Nobody can know whether an unmarked one had started: it counts as lost, and its number is not given again.
+    """
     options = read_options(orphan.options) or PLAIN
     end = End(
         cause=Cause.NODE_LOST,
@@ -28,42 +30,7 @@ def judge_orphan(orphan: Orphan, wall: Micros, random: Callable[[], float]) -> E
         cancel_requested=orphan.cancel_requested is not None,
         reason="cancelled" if orphan.cancel_requested else None,
     )
-    ending = judged(orphan, orphan.claim, options, end, wall, random())
-    return ending if orphan.started_mark is not None else unhappened(ending)
-
-
-def judged(job: Claimed | Orphan, claim: int, options: Snapshot, end: End, wall: Micros, jitter: float) -> Ending:
-    verdict = judge(
-        end,
-        Standing(
-            priority=job.priority,
-            retries=job.retries,
-            crashes=job.crashes,
-            losses=job.losses,
-            retry=options.retry_rule(),
-            max_crashes=options.max_crashes,
-            on_exception=options.on_exception,
-            at_most_once=options.at_most_once,
-        ),
-        wall,
-        jitter,
-    )
-    moved = verdict.due_at is not None or verdict.crashes != job.crashes
-    due = verdict.due_at if verdict.due_at is not None else job.due_at
-    return Ending(
-        id=job.id,
-        attempt=job.attempt,
-        claim=claim,
-        state=verdict.state,
-        cause=verdict.cause,
-        retries=verdict.retries,
-        crashes=verdict.crashes,
-        losses=verdict.losses,
-        due_at=verdict.due_at,
-        rank=rank(due, verdict.rank_priority) if moved and verdict.rank_priority is not None else None,
-        reason=verdict.reason,
-        ended=wall,
-    )
+    return judged(orphan, orphan.claim, options, end, wall, random())
 
 
 def unhappened(ending: Ending) -> Ending:

@@ -5,22 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-import msgspec
-
 from genba import wire
 from genba.options import Snapshot
 from genba.storage.records import Claimed, Micros
-
-PLAIN = Snapshot()
-UNREADABLE = Snapshot(retry={"times": 0})  # somebody has written options by hand
-
-
-def read_options(written: str | None) -> Snapshot | None:
-    """None if all is as usual; what somebody has written by hand must not stop a node."""
-    try:
-        return None if written is None else Snapshot.read(written.encode())
-    except (msgspec.MsgspecError, ValueError):
-        return UNREADABLE
+from genba.storage.verdicts import PLAIN
 
 
 class Use(NamedTuple):
@@ -40,6 +28,7 @@ class Sight:
     looked: bool  # the job has asked whether it should stop
     noted: tuple[int, int, float, float, str] | None
     use: Use | None = None  # only of a job whose use is limited
+    log: str | None = None  # only of a worker that is dead
 
 
 @dataclass(slots=True)
@@ -65,6 +54,11 @@ class Held:
         """What it uses is limited."""
         s = self.snapshot
         return s is not None and (s.memory is not None or s.cpu is not None)
+
+    @property
+    def sociable(self) -> bool:
+        """It may run beside others: what is limited, must run once at most, or may have crashed a worker does not."""
+        return not (self.must_mark or self.weighed or self.dedicated or self.job.crashes)
 
     @property
     def dedicated(self) -> bool:
@@ -125,13 +119,22 @@ class Hand:
     noted_at: Micros = 0
     stop: Stop | None = None
     leaving: bool = False
-    dismissed: bool = False
+    told_to_go: Micros | None = None
     worked: bool = False
     ended: int = 0  # jobs
     apart: bool = False  # outside the slots, for one dedicated job
+    seats: tuple[int, ...] = ()  # of a worker that runs several jobs at a time; what they have is outstanding here, too
+    host: int | None = None  # of a seat: the worker it is in
+    task: str | None = None  # of a seat: what it runs
+    closing: Micros | None = None  # no seat here is given any more, since then: others need the worker
+    forced: bool = False  # we have killed it for one of its seats
     weighed: bool = False
     heaviest: int = 0  # bytes
     cpu_before: Micros | None = None
+
+    def load(self, depth: int) -> int:
+        """How many of the jobs that a worker may have in hand it has; one with company has no room for others."""
+        return max(depth, 1) if self.seats and self.outstanding else self.outstanding
 
     def at(self, place: int) -> Held | None:
         """The unfinished job at `place`."""

@@ -87,9 +87,15 @@ class Keeper(threading.Thread):
         self._ended = False
         self._patience = Patience()
         self._due_in: float | None = None
+        self._told: Sequence[dict[str, Any]] | None = None
         self._trouble = False
         now = time.monotonic()
         self._next = {"beat": now, "sweep": now, "prune": now + PRUNE * random.random(), "park": now}  # noqa: S311
+
+    def serve(self, tasks: Sequence[dict[str, Any]]) -> None:
+        """The app was imported again: tell what it can run now."""
+        self._told = tasks
+        self._poked.set()
 
     def poke(self) -> None:
         """Look now."""
@@ -125,6 +131,8 @@ class Keeper(threading.Thread):
             self._poked.clear()
 
     def _round(self) -> None:
+        if self._told is not None:
+            self._tell_tasks(self._told)
         if self._turn("beat", self._lease / 5 / 1_000_000 * random.uniform(0.9, 1.1)):  # noqa: S311
             self._beat()
         self._chores()
@@ -134,6 +142,14 @@ class Keeper(threading.Thread):
             self._park()
         if self._turn("prune", PRUNE):
             self._prune()
+
+    def _tell_tasks(self, tasks: Sequence[dict[str, Any]]) -> None:
+        self._store.nodes.declare(self._node, tasks)
+        self._tasks = [task["name"] for task in tasks]
+        self._keep = {task["name"]: task.get("keep") for task in tasks}
+        if self._told is tasks:
+            self._told = None
+        self._unpark()
 
     def _turn(self, what: str, every: float) -> bool:
         now = time.monotonic()

@@ -4,10 +4,44 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from genba import wire
 from genba.node.hands import Sight
+
+
+class Murmur:
+    """What other processes of a job, and code that is not Python, have written: the beginning and the end of it."""
+
+    ROOM = 8 << 10
+
+    def __init__(self) -> None:
+        self._head = b""
+        self._tail = b""
+        self._size = 0
+
+    def __bool__(self) -> bool:
+        return self._size > 0
+
+    def add(self, text: bytes) -> None:
+        self._size += len(text)
+        room = self.ROOM - len(self._head)
+        self._head += text[:room]
+        self._tail = (self._tail + text[room:])[-self.ROOM :]
+
+    def after(self, log: str | None) -> str:
+        """Both in one, not longer than a log may be."""
+        left_out = self._size - len(self._head) - len(self._tail)
+        cut = b"\n[genba: %d bytes left out]\n" % left_out if left_out else b""
+        told = (self._head + cut + self._tail).decode(errors="replace").replace("\0", "\ufffd")
+        if log is None:
+            return told
+        room = wire.LOG_END - self.ROOM
+        if len(log) > 2 * room:
+            log = f"{log[:room]}\n[genba: {len(log) - 2 * room} characters left out]\n{log[-room:]}"
+        return f"{log}[genba: from other processes]\n{told}"
 
 
 class Line:
@@ -22,7 +56,13 @@ class Line:
         self.slate = wire.Slate(self._slate_fd)
         self._frames = wire.Frames()
         self._unsent = bytearray()
+        self.seats: list[Seat] = []
         self.open = True
+        self._news = False  # has it said anything yet?
+        self.outside = -1  # what its descriptors 1 and 2 lead to, once it is ready
+        self.silent = False  # nobody can write there any more
+        self.overheard = False
+        self._murmur = Murmur()
 
     def ends(self) -> tuple[socket.socket, int, int]:
         """What the worker gets."""
@@ -36,6 +76,17 @@ class Line:
         """Tokens first: a worker that sees the frame must find them."""
         os.write(self._token_in, wire.token(serial) * len(jobs))
         self.send((wire.BUNCH, serial, jobs))
+
+    def share(self, slots: Sequence[int]) -> list[Seat]:
+        """Let it run so many jobs at a time; each has a line of its own."""
+        wire.Slate.make_room(self._slate_fd, len(slots))
+        self.seats = [Seat(slot, self, number) for number, slot in enumerate(slots)]
+        self.send((wire.SHARE, len(slots)))
+        return self.seats
+
+    def unshare(self) -> None:
+        self.send((wire.SHARE, 0))
+        self.seats = []
 
     def take_back(self) -> int:
         """How many tokens the worker has not read; the jobs they stand for are ours again."""
@@ -68,8 +119,9 @@ class Line:
         results: list[list[Any]] = []
         ready: int | None = None
         while self.open:
+            whole = self._news  # a message with a descriptor comes alone, whatever is behind it
             try:
-                data = self.sock.recv(1 << 18)
+                data = self._hear()
             except BlockingIOError:
                 break
             except ConnectionResetError:
@@ -82,20 +134,94 @@ class Line:
                     results += message[1]
                 elif message[0] == wire.READY:
                     ready = message[1]
-            if len(data) < 1 << 18:
+                elif message[0] == wire.SEATED:
+                    self.seats[message[1]].large += message[2]
+            if whole and len(data) < 1 << 18:
                 break
-        return self.slate.take() + results, ready
+        results = self.slate.take() + results
+        self._overhear(results)
+        return results, ready
+
+    def _hear(self) -> bytes:
+        if self._news:
+            return self.sock.recv(1 << 18)
+        data, fds, _, _ = socket.recv_fds(self.sock, 1 << 18, 1, socket.MSG_CMSG_CLOEXEC)
+        self._news = bool(data)
+        if fds:
+            self.outside = fds[0]
+            os.set_blocking(self.outside, False)
+        return data
+
+    def _overhear(self, results: list[list[Any]]) -> None:
+        """What came from other processes of a job goes to its log: it was written before the result was."""
+        for _ in range(16 if self.outside != -1 and not self.silent else 0):
+            try:
+                text = os.read(self.outside, 1 << 16)
+            except BlockingIOError:
+                break
+            self.silent = not text
+            if self.silent:
+                break
+            self._murmur.add(text)
+        if self.seats:
+            self._murmur = Murmur()  # nobody can tell which of several jobs it is from
+        if results and self._murmur:
+            extra = results[-1][-1] or {}
+            results[-1][-1] = {**extra, "log": self._murmur.after(extra.get("log"))}
+            self._murmur = Murmur()
 
     def sight(self) -> Sight:
-        place, phase = self.slate.status()
-        looked = self.slate.has_looked(place)
-        return Sight(place, phase, self.slate.beats(), looked, self.slate.noted())
+        return sight(self.slate)
+
+    def last_sight(self) -> Sight:
+        """Of a dead worker: with what its job had written."""
+        log = self.slate.log()
+        return replace(self.sight(), log=self._murmur.after(log) if self._murmur else log)
 
     def close(self) -> None:
         self.open = False
+        if self.outside != -1:
+            os.close(self.outside)
+            self.outside = -1
         self.sock.close()
         self._theirs.close()
         os.close(self._tokens)
         os.close(self._token_in)
         self.slate.close()
         os.close(self._slate_fd)
+
+
+class Seat:
+    """The line to one job among several of a worker."""
+
+    def __init__(self, slot: int, host: Line, number: int) -> None:
+        self.slot = slot
+        self.host = host
+        self.large: list[list[Any]] = []  # results that had no room in the ring
+        self.slate = host.slate.seat(number)
+        self._number = number
+
+    def give(self, serial: int, jobs: list[wire.Job]) -> None:
+        self.host.send((wire.SEAT, self._number, serial, jobs[0]))
+
+    def stop(self, place: int) -> None:
+        """CancelledError, in this job only."""
+        self.host.send((wire.STOP, self._number, place))
+
+    def receive(self) -> list[list[Any]]:
+        large, self.large = self.large, []
+        return self.slate.take() + large
+
+    def sight(self) -> Sight:
+        return sight(self.slate)
+
+    def last_sight(self) -> Sight:
+        return replace(self.sight(), log=self.slate.log())
+
+    def close(self) -> None:
+        self.slate.close()
+
+
+def sight(slate: wire.Slate) -> Sight:
+    place, phase = slate.status()
+    return Sight(place, phase, slate.beats(), slate.has_looked(place), slate.noted())

@@ -16,21 +16,27 @@ import selectors
 import signal
 import socket
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from types import FrameType
 from typing import Any
 
+import msgspec
+
 from genba import wire
 from genba.domain.clock import SystemClock
-from genba.errors import GenbaError, StoreError
+from genba.errors import BadOption, GenbaError, StoreError
 from genba.node import actions as do
 from genba.node.brain import Brain
-from genba.node.desk import ClaimedJobs, Desk, Ended, Marked, Refused
+from genba.node.desk import ClaimedDedicated, ClaimedJobs, Desk, Ended, Marked, Refused
 from genba.node.endings import judge_orphan
 from genba.node.keeper import Commands, DeclaredDead, Keeper, Renewed, Work
-from genba.node.line import Line
+from genba.node.line import Line, Seat
+from genba.node.loud import words
+from genba.node.machine import Machine, use_of
 from genba.node.pool import (
     INCARNATION,
+    Changed,
     GuardDied,
     Hello,
     ImportFailed,
@@ -42,7 +48,7 @@ from genba.node.pool import (
     ZygoteDied,
     leftovers,
 )
-from genba.node.settings import NodeSettings
+from genba.node.settings import CHANGEABLE, NodeSettings
 from genba.storage.records import Command, Micros, NewNode
 from genba.storage.store import Store, open_store
 
@@ -54,25 +60,28 @@ SLOW_TICK = 250_000  # ... while something runs
 EXIT_OK, EXIT_FAILED, EXIT_IMPORT = 0, 1, 3
 
 
-def run(settings: NodeSettings) -> int:
-    """Be a node until told to end; gives the exit code."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+def run(settings: NodeSettings, reread: Callable[[], NodeSettings] | None = None) -> int:
+    """Be a node until told to end; gives the exit code.  `reread` gives the settings anew, on SIGHUP."""
+    level = logging.DEBUG if settings.debug else logging.INFO
+    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     if sys.platform != "linux":
         raise GenbaError(f"a node needs Linux (this is {sys.platform}); enqueueing and asking work everywhere")
     while True:
-        node = Node(settings)
+        node = Node(settings, reread)
         try:
             code = node.run()
         finally:
             node.close()
+        settings = node.settings
         if code is not None:
             return code
         log.warning("starting again as a new incarnation")
 
 
 class Node:
-    def __init__(self, settings: NodeSettings) -> None:
+    def __init__(self, settings: NodeSettings, reread: Callable[[], NodeSettings] | None = None) -> None:
         self.settings = settings
+        self._reread = reread
         self.id = secrets.randbits(62) + 1
         self._clock = SystemClock()
         self._inbox: collections.deque[Any] = collections.deque()
@@ -80,9 +89,10 @@ class Node:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._wake_out, selectors.EVENT_READ, "wake")
         env = {**os.environ, INCARNATION: str(self.id)}
-        self._pool = Pool(settings.target, env=env, node_title=f"/node[{os.getpid()}]")
+        self._pool = Pool(settings.target, env=env, node_title=f"/node[{os.getpid()}]", reload=settings.reload)
         self._selector.register(self._pool.sockets[0], selectors.EVENT_READ, "pool")
         self._lines: dict[int, Line] = {}
+        self._seats: dict[int, Seat] = {}
         self._watched: dict[int, int] = {}
         self._store: Store | None = None
         self._brain: Brain | None = None
@@ -97,7 +107,12 @@ class Node:
         self._lost_lease = False
         self._last_tick: Micros = 0
         self._last_beat: Micros = 0
+        self._last_second: Micros = 0
         self._zygote_starts = 0
+        self._machine = Machine()
+        self._closed: str | None = None  # why nothing is claimed
+        self._came: list[dict[str, Any]] = []
+        self._went: list[dict[str, Any]] = []
 
     # life
 
@@ -118,6 +133,7 @@ class Node:
         left = self._pool.end()
         if left:
             log.error("%d processes could not be ended", left)
+        self._tell_of_workers()
         for desk in self._desks:
             desk.finish(10)
         if self._keeper:
@@ -185,6 +201,7 @@ class Node:
         while self._signals:
             number = self._signals.pop(0)
             if number == signal.SIGHUP:
+                self._read_settings_again()
                 continue
             if self._brain is None:
                 self._exit, self._over = EXIT_OK, True
@@ -196,6 +213,8 @@ class Node:
     def _drain(self, hurry: bool) -> None:
         assert self._brain is not None
         self._exit = EXIT_OK
+        if not self._brain.draining:
+            self._desks[0].add(draining=True)
         self._perform(self._brain.on_drain(self._now(), hurry=hurry))
 
     def _read_inbox(self) -> None:
@@ -206,6 +225,8 @@ class Node:
             match event:
                 case ClaimedJobs(jobs, claim, failed):
                     self._perform(brain.on_claimed(jobs, claim, now, failed=failed))
+                case ClaimedDedicated(jobs, claim):
+                    self._perform(brain.on_claimed_dedicated(jobs, claim, now))
                 case Refused(lost):
                     self._perform(brain.on_unmatched(lost, now))
                 case Ended(_, again):
@@ -232,6 +253,7 @@ class Node:
     def _on_renewed(self, sent: Micros, wall: Micros, draining: bool) -> None:
         brain = self._brain
         assert brain is not None
+        brain.on_renewed(sent, self._lease)
         brain.delta = wall - self._now()
         brain.skew = wall - self._clock.now()
         for desk in self._desks:
@@ -248,8 +270,13 @@ class Node:
                 verb, job = command.verb, command.job_id
                 self._perform(self._brain.on_cancel(job, verb, command.data, self._now(), command.attempt))
                 self._tick(force=True)
-            case "drain":
-                self._drain(False)
+            case "drain" | "stop":
+                hurry = command.verb == "stop"
+                log.info("told to %s", "stop" if hurry else "drain")
+                self._drain(hurry)
+                self._tick(force=True)
+            case "set":
+                self._change(msgspec.json.decode(command.data or "{}", type=dict[str, Any]))
             case _:
                 log.warning("an unknown command: %s", command.verb)
 
@@ -272,14 +299,41 @@ class Node:
         results, ready = line.receive()
         now = self._now()
         if ready is not None:
+            self._came.append({"slot": line.slot, "pid": ready})
             self._perform(self._brain.on_worker_ready(line.slot, ready, now))
         if results:
-            noted = line.slate.noted() if len(results) == 1 else None
-            self._perform(self._brain.on_results(line.slot, results, now, noted))
+            self._perform(self._brain.on_results(line.slot, results, now))
         self._watch(line)
+        for seat in line.seats:
+            self._read_seat(seat)
+
+    def _read_seat(self, seat: Seat) -> None:
+        assert self._brain is not None
+        if seat.slot not in self._seats:
+            return  # what was heard of its neighbours has ended the company
+        results = seat.receive()
+        if results:
+            self._perform(self._brain.on_results(seat.slot, results, self._now()))
+
+    def _share(self, line: Line, slots: Sequence[int]) -> None:
+        if slots:
+            self._seats.update({seat.slot: seat for seat in line.share(slots)})
+        else:
+            self._drop_seats(line)
+            line.unshare()
+        self._watch(line)
+
+    def _all_lines(self) -> list[tuple[int, Line | Seat]]:
+        return [*self._lines.items(), *self._seats.items()]
+
+    def _drop_seats(self, line: Line) -> None:
+        for seat in line.seats:
+            del self._seats[seat.slot]
+            seat.close()
 
     def _watch(self, line: Line) -> None:
         """Registered for what it can still do."""
+        self._watch_outside(line, wanted=not line.silent)
         if not line.open:
             if line.slot in self._watched:
                 self._selector.unregister(line.sock)
@@ -293,6 +347,15 @@ class Node:
                 self._selector.register(line.sock, wanted, line)
             self._watched[line.slot] = wanted
 
+    def _watch_outside(self, line: Line, *, wanted: bool) -> None:
+        if line.outside == -1 or wanted == line.overheard:
+            return
+        line.overheard = wanted
+        if wanted:
+            self._selector.register(line.outside, selectors.EVENT_READ, line)
+        else:
+            self._selector.unregister(line.outside)
+
     # processes
 
     def _on_pool(self, event: Any) -> None:
@@ -303,7 +366,15 @@ class Node:
                 self._on_hello(contents)
             case ImportFailed(text):
                 sys.stderr.write(f"genba: cannot import {self.settings.target}:\n{text.rstrip()}\n")
-                self._exit, self._over = EXIT_IMPORT, True
+                if self.settings.reload:
+                    log.warning("waiting for a change of its files")
+                else:
+                    self._exit, self._over = EXIT_IMPORT, True
+            case Changed(path):
+                log.info("%s has changed: importing the app again", path)
+                if brain:
+                    self._perform(brain.on_changed(now))
+                self._pool.restart_zygote()
             case ZygoteDied(status, restarting):
                 self._on_zygote_died(status, restarting)
             case WorkerStarted(slot, _pid, _):
@@ -313,7 +384,8 @@ class Node:
                 log.warning("a worker could not be started: %s", reason)
                 self._drop(slot)
                 self._perform(brain.on_spawn_failed(slot, now))
-            case WorkerEnded(slot, _pid, status, cpu, peak) if brain:
+            case WorkerEnded(slot, pid, status, cpu, peak) if brain:
+                self._went.append({"slot": slot, "pid": pid, "status": status})
                 self._on_worker_ended(slot, status, cpu, peak)
             case Swept(token, _killed, unkillable) if brain:
                 if unkillable:
@@ -327,7 +399,7 @@ class Node:
             return
         if self._brain:
             self._perform(self._brain.on_zygote_gone())
-        self._zygote_starts += 1
+        self._zygote_starts += not restarting
         if self._zygote_starts > 10 and self._brain is None:
             sys.stderr.write(f"genba: {self.settings.target} kills the process that imports it ({status})\n")
             self._exit, self._over = EXIT_IMPORT, True
@@ -336,7 +408,7 @@ class Node:
             self._pool.restart_zygote()
 
     def _on_guard_died(self, status: int, slots: Iterable[int]) -> None:
-        sights = {slot: line.sight() for slot, line in self._lines.items()}
+        sights = {slot: line.last_sight() for slot, line in self._all_lines()}
         for slot in list(self._lines):
             self._settle_line(slot)
         if self._brain:
@@ -353,9 +425,11 @@ class Node:
         if line is None:
             return
         self._settle_line(slot)
-        sight = line.sight()
+        sight = line.last_sight()
+        seats = {seat.slot: seat.last_sight() for seat in line.seats}
         self._drop(slot)
-        self._perform(self._brain.on_worker_ended(slot, status, cpu, peak, sight, self._now()))
+        starved = status is not None and os.WIFSIGNALED(status) and self._machine.starved()
+        self._perform(self._brain.on_worker_ended(slot, status, cpu, peak, sight, self._now(), starved, seats))
 
     def _settle_line(self, slot: int) -> None:
         """Read all that a dead worker has said, before its last word is read."""
@@ -363,7 +437,9 @@ class Node:
         line = self._lines[slot]
         results, _ = line.receive()
         if results:
-            self._perform(self._brain.on_results(slot, results, self._now(), line.slate.noted()))
+            self._perform(self._brain.on_results(slot, results, self._now()))
+        for seat in line.seats:
+            self._read_seat(seat)
 
     def _drop(self, slot: int) -> None:
         line = self._lines.pop(slot, None)
@@ -371,17 +447,18 @@ class Node:
             if slot in self._watched:
                 self._selector.unregister(line.sock)
                 self._watched.pop(slot)
+            self._watch_outside(line, wanted=False)
+            self._drop_seats(line)
             line.close()
 
     # the beginning
 
     def _on_hello(self, contents: dict[str, Any]) -> None:
+        self._choose_spawn(contents.get("threads", ()))
         if self._brain is not None:
+            self._adopt(contents["tasks"])
             self._perform(self._brain.on_zygote(self._now()))
             return
-        if len(contents.get("threads", ())) > 1:
-            names = ", ".join(contents["threads"])
-            log.warning("the app starts threads at import (%s): a lock they hold stays locked in workers", names)
         self._lease = int(contents["lease"])
         self._store = store = open_store(contents["url"], namespace=contents["namespace"])
         store.install()
@@ -389,6 +466,7 @@ class Node:
         tasks = [task["name"] for task in contents["tasks"]]
         self._join(store, contents)
         self._brain = brain = Brain(self.settings, tasks, random.random)
+        brain.concurrency = _concurrency(contents["tasks"])
         self._desks = [Desk("writer", store, self.id, tasks, self._post)]
         if store.lanes > 1:
             self._desks.append(Desk("claimer", store, self.id, tasks, self._post))
@@ -416,6 +494,30 @@ class Node:
             self.settings.slots,
         )
         self._perform(brain.on_zygote(self._now()))
+
+    def _choose_spawn(self, threads: Sequence[str]) -> None:
+        """A fork copies one thread only, and the locks of all of them."""
+        spawn = self.settings.spawn or ("exec" if threads else "fork")
+        self._pool.forks = spawn == "fork"
+        if threads:
+            names = ", ".join(threads)
+            if self.settings.spawn is None:
+                log.warning("the app starts threads at import (%s): workers import it anew (spawn=exec)", names)
+            elif self._pool.forks:
+                log.warning("the app starts threads at import (%s): a lock they hold stays locked in workers", names)
+
+    def _adopt(self, tasks: Sequence[dict[str, Any]]) -> None:
+        """A zygote that has imported the app again may know other tasks."""
+        assert self._brain is not None
+        assert self._keeper is not None
+        names = sorted(task["name"] for task in tasks)
+        self._keeper.serve(tasks)
+        self._brain.concurrency = _concurrency(tasks)
+        if names != self._brain.tasks:
+            log.info("the app has %d tasks now", len(names))
+            self._brain.tasks = names
+            for desk in self._desks:
+                desk.serve(names)
 
     def _join(self, store: Store, contents: dict[str, Any]) -> None:
         store.presence.appear(self.id)
@@ -459,16 +561,68 @@ class Node:
         self._last_tick = now
         for line in list(self._lines.values()):  # a result may lie there unrung while the next job runs on
             self._read_line(line)
-        sights = {slot: line.sight() for slot, line in self._lines.items()}
+        sights = {slot: line.sight() for slot, line in self._all_lines()}
+        for slot, pid in brain.weighed:
+            if slot in sights:
+                sights[slot] = replace(sights[slot], use=use_of(pid))
         self._perform(brain.on_tick(now, sights))
+        if now - self._last_second >= SECOND:
+            self._last_second = now
+            self._look_around(now)
         if self._bell_changed():
             self._listen_again()
         for thread in (*self._desks, self._keeper):
             if thread is not None and not thread.is_alive():
                 log.critical("thread %s has died; this node ends, and its jobs go to others", thread.name)
                 self._exit, self._over = EXIT_FAILED, True
-        if brain.draining and brain.empty and all(desk.clear for desk in self._desks) and not self._inbox:
+        written = all(desk.clear for desk in self._desks) and not self._inbox
+        if brain.draining and brain.empty and brain.deserted and written:
             self._over = True
+
+    def _look_around(self, now: Micros) -> None:
+        """Once a second: how the machine is, and who has come and gone."""
+        assert self._brain is not None
+        self._machine.look()
+        gate = self.settings.gate
+        if gate.watched:
+            why = gate.closed(self._machine.read(now), self._closed is not None)
+            if (why is None) != (self._closed is None):
+                log.warning("claiming nothing: %s", why) if why else log.info("claiming again")
+                self._desks[0].add(events=[("gate_closed", {"reason": why}) if why else ("gate_opened", {})])
+                self._perform(self._brain.on_gate(why is not None, now))
+            self._closed = why
+        self._tell_of_workers()
+
+    def _tell_of_workers(self) -> None:
+        events = [("worker_started", {"workers": self._came}), ("worker_ended", {"workers": self._went})]
+        told = [(kind, more) for kind, more in events if more["workers"]]
+        if told and self._desks:
+            self._came, self._went = [], []
+            self._desks[0].add(events=told)
+
+    def _read_settings_again(self) -> None:
+        if self._reread is None:
+            return
+        try:
+            again = self._reread()
+        except GenbaError as error:
+            log.error("the settings stay as they are: %s", error)
+            return
+        self._change({name: getattr(again, name) for name in CHANGEABLE})
+
+    def _change(self, changes: dict[str, Any]) -> None:
+        try:
+            changed = self.settings.changed(**changes)
+        except (BadOption, TypeError) as error:
+            log.error("the settings stay as they are: %s", error)
+            return
+        if changed == self.settings:
+            return
+        self.settings = changed
+        log.info("now a %s pool, min %d, max %d", changed.pool, changed.min, changed.max)
+        if self._brain:
+            self._desks[0].add(slots=changed.slots)
+            self._perform(self._brain.on_settings(changed, self._now()))
 
     def _beat(self) -> None:
         """The guard ends everything if the next beat does not come before the lease is nearly over."""
@@ -492,27 +646,42 @@ class Node:
     def _perform(self, actions: list[do.Action]) -> None:
         assert self._brain is not None
         writer, claimer = self._desks[0], self._desks[-1]
+        if self.settings.debug:
+            for told in (told for action in actions for told in words(action)):
+                log.debug("%s", told)
         for action in actions:
             match action:
+                case do.Give(slot, serial, jobs) if slot in self._seats:
+                    self._seats[slot].give(serial, jobs)
+                    self._watch(self._seats[slot].host)
                 case do.Give(slot, serial, jobs):
                     line = self._lines[slot]
                     line.give(serial, jobs)
                     self._watch(line)
+                case do.Share(slot, seats):
+                    self._share(self._lines[slot], seats)
+                case do.Interrupt(slot, place):
+                    self._seats[slot].stop(place)
+                    self._watch(self._seats[slot].host)
                 case do.Succeed(ended):
                     writer.add(succeeded=ended)
-                case do.Claim(wants):
-                    claimer.add(wants=wants)
+                case do.Claim(wants, only):
+                    claimer.add(wants=wants, only=only)
+                case do.ClaimDedicated(queues, count):
+                    claimer.add(dedicated=(queues, count))
                 case do.Finish(ended):
                     writer.add(ended=ended)
                 case do.Mark(jobs, first):
                     writer.add(first=jobs) if first else writer.add(marks=jobs)
                 case do.Note(progress):
                     writer.add(notes=progress)
+                case do.TakeBack(slot) if slot in self._seats:
+                    pass  # what is there has started
                 case do.TakeBack(slot):
                     line = self._lines[slot]
                     self._perform(self._brain.on_taken_back(slot, line.take_back(), self._now()))
                 case do.AskToStop(slot, place):
-                    self._lines[slot].slate.ask_to_stop(place)
+                    (self._seats.get(slot) or self._lines[slot]).slate.ask_to_stop(place)
                 case do.Signal(slot, number):
                     self._pool.signal(slot, number)
                 case do.Dismiss(slot):
@@ -524,8 +693,8 @@ class Node:
                 case do.Sweep(token):
                     self._pool.sweep(token)
                 case do.DrainAll():
-                    for line in self._lines.values():
-                        line.slate.drain()
+                    for _, each in self._all_lines():
+                        each.slate.drain()
 
     def _spawn(self, slot: int) -> None:
         assert self._brain is not None
@@ -534,6 +703,10 @@ class Node:
         if not self._pool.spawn(slot, *line.ends()):
             self._drop(slot)
             self._perform(self._brain.on_spawn_failed(slot, self._now()))
+
+
+def _concurrency(tasks: Sequence[dict[str, Any]]) -> dict[str, int]:
+    return {task["name"]: task["concurrency"] for task in tasks if task.get("concurrency", 1) > 1}
 
 
 def _boot_id() -> str:

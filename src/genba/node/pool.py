@@ -102,7 +102,16 @@ class Swept:
     unkillable: int
 
 
-PoolEvent = Hello | ImportFailed | WorkerStarted | SpawnFailed | WorkerEnded | ZygoteDied | GuardDied | Swept
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """A file of the app is not as it was imported; told once by each zygote, if the pool reloads."""
+
+    path: str
+
+
+PoolEvent = (
+    Hello | ImportFailed | WorkerStarted | SpawnFailed | WorkerEnded | ZygoteDied | GuardDied | Swept | Changed
+)
 
 
 @dataclass(slots=True)
@@ -149,11 +158,13 @@ class Pool:
         node_title: str,
         python: str = sys.executable,
         zygote: Sequence[str] = ("-m", "genba.worker.zygote"),
+        reload: bool = False,
     ) -> None:
         # setproctitle overwrites the environment unless told not to, and with it the incarnation.
         self._env = {**env, "SPT_NOENV": "1"}
         self._python = python
-        self._command = [python, *zygote, target, node_title]
+        self._command = [python, *zygote, target, node_title, *(["--reload"] if reload else [])]
+        self.forks = True  # False: workers are new interpreters
         self._epoll = select.epoll()
         self._guard: _Peer | None = None
         self._zygote: _Peer | None = None
@@ -238,7 +249,7 @@ class Pool:
             raise ValueError(f"slot {slot} has a worker already")
         if self._zygote is None or not self._zygote.open:
             return False
-        if not _post(self._zygote, f"SPAWN {slot}", [sock.fileno(), token_fd, shm_fd]):
+        if not _post(self._zygote, f"{'SPAWN' if self.forks else 'EXEC'} {slot}", [sock.fileno(), token_fd, shm_fd]):
             return False
         self._pending.add(slot)
         return True
@@ -293,6 +304,8 @@ class Pool:
                     events.append(SpawnFailed(int(slot), " ".join(reason)))
                 case ["ENDED", pid, status, user, system, peak]:
                     self._ended(events, int(pid), int(status), int(user) + int(system), int(peak))
+                case ["CHANGED", *path]:
+                    events.append(Changed(" ".join(path)))
 
     def _hear_guard(self, events: list[PoolEvent]) -> None:
         while self._guard is not None and (packet := self._receive(self._guard)):

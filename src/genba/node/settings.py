@@ -33,9 +33,12 @@ class NodeSettings:
     grace: Micros = 30_000_000
     poll: Micros = 1_000_000
     max_dedicated: int = 8
-    gate: Gate = Gate()
+    gate: Gate = field(default_factory=Gate)
     recycle_jobs: int | None = None
     recycle_memory: int | None = None  # bytes
+    spawn: str | None = None  # None: fork, unless the app cannot be forked
+    reload: bool = False
+    debug: bool = False
 
     def __post_init__(self) -> None:
         if self.pool not in POOLS:

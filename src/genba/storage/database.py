@@ -134,6 +134,10 @@ class Database(Protocol):
         """The caller's own open transaction."""
         ...
 
+    def joint(self, within: float) -> Joint:
+        """A transaction that user code writes in too, of so many seconds at most where it blocks all others."""
+        ...
+
     def migrations(self) -> AbstractContextManager[Migrating]:
         """The right to change the schema; one process at a time."""
         ...
@@ -143,6 +147,30 @@ class Database(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+class Joint(Protocol):
+    """An open transaction, ours and the user's: `connection` is the driver's own, and for this alone."""
+
+    def ours(self) -> AbstractContextManager[Tx]:
+        """For our own statements in it."""
+        ...
+
+    @property
+    def connection(self) -> Any: ...
+
+    @property
+    def expired(self) -> str:
+        """Words for the user if its time was over; then it is rolled back, and its connection closed."""
+        ...
+
+    def take_back(self) -> None:
+        """From here on it is ours alone; StoreError if it is not open any more."""
+        ...
+
+    def commit(self) -> None: ...
+
+    def rollback(self) -> None: ...
 
 
 class Migrating(Protocol):

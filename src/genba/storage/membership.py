@@ -74,15 +74,7 @@ class Membership:
     def join(self, node: NewNode) -> None:
         """Become a member, and tell what it can run; NameTaken if a living one has the name."""
         with self._db.transaction() as tx:
-            for definition in sorted(node.tasks, key=itemgetter("name")):  # two that join must not cross
-                tx.run(
-                    "declare_task",
-                    namespace=self._namespace,
-                    name=definition["name"],
-                    title=definition.get("title"),
-                    definition=msgspec.json.encode(definition, order="deterministic").decode(),
-                    by=f"node {node.name}",
-                )
+            self._declare(tx, node.tasks, node.name)
             for queue in sorted(node.queues):
                 tx.run("declare_queue", namespace=self._namespace, name=queue)
             joined = tx.one(
@@ -104,6 +96,25 @@ class Membership:
                 where = f" (host {other[1]}, pid {other[2]})" if other else ""
                 raise NameTaken(f"a live node is called {node.name!r} already{where}: choose another --name")
             self._tell(tx, "node_joined", node.id, name=node.name, host=node.host, pid=node.pid)
+
+    def declare(self, node: int, tasks: Sequence[dict[str, Any]]) -> None:
+        """Tell what `node` can run from now on."""
+        with self._db.transaction() as tx:
+            names = msgspec.json.encode([definition["name"] for definition in tasks]).decode()
+            known = tx.one("set_node_tasks", id=node, tasks=names)
+            if known:
+                self._declare(tx, tasks, known[0])
+
+    def _declare(self, tx: Tx, tasks: Sequence[dict[str, Any]], node: str) -> None:
+        for definition in sorted(tasks, key=itemgetter("name")):  # two that join must not cross
+            tx.run(
+                "declare_task",
+                namespace=self._namespace,
+                name=definition["name"],
+                title=definition.get("title"),
+                definition=msgspec.json.encode(definition, order="deterministic").decode(),
+                by=f"node {node}",
+            )
 
     def renew(self, node: int) -> Beat:
         """Prolong the lease, and fetch what operators want of us."""

@@ -7,7 +7,7 @@ import re
 import select
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import repeat
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
@@ -39,6 +39,13 @@ DEADLINES = {
     "tcp_user_timeout": 8000,
     "application_name": "genba",
     "options": " ".join(f"-c {name}={value}" for name, value in SESSION.items()),
+}
+# Where user code has a say: time for its statements, and the server's own planner settings.
+LENT = {
+    "statement_timeout": "60s",
+    "lock_timeout": "30s",
+    "idle_in_transaction_session_timeout": "60s",
+    "client_connection_check_interval": "500ms",  # of a killed worker no statement keeps the job's row locked
 }
 SEQUENCES = ("job_id", "token")
 MIGRATION_LOCK = 0x67656E6261  # "genba"
@@ -164,15 +171,17 @@ class PostgresDatabase:
         self.clock = clock  # None: the server's; a test moves its own
         self._url = url
         self._idle: list[Any] = []
+        self._lent: list[Any] = []  # idle too, but for joint transactions, where the user's statements run
         self._blocks: list[range] = []
         self._lock = threading.Lock()
         self._pid = os.getpid()
         self._inherited: list[Any] = []  # a child must never close what its parent opened
 
-    def connect(self) -> Any:
+    def connect(self, **settings: Any) -> Any:
         """A new connection of its own, with deadlines on everything."""
+        deadlines = {**self._deadlines(), **settings}
         try:
-            conn = self._psycopg.connect(self._url, autocommit=True, prepare_threshold=None, **self._deadlines())
+            conn = self._psycopg.connect(self._url, autocommit=True, prepare_threshold=None, **deadlines)
         except self._psycopg.Error as error:
             raise StoreUnreachable(f"cannot reach {masked(self._url)}: {str(error).strip()}") from error
         register(conn.adapters)
@@ -185,29 +194,36 @@ class PostgresDatabase:
     def _own(self) -> None:
         """In a forked child: forget what belongs to the parent."""
         if self._pid != os.getpid():
-            self._inherited, self._idle, self._blocks = [*self._inherited, *self._idle], [], []
+            self._inherited, self._idle, self._blocks = [*self._inherited, *self._idle, *self._lent], [], []
+            self._lent = []
             self._lock, self._pid = threading.Lock(), os.getpid()
 
     @contextmanager
     def _connection(self) -> Iterator[Any]:
         self._own()
-        conn = self._rested() or self.connect()
+        conn = self._rested(self._idle) or self.connect()
         try:
             yield conn
         except self._psycopg.Error as error:
-            if conn.closed or conn.broken:
-                raise AnswerLost(f"{masked(self._url)}: {str(error).strip()}") from error
-            raise self._spoken(error) from error
+            raise self.spoken(conn, error) from error
         finally:
-            if not conn.closed and not conn.broken:
-                with self._lock:
-                    self._idle.append(conn)
+            self._rest(conn, self._idle)
 
-    def _rested(self) -> Any:
+    def _rest(self, conn: Any, pile: list[Any]) -> None:
+        """For the next one, unless a signal has cut it off in the middle of a statement."""
+        if conn.closed or conn.broken:
+            return
+        if conn.info.transaction_status != self._psycopg.pq.TransactionStatus.IDLE:
+            conn.close()
+            return
+        with self._lock:
+            pile.append(conn)
+
+    def _rested(self, pile: list[Any]) -> Any:
         """An idle connection that still lives: a server that went away has closed its end, which is readable."""
         while True:
             with self._lock:
-                conn = self._idle.pop() if self._idle else None
+                conn = pile.pop() if pile else None
             if conn is None:
                 return None
             if not conn.closed and not conn.broken and not select.select([conn.fileno()], [], [], 0)[0]:
@@ -247,6 +263,27 @@ class PostgresDatabase:
         except self._psycopg.Error as error:
             raise self._spoken(error) from error
 
+    def joint(self, within: float) -> Joint:
+        self._own()
+        conn = self._rested(self._lent)
+        if conn is None:
+            conn = self.connect(options=" ".join(f"-c {name}={value}" for name, value in LENT.items()))
+        try:
+            conn.row_factory = self.tuples
+            conn.execute("RESET ALL")  # what the last user has set
+            return Joint(self, conn)
+        except self._psycopg.Error as error:
+            conn.close()
+            raise self._spoken(error) from error
+
+    def give_back(self, conn: Any) -> None:
+        self._rest(conn, self._lent)
+
+    def spoken(self, conn: Any, error: Exception) -> StoreError:
+        if conn.closed or conn.broken:
+            return AnswerLost(f"{masked(self._url)}: {str(error).strip()}")
+        return self._spoken(error)
+
     def ids(self, cursor: Any, count: int) -> list[int]:
         """From the blocks at hand; new ones come from a sequence, which no rollback gives back."""
         with self._lock:
@@ -280,8 +317,49 @@ class PostgresDatabase:
 
     def close(self) -> None:
         if self._pid == os.getpid():
-            while self._idle:
-                self._idle.pop().close()
+            for pile in (self._idle, self._lent):
+                while pile:
+                    pile.pop().close()
+
+
+class Joint:
+    """With the server's own planner settings, for the user's statements; only deadlines are ours."""
+
+    expired = ""  # a row lock of ours harms nobody else
+
+    def __init__(self, database: PostgresDatabase, conn: Any) -> None:
+        self.connection = conn
+        self._database = database
+        self._block = conn.transaction()
+        self._block.__enter__()
+
+    @contextmanager
+    def ours(self) -> Iterator[Tx]:
+        try:
+            yield Tx(self.connection, self._database, foreign=True)
+        except self._database.errors as error:
+            raise self._database.spoken(self.connection, error) from error
+
+    def take_back(self) -> None:
+        status = self.connection.info.transaction_status.name
+        if status == "INERROR":
+            raise StoreError("a statement in the job's transaction had failed, so that it cannot be committed")
+        if status != "INTRANS":
+            raise StoreError("the transaction was ended inside its block: leave COMMIT and ROLLBACK to the block")
+
+    def commit(self) -> None:
+        try:
+            self._block.__exit__(None, None, None)
+        except self._database.errors as error:
+            raise self._database.spoken(self.connection, error) from error
+        finally:
+            self._database.give_back(self.connection)
+
+    def rollback(self) -> None:
+        undo = RuntimeError("rolled back")
+        with suppress(RuntimeError, *self._database.errors):  # psycopg closes what it cannot roll back
+            self._block.__exit__(RuntimeError, undo, None)
+        self._database.give_back(self.connection)
 
 
 class Migrating:

@@ -39,8 +39,8 @@ class Presence(Protocol):
         """True if the node's lock is free: it is probably dead."""
         ...
 
-    def ring(self, namespace: str, queue: str | None) -> None:
-        """There is work in `queue` (None: somewhere)."""
+    def ring(self, namespace: str, queue: str | None, jobs: int = 1) -> None:
+        """There is work for up to `jobs` nodes in `queue` (None: somewhere)."""
         ...
 
     def knock(self, node: int) -> None:
@@ -124,7 +124,7 @@ class FilePresence:
             (self._folder / name).unlink(missing_ok=True)
         return True
 
-    def ring(self, namespace: str, queue: str | None) -> None:
+    def ring(self, namespace: str, queue: str | None, jobs: int = 1) -> None:
         for name in self._listeners():
             self._send(name)
 
@@ -210,9 +210,9 @@ class ServerPresence:
         with self._db.statement() as tx:
             return tx.one("session_lock", high=node.id >> 32, low=node.id & 0xFFFFFFFF) is None
 
-    def ring(self, namespace: str, queue: str | None) -> None:
+    def ring(self, namespace: str, queue: str | None, jobs: int = 1) -> None:
         with self._db.statement() as tx:
-            tx.all("feed_one", namespace=namespace, queue=f'"{queue}"' if queue else "")
+            tx.all("feed", namespace=namespace, queue=f'"{queue}"' if queue else "", jobs=jobs)
 
     def knock(self, node: int) -> None:
         with self._db.statement() as tx:

@@ -13,6 +13,7 @@ import os
 import stat
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
@@ -65,7 +66,7 @@ class Turns:
     @classmethod
     def before_fork(cls) -> None:
         """No thread may be writing: SQLite keeps what it has locked in the memory that the child inherits."""
-        cls._at_rest = [turns for turns in cls._all.values() if turns._mine.acquire(timeout=BUSY)]
+        cls._at_rest = [turns for turns in list(cls._all.values()) if turns._mine.acquire(timeout=BUSY)]
 
     @classmethod
     def after_fork(cls) -> None:
@@ -74,6 +75,7 @@ class Turns:
 
     @classmethod
     def in_child(cls) -> None:
+        cls._all, cls._at_rest = {}, []
         cls._guard, cls.opening = threading.Lock(), threading.Lock()
 
     def take(self, within: float) -> None:
@@ -315,7 +317,7 @@ class SqliteDatabase:
         return Turns.of(self._place.path) if self._place.path else None
 
     @contextmanager
-    def _wrapped(self) -> Iterator[None]:
+    def wrapped(self) -> Iterator[None]:
         try:
             yield
         except self.driver.errors as error:
@@ -323,7 +325,7 @@ class SqliteDatabase:
 
     @contextmanager
     def transaction(self) -> Iterator[Tx]:
-        with self._memory if self._place.path is None else _nothing(), self._wrapped():
+        with self._memory if self._place.path is None else _nothing(), self.wrapped():
             conn = self._connection()
             turn = self._turn()
             if turn:
@@ -347,7 +349,7 @@ class SqliteDatabase:
 
     @contextmanager
     def statement(self) -> Iterator[Tx]:
-        with self._memory if self._place.path is None else _nothing(), self._wrapped():
+        with self._memory if self._place.path is None else _nothing(), self.wrapped():
             conn = self._connection()
             try:
                 yield Tx(conn, self)
@@ -365,14 +367,30 @@ class SqliteDatabase:
             )
         if not self.driver.in_transaction(conn):
             raise StoreError("conn has no open transaction: begin one (BEGIN IMMEDIATE) before you enqueue in it")
-        with self._wrapped():
+        with self.wrapped():
             yield Tx(conn, self)
+
+    def joint(self, within: float) -> Joint:
+        with self.wrapped():
+            conn = self._connect()
+            turn = self._turn()
+            try:
+                if turn:
+                    turn.take(BUSY)
+            except BaseException:
+                self.retire(conn)
+                raise
+            return Joint(self, conn, turn, within)
+
+    def retire(self, conn: Any) -> None:
+        with Turns.opening:
+            conn.close()
 
     def mark(self) -> object:
         if self._place.path is None:
             return object()
         self._own()
-        with self._wrapped(), self._watch:
+        with self.wrapped(), self._watch:
             if self._watcher is None:
                 self._watcher = self._connect()
             # Its number means nothing to another connection, such as the next one after a fork.
@@ -380,7 +398,7 @@ class SqliteDatabase:
 
     @contextmanager
     def migrations(self) -> Iterator[Migrating]:
-        with self._memory if self._place.path is None else _nothing(), self._wrapped():
+        with self._memory if self._place.path is None else _nothing(), self.wrapped():
             conn = self._connection()
             turn = self._turn()
             if turn:
@@ -401,6 +419,83 @@ class SqliteDatabase:
             if self._watcher:
                 self._watcher.close()
                 self._watcher = None
+
+
+class Joint:
+    """On a connection of its own, which is closed at the end: what a user has set on it is gone with it.
+
+    While it is open nobody else can write.  So when its time is over a thread closes the connection, whatever the
+    user's code does meanwhile; a mere rollback would let its next statements commit one by one.
+    """
+
+    def __init__(self, database: SqliteDatabase, conn: Any, turn: Turns | None, within: float) -> None:
+        self.connection = conn
+        self.expired = ""
+        self._database = database
+        self._turn = turn
+        self._ending = threading.Lock()
+        self._over = False
+        self._timer = threading.Timer(within, self._expire, (within,))
+        self._timer.name, self._timer.daemon = "genba-transaction", True
+        try:
+            conn.execute("BEGIN IMMEDIATE")
+            self._timer.start()
+        except BaseException:
+            self._close()
+            raise
+
+    @contextmanager
+    def ours(self) -> Iterator[Tx]:
+        with self._database.wrapped():
+            yield Tx(self.connection, self._database)
+
+    def _expire(self, within: float) -> None:
+        with self._ending:
+            if self._over:
+                return
+            self._over = True
+            self.expired = f"the job's transaction was open for more than {within:g} s, and was rolled back"
+        while True:
+            try:
+                self.connection.interrupt()
+                self._close()
+                return
+            except self._database.driver.errors:  # a statement of the user's is just being interrupted
+                time.sleep(0.01)
+
+    def _close(self) -> None:
+        self._database.retire(self.connection)
+        if self._turn:
+            self._turn.give()
+
+    def _settle(self) -> bool:
+        """False if its time was over before."""
+        with self._ending:
+            if self._over:
+                return False
+            self._over = True
+        self._timer.cancel()
+        self._timer.join()
+        return True
+
+    def take_back(self) -> None:
+        if not self._settle():
+            raise StoreError(self.expired)
+        if not self._database.driver.in_transaction(self.connection):
+            raise StoreError("the transaction was ended inside its block: leave COMMIT and ROLLBACK to the block")
+
+    def commit(self) -> None:
+        try:
+            with self._database.wrapped():
+                self.connection.execute("COMMIT")
+        finally:
+            self._close()
+
+    def rollback(self) -> None:
+        """Closing does it; twice is once."""
+        if self._settle() or not self.expired:
+            with suppress(*self._database.driver.errors):
+                self._close()
 
 
 class Migrating:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -16,6 +17,7 @@ from genba.domain.rank import AGE_STEP
 from genba.errors import BadOption, JobNotFound, KeyTaken, StoreError, StoreUnreachable
 from genba.storage import migrate
 from genba.storage.database import AnswerLost, Database, Query, Tx, load_queries
+from genba.storage.inside import Inside
 from genba.storage.membership import Membership
 from genba.storage.postgres import PostgresDatabase
 from genba.storage.presence import FilePresence, Presence, ServerPresence
@@ -87,6 +89,7 @@ class Store:
         self.namespace = namespace
         self.nodes = Membership(database, presence, namespace, self._end)
         self.search = Search(database, namespace)
+        self.inside = Inside(database, namespace, self._end, self._ended_inside)
         self.children_wait = False  # a hint: since it was last cleared, a parent has ended
         self._installed = False
 
@@ -147,8 +150,8 @@ class Store:
         with suppress(StoreError):  # the jobs are in: what fails from here on must not say otherwise
             if any(job.after for job in jobs):
                 self.settle()
-            for queue in {job.queue for job in jobs}:
-                self.presence.ring(self.namespace, queue)
+            for queue, count in Counter(job.queue for job in jobs).items():
+                self.presence.ring(self.namespace, queue, count)
         return done
 
     def _commit(self, jobs: Sequence[NewJob], ids: list[JobId]) -> list[Enqueued]:
@@ -357,6 +360,30 @@ class Store:
             got += [Claimed(*row) for row in sorted(rows)]
         return got
 
+    def claim_dedicated(
+        self, node: int, claim: int, queues: Sequence[str], tasks: Sequence[str], limit: int
+    ) -> list[Claimed]:
+        """Lease dedicated jobs only, of those that are nearly due to be claimed: for a node without a free slot."""
+        known, mark = set(tasks), '%"dedicated":true%'
+        with self._db.statement() as tx:
+            found = [
+                id
+                for queue in queues
+                for id, task in tx.all("dedicated_ahead", namespace=self.namespace, queue=queue, mark=mark)
+                if task in known
+            ]
+        if not found:
+            return []
+        with self._db.transaction() as tx:
+            rows = [tx.one("claim_one", node=node, claim=claim, id=id) for id in found[:limit]]
+        return [Claimed(*row) for row in rows if row is not None]
+
+    def claim_this(self, node: int, claim: int, id: JobId) -> Claimed | None:
+        """Lease one job to `node`, due or not; None if it is in no state to start."""
+        with self._db.single() as tx:
+            row = tx.one("claim_this", namespace=self.namespace, node=node, claim=claim, id=id)
+        return Claimed(*row) if row else None
+
     def finish(self, node: int, ended: Sequence[Success]) -> set[JobId]:
         """Record attempts that returned; gives the ids that were still ours, and not asked to stop."""
         with self._db.transaction() as tx:
@@ -442,16 +469,24 @@ class Store:
                 self._tell(tx, kind, ids)
         return {e.id for e in mine}
 
-    def mark(self, started: Sequence[tuple[JobId, int, int, Micros]]) -> set[JobId]:
-        """Note that these attempts (id, attempt, claim, moment) have started."""
+    def mark(self, started: Sequence[tuple[JobId, int, int, Micros]], *, late: bool = False) -> set[JobId]:
+        """Note that these attempts (id, attempt, claim, moment) have started; `late`: if nobody holds their rows."""
         with self._db.transaction() as tx:
-            ids = [row[0] for row in tx.batch("mark", started)]
+            ids = [row[0] for row in tx.batch("mark_late" if late else "mark", started)]
             self._tell(tx, "running", ids)
             return set(ids)
 
     def progress(self, notes: Sequence[tuple[JobId, int, int, str]]) -> set[JobId]:
         with self._db.transaction() as tx:
             return {row[0] for row in tx.batch("note_progress", notes)}
+
+    def _ended_inside(self) -> None:
+        """A job has ended itself: what follows is what its node does for the others."""
+        with suppress(StoreError):  # others do it later
+            if self.children_wait:
+                self.children_wait = False
+                self.settle()
+            self.presence.ring(self.namespace, None)
 
     # jobs are kept in motion
 

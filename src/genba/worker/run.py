@@ -16,17 +16,21 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any, Protocol
 
 import msgspec
+from setproctitle import getproctitle, setproctitle
 
 from genba import context, wire
 from genba.context import RunningJob
 from genba.domain.clock import SystemClock
-from genba.domain.duration import duration
-from genba.errors import BadArguments, BadOption, FailJob, RetryJob, Stopped
+from genba.domain.duration import duration, to_datetime
+from genba.domain.outcome import Report, Wish
+from genba.errors import BadArguments, BadOption, FailJob, GenbaError, RetryJob, Stopped
+from genba.options import Snapshot
 from genba.tasks import Task
+from genba.worker.capture import Capture
 from genba.worker.surround import Callee, LifespanFailed, Middleware, enter
 
 UNABLE = 4  # exit code
@@ -47,6 +51,9 @@ class App(Protocol):
 
     def moment(self, value: Any) -> int: ...
 
+    @property
+    def store(self) -> Any: ...
+
 
 def main(app: App, slot: int, sock: socket.socket, token_fd: int, shm_fd: int) -> None:
     """Run jobs until the node hangs up."""
@@ -54,13 +61,20 @@ def main(app: App, slot: int, sock: socket.socket, token_fd: int, shm_fd: int) -
     signal.signal(signal.SIGTERM, worker.on_sigterm)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        with worker.surroundings():
-            worker.serve()
+        with worker.surroundings(), suppress(BrokenPipeError, ConnectionResetError):
+            worker.capture_output()
+            worker.serve()  # until the node is gone, and then the guard is about to end us
     except LifespanFailed as error:
         sys.stderr.write(f"genba: worker {slot} ends: {error}\n{_trace(error.__cause__)}")
         sys.exit(UNABLE)
-    except (BrokenPipeError, ConnectionResetError):
-        return  # the node is gone, and the guard is about to end us
+
+
+class _Unfit(Exception):
+    """The job's arguments are not those of its task."""
+
+
+class _Dismissed(BaseException):
+    """Told to go while it was idle."""
 
 
 class Worker:
@@ -82,11 +96,55 @@ class Worker:
         self._kept: frozenset[int] = frozenset()
         self._leaving = False
         self._idle = False
+        self._title = getproctitle()
+        self._shown = False
         self._clock = SystemClock()
         self._middleware: Middleware | None = None
         if app.middlewares:
             self._middleware = Middleware(app.middlewares, self._run_plain, self._run_async)
+        self._capture = Capture(slate)
+        self._outside: int | None = None
+        self._shared: Any = None
+        self._started = 0
+        self._logged = 0  # bytes that are stored already
         os.set_blocking(token_fd, False)
+
+    # what a running job may ask for
+
+    @property
+    def slate(self) -> wire.Slate:
+        return self._slate
+
+    def inside(self) -> Any:
+        self._app.store.install()  # once; not while a transaction is open
+        return self._app.store.inside
+
+    def deps(self, job_id: int) -> dict[int, Any]:
+        return self._app.results_of_parents(job_id)
+
+    def moment(self, value: Any) -> int:
+        return self._app.moment(value)
+
+    def encode_result(self, task: str, value: Any) -> tuple[bytes | None, str | None]:
+        return self._tasks[task].arguments.encode_result(value)
+
+    def report(self, progress: str | None) -> Report:
+        self._logged = self._slate.logged()
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        return Report(
+            progress=progress,
+            log=self._slate.log(),
+            ran=max(0, self._clock.now() - self._started),
+            pid=os.getpid(),
+            cpu=int((usage.ru_utime + usage.ru_stime) * 1_000_000) - self._cpu,
+            peak=int(usage.ru_maxrss),
+        )
+
+    def log(self, text: str) -> None:
+        self._capture.write(f"{to_datetime(self._clock.now()):%H:%M:%S.%f} {text}\n")
+
+    def stopping(self) -> None:
+        self._signalled = True
 
     # the order of things
 
@@ -94,17 +152,31 @@ class Worker:
         """The app's lifespans, entered; LifespanFailed if that cannot be."""
         return enter(self._app.lifespans, self._event_loop)
 
+    def capture_output(self) -> None:
+        """From now on what this process prints belongs to the job that runs; what lifespans print is nobody's."""
+        self._outside = self._capture.install()
+
     def serve(self) -> None:
-        self._sock.sendall(wire.frame((wire.READY, os.getpid())))
+        ready = wire.frame((wire.READY, os.getpid()))
+        if self._outside is None:
+            self._sock.sendall(ready)
+        else:
+            socket.send_fds(self._sock, [ready], [self._outside])
+            os.close(self._outside)
         self._cpu = _cpu()
-        self._kept = _children() or frozenset()  # started with the worker, by no job
+        self._kept = children() or frozenset()  # started with the worker, by no job
         token = b""
         while not self._leaving:
             if not self._bunches:
                 self._ring()
-                self._idle = True
-                heard = self._listen()
-                self._idle = False
+                if self._shown:
+                    self._show(self._title)
+                try:
+                    self._idle = True
+                    heard = not self._told_to_go() and self._listen()
+                    self._idle = False
+                except _Dismissed:
+                    return
                 if not heard:
                     return
                 continue
@@ -113,6 +185,9 @@ class Worker:
                 token = self._run_bunch(token)
             else:
                 self._bunches.clear()  # the node has taken back all that is left here
+
+    def _told_to_go(self) -> bool:
+        return self._leaving
 
     def _next_token(self) -> bytes:
         try:
@@ -131,6 +206,8 @@ class Worker:
                 return b""
         serial, jobs = self._bunches.pop(0)
         mine = token
+        if len(jobs) == 1:  # short ones travel in company, and would be gone before anybody could look
+            self._show(f"{self._title} {jobs[0][3]} #{jobs[0][0]}")
         for index, job in enumerate(jobs):
             token = token or self._next_token()
             if token != mine:
@@ -144,38 +221,75 @@ class Worker:
         if not data:
             self._leaving = True
             return False
-        for message in self._frames.feed(data):
+        heard = list(self._frames.feed(data))
+        while heard:
+            message = heard.pop(0)
             if message[0] == wire.BUNCH:
                 self._bunches.append((message[1], message[2]))
             elif message[0] == wire.EXIT:
                 self._leaving = True
+            elif message[0] == wire.SHARE:
+                heard = self._share(message[1], heard)
         return True
+
+    def _share(self, seats: int, heard: list[list[Any]]) -> list[list[Any]]:
+        """Run several jobs at a time, until the node says otherwise."""
+        from genba.worker.shared import Shared
+
+        self._idle = False
+        loop = self._event_loop()
+        shared = self._shared = self._shared or Shared(self, self._app, self._sock, self._tokens, self._frames)
+        self._capture.on, self._capture.sink = True, shared
+        self._stoppable = lambda: void(loop.call_soon_threadsafe(shared.release))
+        try:
+            return loop.run_until_complete(shared.serve(seats, heard))
+        finally:
+            self._stoppable = None
+            self._capture.on, self._capture.sink = False, self._slate
+            self._leaving = self._leaving or shared.leaving
 
     def _ring(self) -> None:
         if not self._rung:
             self._sock.sendall(_BELL)
             self._rung = True
 
+    def _show(self, title: str) -> None:
+        """What `ps` tells of us."""
+        self._shown = title is not self._title
+        setproctitle(title)
+
     # one job
+
+    def run_one(self, serial: int, job: wire.Job) -> None:
+        """Without tokens and without a node that listens."""
+        self._cpu = _cpu()
+        self._kept = children() or frozenset()
+        self._run(serial, 0, job)
 
     def _run(self, serial: int, index: int, job: wire.Job) -> None:
         place = self._place = wire.place(serial, index)
         self._signalled = False
         self._slate.begin(place)
-        started = self._clock.now()
+        started = self._started = self._clock.now()
         made: list[RunningJob] = []
 
         def make() -> RunningJob:
             if not made:
-                made.append(RunningJob(job, place, self._slate, self._app.results_of_parents))
+                made.append(RunningJob(job, place, self))
             return made[0]
 
         context.enter(make)
+        self._capture.on = True
         outcome, payload, extra = self._call(job)
+        if made:
+            outcome, payload, extra = self._as_asked(made[0], outcome, payload, extra)
+        self._capture.on = False
         context.enter(None)
+        if self._slate.logged() and outcome != wire.APPLIED:
+            extra = {**(extra or {}), "log": self._slate.log()}
         ended = self._clock.now()
-        if _children() is not None:
-            killed = _end_strays(self._kept)
+        if children() is not None:
+            killed = end_strays(self._kept)
             if killed:
                 extra = {**(extra or {}), "strays": killed}
         usage = resource.getrusage(resource.RUSAGE_SELF)
@@ -187,34 +301,94 @@ class Worker:
         if not self._slate.put(result):
             self._sock.sendall(wire.frame((wire.RESULTS, [result])))
         self._slate.done(place)
+        if self._slate.logged():
+            self._slate.forget_log()
         self._rung = False
         if ended - self._last_bell > BELL_AFTER:
             self._last_bell = ended
             self._ring()
 
+    def _as_asked(
+        self, job: RunningJob, outcome: int, payload: bytes | None, extra: dict[str, Any] | None
+    ) -> tuple[int, bytes | None, dict[str, Any] | None]:
+        """How the call ended, with what the job has told and asked for."""
+        left_open = job.leave()
+        if job.applied:
+            self._tell_late(job, payload if outcome in (wire.RAISED, wire.STOPPED) else None)
+            return wire.APPLIED, None, None
+        if job.told is not None:
+            extra = {**(extra or {}), "progress": job.told}
+        if outcome not in (wire.RETURNED, wire.RAISED):
+            return outcome, payload, extra
+        if left_open:
+            reason = "panic: a transaction was left open, and was rolled back"
+            error = payload if outcome == wire.RAISED else None
+            return outcome, error, {**(extra or {}), "wants": "hold", "reason": reason}
+        wish = job.wish
+        if wish is None or (extra and "wants" in extra):
+            return outcome, payload, extra
+        if outcome == wire.RAISED:
+            return outcome, payload, extra if wish.wants == "succeed" else {**(extra or {}), **self._wanted(wish)}
+        if wish.wants == "succeed" and wish.result is None:
+            return outcome, payload, {**(extra or {}), "wants": "succeed"}
+        return outcome, wish.result, {**(extra or {}), "reason": None, **self._wanted(wish)}
+
+    def _wanted(self, wish: Wish) -> dict[str, Any]:
+        wanted: dict[str, Any] = {"wants": wish.wants, "free": wish.free}
+        if wish.reason is not None:
+            wanted["reason"] = wish.reason
+        if wish.delay is not None:
+            wanted["delay"] = self._clock.now() + wish.delay
+        if wish.at is not None:
+            wanted["at"] = wish.at
+        return wanted
+
+    def _tell_late(self, job: RunningJob, error: bytes | None) -> None:
+        """What happened after the job had ended itself."""
+        log = self._slate.log() if self._slate.logged() > self._logged else None
+        if error is None and log is None:
+            return
+        try:
+            self.inside().afterwards(job.fence, error.decode() if error else None, log)
+        except GenbaError as lost:
+            self._capture.on = False
+            sys.stderr.write(f"genba: job {job.id} raised after it had ended itself, and that is lost: {lost}\n")
+
     def _call(self, job: wire.Job) -> tuple[int, bytes | None, dict[str, Any] | None]:
         try:
-            task = self._tasks[job.task]
-            try:
-                args, kwargs = task.arguments.decode(job.args)
-            except BadArguments as error:
-                return wire.UNFIT, None, {"reason": f"arguments that no longer fit: {_text(error)}"}
-            callee: Callee = task if self._middleware is None else self._middleware.around(task)
+            task, callee, args, kwargs = self._prepared(job)
             run = self._run_async if callee.is_async else self._run_plain
-            value = run(callee, args, kwargs)
-            payload, lost = task.arguments.encode_result(value)
-            reason = {"reason": _clean(f"the result could not be kept: {lost}")} if lost else None
-            return wire.RETURNED, payload, reason
-        except (Stopped, asyncio.CancelledError) as error:
-            # One that nobody asked for is an exception like any other, and counted, or it would run for ever.
-            asked = self._signalled or self._slate.should_stop(self._place)
-            return wire.STOPPED if asked else wire.RAISED, describe(error), None
-        except FailJob as error:
-            return wire.RAISED, describe(error), {"wants": "fail", "reason": _text(error) or "FailJob"}
-        except RetryJob as error:
-            return self._retry(error)
+            return self._returned(task, run(callee, args, kwargs))
         except BaseException as error:  # noqa: BLE001  whatever the user's code raises ends this attempt, and only it
-            return wire.RAISED, describe(error), None
+            return self._raised(job, error)
+
+    def _prepared(self, job: wire.Job) -> tuple[Task[..., Any], Callee, tuple[Any, ...], dict[str, Any]]:
+        task = self._tasks[job.task]
+        try:
+            args, kwargs = task.arguments.decode(job.args)
+        except BadArguments as error:
+            raise _Unfit(f"arguments that no longer fit: {_text(error)}") from error
+        return task, task if self._middleware is None else self._middleware.around(task), args, kwargs
+
+    def _returned(self, task: Task[..., Any], value: Any) -> tuple[int, bytes | None, dict[str, Any] | None]:
+        payload, lost = task.arguments.encode_result(value)
+        reason = {"reason": _clean(f"the result could not be kept: {lost}")} if lost else None
+        return wire.RETURNED, payload, reason
+
+    def _raised(self, job: wire.Job, error: BaseException) -> tuple[int, bytes | None, dict[str, Any] | None]:
+        match error:
+            case Stopped() | asyncio.CancelledError():
+                # One that nobody asked for is an exception like any other, and counted, or it would run for ever.
+                asked = self._signalled or self._slate.should_stop(self._place)
+                return wire.STOPPED if asked else wire.RAISED, describe(error), None
+            case _Unfit():
+                return wire.UNFIT, None, {"reason": str(error)}
+            case FailJob():
+                return wire.RAISED, describe(error), {"wants": "fail", "reason": _text(error) or "FailJob"}
+            case RetryJob():
+                return self._retry(error)
+            case _:
+                return wire.RAISED, describe(error), None if _worth_a_retry(job, error) else {"final": True}
 
     def _retry(self, error: RetryJob) -> tuple[int, bytes, dict[str, Any] | None]:
         wanted: dict[str, Any] = {"wants": "retry", "reason": _text(error) or "RetryJob"}
@@ -266,7 +440,8 @@ class Worker:
             self._signalled = True
             stop()
         elif asked is None and self._idle:
-            sys.exit(0)  # idle, and told to go by somebody else than the node
+            self._idle = False
+            raise _Dismissed  # by somebody else than the node
 
 
 _BELL = wire.frame((wire.BELL,))
@@ -284,12 +459,20 @@ def _trace(error: BaseException | None) -> str:
     return "" if error is None else "".join(traceback.format_exception(error))
 
 
+def _worth_a_retry(job: wire.Job, error: BaseException) -> bool:
+    """Whether the job's rule says nothing against another try after this one."""
+    options = job.extra[0] if job.extra else None
+    if not options or not ('"on":' in options or '"never":' in options):
+        return True
+    return Snapshot.read(options.encode()).retry_rule().covers(type(error))
+
+
 def _cpu() -> int:
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return int((usage.ru_utime + usage.ru_stime) * 1_000_000)
 
 
-def _children() -> frozenset[int] | None:
+def children() -> frozenset[int] | None:
     """The children of this process; None, at the price of one system call, if there are none."""
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -299,12 +482,12 @@ def _children() -> frozenset[int] | None:
         return frozenset(map(int, file.read().split()))
 
 
-def _end_strays(before: frozenset[int]) -> int:
+def end_strays(before: frozenset[int]) -> int:
     """Kill and reap what a job left behind, with all its descendants (we are their reaper)."""
     killed = 0
     deadline = time.monotonic() + 5
     while time.monotonic() < deadline:
-        strays = (_children() or frozenset()) - before
+        strays = (children() or frozenset()) - before
         if not strays:
             break
         for pid in strays:

@@ -1,13 +1,14 @@
 """Imports the user's app once, then forks a worker whenever the node asks.
 
-`python -m genba.worker.zygote TARGET NODE_TITLE`, with a SOCK_SEQPACKET socket to the node on fd 3.
+`python -m genba.worker.zygote TARGET NODE_TITLE [--reload]`, with a SOCK_SEQPACKET socket to the node on fd 3.
 One thread of its own, so that a fork copies no lock in use; never a sub-reaper, so that what a dead
 worker leaves behind falls to the guard.
 
 From the node, one ASCII packet each:
-    SPAWN slot (+ worker socket, token pipe, shared memory)
+    SPAWN slot (+ worker socket, token pipe, shared memory): by fork
+    EXEC slot (+ the same): by a new interpreter, which imports the app itself
 To the node:
-    HELLO (+ memfd: msgpack), IMPORT_FAILED (+ memfd: text),
+    HELLO (+ memfd: msgpack), IMPORT_FAILED (+ memfd: text), CHANGED file (with --reload),
     STARTED slot pid own_pid (+ pidfd), UNSTARTED slot reason,
     ENDED pid status user_micros system_micros peak_kb
 """
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import array
 import ctypes
+import fcntl
 import gc
 import importlib
 import os
@@ -31,11 +33,15 @@ from typing import Any, NoReturn
 
 import msgspec
 
+from genba.worker.reload import Watch, suspects
+
 NODE_FD = 3
 IMPORT_FAILED = 3  # exit code
 
-_PR_SET_CHILD_SUBREAPER = 36
+SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER
 _FLUSH_MS = 5000
+_LOOK_MS = 500  # between two looks at the files of the app
+_FAR = 10  # beyond the descriptors that a fresh worker finds its own at
 
 App = Any  # anything with hello(); the zygote asks no more of it
 Run = Callable[[App, int, socket.socket, int, int], object]
@@ -47,6 +53,7 @@ _IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 def main(argv: list[str], run: Run | None = None) -> NoReturn:
     """Be the zygote of `argv[1]`; `run` is what a worker does, the real one unless a test gives its own."""
     target, node_title = argv[1:3]
+    reload = "--reload" in argv[3:]
     os.set_inheritable(NODE_FD, False)
     node = socket.socket(fileno=NODE_FD)
     node.setblocking(False)
@@ -58,13 +65,15 @@ def main(argv: list[str], run: Run | None = None) -> NoReturn:
         run = run or _real_run()
     except BaseException as error:  # noqa: BLE001 - an app may also leave by sys.exit
         _send_now(node, "IMPORT_FAILED", _explain(target, error).encode(errors="replace"))
-        _exit(IMPORT_FAILED)
+        if not reload:
+            leave(IMPORT_FAILED)
+        serve(node, None, _never, watch=Watch(suspects(target, error)))
     _ignore_signals()  # the app may have set its own
 
     title = f"genba-{hello.get('namespace', 'default')}: {node_title}"
-    _set_title(f"{title}/zygote")
+    set_title(f"{title}/zygote")
     _send_now(node, "HELLO", greeting)
-    serve(node, app, run, title)
+    serve(node, app, run, title, target, Watch() if reload else None)
 
 
 def load(target: str) -> App:
@@ -115,19 +124,25 @@ def thread_names() -> list[str]:
     return sorted(names)
 
 
-def serve(node: socket.socket, app: App, run: Run, title: str = "genba") -> NoReturn:
-    """Fork workers on request and report their ends, until the node closes `node`."""
+def serve(
+    node: socket.socket, app: App, run: Run, title: str = "genba", target: str = "", watch: Watch | None = None
+) -> NoReturn:
+    """Start workers on request and report their ends, until the node closes `node`."""
     gc.collect()
     gc.freeze()  # a collection in a worker must not copy every page of the app
-    _Zygote(node, app, run, title).loop()
+    _Zygote(node, app, run, title, target, watch).loop()
 
 
 class _Zygote:
-    def __init__(self, node: socket.socket, app: App, run: Run, title: str) -> None:
+    def __init__(
+        self, node: socket.socket, app: App, run: Run, title: str, target: str, watch: Watch | None
+    ) -> None:
         self._node = node
         self._app = app
         self._run = run
         self._title = title
+        self._target = target
+        self._watch = watch
         self._workers: set[int] = set()
         self._outbox: deque[tuple[bytes, list[int]]] = deque()
         self._prctl = ctypes.CDLL(None, use_errno=True).prctl
@@ -142,11 +157,18 @@ class _Zygote:
         self._reap()  # children of the import may have ended before we listened
         while True:
             self._poll.register(self._node, select.POLLIN | (select.POLLOUT if self._outbox else 0))
-            self._poll.poll()
+            self._poll.poll(None if self._watch is None else _LOOK_MS)
             self._clear_wake()
             self._reap()
             self._obey()
+            self._look()
             self._flush()
+
+    def _look(self) -> None:
+        changed = self._watch and self._watch.changed()
+        if changed:
+            self._report(f"CHANGED {changed}", [])
+            self._watch = None
 
     def _clear_wake(self) -> None:
         try:
@@ -170,13 +192,15 @@ class _Zygote:
             fds.frombytes(payload)
         match packet.split():
             case [b"SPAWN", slot]:
-                self._spawn(int(slot), fds.tolist())
+                self._spawn(int(slot), fds.tolist(), self._fork)
+            case [b"EXEC", slot]:
+                self._spawn(int(slot), fds.tolist(), self._exec)
 
-    def _spawn(self, slot: int, fds: list[int]) -> None:
+    def _spawn(self, slot: int, fds: list[int], start: Callable[[int, list[int]], int]) -> None:
         try:
             if len(fds) != 3:
                 raise OSError("the zygote has no file descriptor left")
-            pid = self._fork(slot, fds)
+            pid = start(slot, fds)
         except OSError as error:
             self._report(f"UNSTARTED {slot} {error.strerror or error}", [])
             return
@@ -203,6 +227,26 @@ class _Zygote:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         return pid
 
+    def _exec(self, slot: int, fds: list[int]) -> int:
+        """Not fork and exec: between the two a child of a process with threads may do next to nothing."""
+        far = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _FAR) for fd in fds]
+        try:
+            return os.posix_spawn(
+                sys.executable,
+                [sys.executable, "-m", "genba.worker.fresh", self._target, self._worker_title(slot), str(slot)],
+                {**os.environ, "GENBA_WORKER": "1"},
+                file_actions=[(os.POSIX_SPAWN_DUP2, fd, NODE_FD + i) for i, fd in enumerate(far)],
+                setpgroup=0,
+                setsigmask=(),
+                setsigdef=(*_IGNORED, signal.SIGCHLD),
+            )
+        finally:
+            for fd in far:
+                os.close(fd)
+
+    def _worker_title(self, slot: int) -> str:
+        return f"{self._title}/worker[{slot}]"
+
     def _be_worker(self, slot: int, fds: list[int]) -> NoReturn:
         code = 1
         try:
@@ -215,11 +259,11 @@ class _Zygote:
             traceback.print_exc()
         finally:
             # Whatever happened, the child must not come back into the loop of its parent.
-            _exit(code)
+            leave(code)
 
     def _leave_zygote(self, slot: int) -> None:
         os.setpgid(0, 0)
-        if self._prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
+        if self._prctl(SUBREAPER, 1, 0, 0, 0):
             raise OSError(ctypes.get_errno(), "prctl")
         self._node.close()
         for fd in (self._wake, self._wake_end, *(fd for _, rights in self._outbox for fd in rights)):
@@ -229,7 +273,7 @@ class _Zygote:
             signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         os.environ["GENBA_WORKER"] = "1"
-        _set_title(f"{self._title}/worker[{slot}]")
+        set_title(self._worker_title(slot))
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
     def _reap(self) -> None:
@@ -262,8 +306,13 @@ class _Zygote:
                 os.close(fd)
 
 
+def _never(*_: object) -> None:
+    """What workers do of an app that could not be imported."""
+
+
 def _real_run() -> Run:
-    from genba.worker.run import main as run  # before the first fork, so that workers share it
+    importlib.import_module("genba.worker.shared")  # all before the first fork, so that workers have it in common
+    from genba.worker.run import main as run
 
     return run
 
@@ -273,7 +322,7 @@ def _ignore_signals() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def _set_title(title: str) -> None:
+def set_title(title: str) -> None:
     # setproctitle overwrites the environment otherwise, and with it the incarnation that sweeps look for.
     os.environ["SPT_NOENV"] = "1"
     from setproctitle import setproctitle
@@ -306,7 +355,7 @@ def _send(node: socket.socket, packet: bytes, fds: list[int]) -> None:
     node.sendmsg([packet], rights)
 
 
-def _exit(code: int) -> NoReturn:
+def leave(code: int) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

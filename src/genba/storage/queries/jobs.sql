@@ -20,6 +20,30 @@ RETURNING id, state;
 -- One event for all the jobs of a call.
 INSERT INTO genba.event (at, namespace, kind, job_id, data) VALUES (/* now */, :namespace, :kind, :job_id, :data);
 
+-- name: claim_this
+-- By a person: neither the moment nor the queue's order nor a limit holds for it.
+UPDATE genba.job
+   SET state = 'running', attempt = attempt + 1, claim_id = :claim, node = :node, claimed_at = /* now */, started_mark = NULL,
+       parked_on = NULL, key_hash = CASE WHEN once_waiting THEN NULL ELSE key_hash END
+ WHERE id = :id AND namespace = :namespace AND state IN ('waiting', 'scheduled', 'held')
+   AND EXISTS (SELECT 1 FROM genba.node n WHERE n.id = :node AND n.state = 'live' AND n.lease_until > /* boot */)
+RETURNING rank, id, attempt, task, args, options, priority, retries, crashes, losses, saved, due_at, open_deps, claimed_at, expires_at, queue;
+
+-- name: dedicated_ahead
+-- Among the next few hundred only: a look at all that wait would cost too much, and what is behind them comes nearer.
+SELECT id, task FROM (SELECT id, task, rank, options FROM genba.job
+                       WHERE namespace = :namespace AND queue = :queue AND state = 'waiting' AND parked_on IS NULL
+                       ORDER BY rank, id LIMIT 500) AS ahead
+ WHERE options LIKE :mark ORDER BY rank, id;
+
+-- name: claim_one
+UPDATE genba.job
+   SET state = 'running', attempt = attempt + 1, claim_id = :claim, node = :node, claimed_at = /* now */, started_mark = NULL,
+       key_hash = CASE WHEN once_waiting THEN NULL ELSE key_hash END
+ WHERE id IN (SELECT id FROM genba.job WHERE id = :id AND state = 'waiting' AND parked_on IS NULL /* lock */)
+   AND EXISTS (SELECT 1 FROM genba.node n WHERE n.id = :node AND n.state = 'live' AND n.lease_until > /* boot */)
+RETURNING rank, id, attempt, task, args, options, priority, retries, crashes, losses, saved, due_at, open_deps, claimed_at, expires_at, queue;
+
 -- name: with_identity
 SELECT id, state, unique_until FROM genba.job WHERE namespace = :namespace AND key_hash = :key_hash;
 
@@ -73,11 +97,12 @@ UPDATE genba.job
 RETURNING state;
 
 -- name: requeue
--- Counters start anew, the attempts so far stay in the history.
+-- Counters start anew, the attempts so far stay in the history; a checkpoint stays, unless all was done.
 UPDATE genba.job
    SET state = CASE WHEN open_deps > 0 THEN 'blocked' ELSE 'waiting' END, due_at = /* now */,
        rank = /* now */ - priority * CAST(:age_step AS bigint),
        retries = 0, crashes = 0, losses = 0, reason = NULL, error = NULL, result = NULL, progress = NULL, finished_at = NULL,
+       saved = CASE WHEN state <> 'succeeded' THEN saved END,
        cancel_requested = NULL, expires_at = NULL, key_hash = NULL, started_mark = NULL, version = version + 1
  WHERE id = :id AND namespace = :namespace AND state IN ('succeeded', 'failed', 'timed_out', 'cancelled')
 RETURNING state;

@@ -18,6 +18,9 @@ UPDATE genba.node SET state = :state, hungry = :hungry, ended_at = CASE WHEN :st
  WHERE id = :id AND state IN ('live', 'draining')
 RETURNING id;
 
+-- name: set_node_tasks
+UPDATE genba.node SET tasks = :tasks WHERE id = :id AND state IN ('live', 'draining') RETURNING name;
+
 -- name: set_hungry
 UPDATE genba.node SET hungry = :hungry WHERE id = :id AND hungry <> :hungry;
 

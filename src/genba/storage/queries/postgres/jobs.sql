@@ -49,7 +49,7 @@ UPDATE genba.job AS j
        retries = e.retries, crashes = e.crashes, losses = e.losses,
        reason = CASE WHEN j.cancel_requested IS NULL OR e.state IN ('succeeded', 'failed', 'timed_out') THEN e.reason
                      ELSE COALESCE(CASE WHEN e.state = 'cancelled' THEN e.reason END, j.reason, 'cancelled') END,
-       error = COALESCE(e.error, j.error), result = e.result,
+       error = CASE WHEN e.state <> 'succeeded' THEN COALESCE(e.error, j.error) END, result = e.result,
        progress = COALESCE(e.progress, j.progress), claim_id = NULL, node = NULL, started_mark = NULL,
        finished_at = CASE WHEN e.state IN ('succeeded', 'failed', 'timed_out', 'cancelled') OR j.cancel_requested IS NOT NULL THEN /* now */ END,
        cancel_requested = NULL,
@@ -72,9 +72,11 @@ UPDATE genba.job AS j SET started_mark = e.started
 RETURNING j.id;
 
 -- name: note_progress(id, attempt, claim, progress)
+-- Not of a job that has locked its own row: the node must not wait for it.
 UPDATE genba.job AS j SET progress = e.progress
   FROM unnest(:id, :attempt, :claim, :progress) AS e (id, attempt, claim, progress)
  WHERE j.id = e.id AND j.attempt = e.attempt AND j.claim_id = e.claim
+   AND j.id = ANY(ARRAY(SELECT id FROM genba.job WHERE id = ANY(:id) FOR UPDATE SKIP LOCKED))
 RETURNING j.id;
 
 -- name: promote
@@ -107,14 +109,14 @@ SELECT state FROM genba.job WHERE id = :id FOR SHARE SKIP LOCKED;
 -- name: states(id)
 SELECT id, state FROM genba.job WHERE id = ANY(:id) AND namespace = :namespace;
 
--- name: feed_one
--- One hungry node that serves the queue; whoever clears the flag wakes it.
+-- name: feed
+-- Hungry nodes that serve the queue, no more than there are jobs; whoever clears the flag wakes it.
 WITH quick AS (SELECT set_config('synchronous_commit', 'off', true)),
      fed AS (
     UPDATE genba.node SET hungry = false
       FROM quick
-     WHERE id = (SELECT id FROM genba.node WHERE namespace = :namespace AND hungry AND state = 'live' AND position(:queue IN queues) > 0
-                  LIMIT 1 FOR UPDATE SKIP LOCKED)
+     WHERE id IN (SELECT id FROM genba.node WHERE namespace = :namespace AND hungry AND state = 'live' AND position(:queue IN queues) > 0
+                   LIMIT :jobs FOR UPDATE SKIP LOCKED)
     RETURNING id)
 SELECT pg_notify('genba_' || id, '') FROM fed;
 

@@ -31,7 +31,7 @@ UPDATE genba.job
        retries = :retries, crashes = :crashes, losses = :losses,
        reason = CASE WHEN cancel_requested IS NULL OR :state IN ('succeeded', 'failed', 'timed_out') THEN :reason
                      ELSE COALESCE(CASE WHEN :state = 'cancelled' THEN :reason END, reason, 'cancelled') END,
-       error = COALESCE(:error, error), result = :result,
+       error = CASE WHEN :state <> 'succeeded' THEN COALESCE(:error, error) END, result = :result,
        progress = COALESCE(:progress, progress), claim_id = NULL, node = NULL, started_mark = NULL,
        finished_at = CASE WHEN :state IN ('succeeded', 'failed', 'timed_out', 'cancelled') OR cancel_requested IS NOT NULL THEN /* now */ END,
        cancel_requested = NULL,
@@ -77,7 +77,7 @@ SELECT state FROM genba.job WHERE id = :id;
 -- name: states(id)
 SELECT id, state FROM genba.job WHERE id = :id AND namespace = :namespace;
 
--- name: feed_one
+-- name: feed
 -- Wake-ups on SQLite do not ask the database.
 SELECT 1 WHERE 0;
 

@@ -1,0 +1,56 @@
+"""From how an attempt ended to what is written about its job."""
+
+from __future__ import annotations
+
+import msgspec
+
+from genba.domain.rank import rank
+from genba.domain.verdict import End, Standing, judge
+from genba.options import Snapshot
+from genba.storage.membership import Orphan
+from genba.storage.records import Claimed, Ending, Micros
+
+PLAIN = Snapshot()
+UNREADABLE = Snapshot(retry={"times": 0})  # somebody has written options by hand
+
+
+def read_options(written: str | None) -> Snapshot | None:
+    """None if all is as usual; what somebody has written by hand must not stop a node."""
+    try:
+        return None if written is None else Snapshot.read(written.encode())
+    except (msgspec.MsgspecError, ValueError):
+        return UNREADABLE
+
+
+def judged(job: Claimed | Orphan, claim: int, options: Snapshot, end: End, wall: Micros, jitter: float) -> Ending:
+    verdict = judge(
+        end,
+        Standing(
+            priority=job.priority,
+            retries=job.retries,
+            crashes=job.crashes,
+            losses=job.losses,
+            retry=options.retry_rule(),
+            max_crashes=options.max_crashes,
+            on_exception=options.on_exception,
+            at_most_once=options.at_most_once,
+        ),
+        wall,
+        jitter,
+    )
+    moved = verdict.due_at is not None or verdict.crashes != job.crashes
+    due = verdict.due_at if verdict.due_at is not None else job.due_at
+    return Ending(
+        id=job.id,
+        attempt=job.attempt,
+        claim=claim,
+        state=verdict.state,
+        cause=verdict.cause,
+        retries=verdict.retries,
+        crashes=verdict.crashes,
+        losses=verdict.losses,
+        due_at=verdict.due_at,
+        rank=rank(due, verdict.rank_priority) if moved and verdict.rank_priority is not None else None,
+        reason=verdict.reason,
+        ended=wall,
+    )

@@ -1,0 +1,55 @@
+"""Where a node's settings come from, and what is said of wrong ones."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from tests.support import genba_command, without_settings
+
+from genba.errors import BadOption
+from genba.settings import read, read_node
+
+
+def test_the_environment_beats_the_project(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text('[tool.genba]\nnamespace = "shop"\n[tool.genba.node]\nmin = 2\nmax = 4\n')
+
+    assert read_node({"GENBA_NODE_MAX": "8"}, tmp_path) == {"min": 2, "max": "8"}
+    assert read({}, {}, tmp_path).namespace == "shop"   # the table of nodes is no setting of the app
+
+
+def test_without_a_project_nothing_is_said(tmp_path: Path) -> None:
+    assert read_node({}, tmp_path) == {}
+
+
+def test_a_setting_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text("[tool.genba.node]\nmxa = 4\n")
+
+    with pytest.raises(BadOption, match="no setting 'mxa'"):
+        read_node({}, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("words", "environ", "told"),
+    [
+        (["--max-load", "much"], {}, "max_load must be a number"),
+        (["--max-load", "-1"], {}, "max_load must be greater than 0"),
+        (["--min-free-memory", "1 elephant"], {}, "min_free_memory"),
+        (["--recycle-after", "0"], {}, "at least 1 job"),
+        (["--recycle-after", "often"], {}, "recycle_after"),
+        (["--max-dedicated", "-1"], {}, "max_dedicated is at least 0"),
+        ([], {"GENBA_NODE_MIN": "few"}, "min must be a whole number, not 'few'"),
+        ([], {"GENBA_NODE_POOL": "odd"}, "pool must be one of"),
+    ],
+)
+def test_a_wrong_value_is_one_sentence(words: list[str], environ: dict[str, str], told: str, tmp_path: Path) -> None:
+    ran = subprocess.run(
+        genba_command("node", "start", "tasks:app", *words),
+        cwd=tmp_path, env={**without_settings(os.environ), **environ}, capture_output=True, text=True, timeout=30,
+    )
+
+    assert ran.returncode == 2
+    assert told in ran.stderr
+    assert len(ran.stderr.splitlines()) == 1

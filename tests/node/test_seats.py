@@ -1,0 +1,153 @@
+"""Jobs that run in company: who gets a seat, who does not, and what becomes of neighbours."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from genba import wire
+from genba.node import actions as do
+from genba.node.actions import Action
+from genba.node.brain import LONG, SECOND, Brain
+from genba.node.hands import Sight
+from genba.node.settings import NodeSettings
+from genba.storage.records import Claimed
+
+A = TypeVar("A")
+CLAIM = 77
+
+
+def of(kind: type[A], actions: Sequence[Action]) -> list[A]:
+    return [action for action in actions if isinstance(action, kind)]
+
+
+def a_job(id: int, task: str = "fetch", **more: Any) -> Claimed:
+    row = {
+        "rank": id, "id": id, "attempt": 1, "task": task, "args": b"{}", "options": None, "priority": 0, "retries": 0,
+        "crashes": 0, "losses": 0, "saved": None, "due_at": 0, "open_deps": 0, "claimed_at": 0, "expires_at": None,
+    }  # fmt: skip
+    return Claimed(**{**row, **more})
+
+
+def a_brain(workers: int = 1, concurrency: int = 3) -> Brain:
+    """With workers that are ready, and have been asked for more."""
+    settings = NodeSettings(target="tasks:app", pool="static", min=workers, max=workers)
+    brain = Brain(settings, ["fetch", "plain"], lambda: 0.0)
+    brain.concurrency = {"fetch": concurrency}
+    for spawn in of(do.Spawn, brain.on_zygote(0)):
+        brain.on_worker_ready(spawn.slot, 100 + spawn.slot, 0)
+    return brain
+
+
+def given(actions: Sequence[Action]) -> dict[int, int]:
+    """Which job has gone to which seat or slot."""
+    return {job.id: give.slot for give in of(do.Give, actions) for job in give.jobs}
+
+
+def running(give: do.Give) -> Sight:
+    return Sight(wire.place(give.serial, 0), wire.RUNNING, 0, False, None)
+
+
+def result(give: do.Give) -> list[Any]:
+    return [give.serial, 0, wire.RETURNED, b"1", 1, 2, None, 5, None]
+
+
+NOTHING = Sight(0, wire.IDLE, 0, False, None)
+
+
+def test_jobs_of_a_task_with_concurrency_sit_together_and_more_of_it_is_claimed_for_the_free_seats():
+    brain = a_brain()
+    done = brain.on_claimed([a_job(1), a_job(2)], CLAIM, 1)
+
+    assert of(do.Share, done) == [do.Share(1, (2, 3, 4))]
+    assert given(done) == {1: 2, 2: 3}
+    assert of(do.Claim, done) == [do.Claim({"default": 1})]   # one of any task, now and then
+    done = brain.on_claimed([], CLAIM, 2)
+    assert of(do.Claim, done) == [do.Claim({"default": 1}, ("fetch",))]
+
+
+def test_no_more_sit_together_than_the_task_says():
+    brain = a_brain(workers=2)
+    done = brain.on_claimed([a_job(n) for n in range(1, 9)], CLAIM, 1)
+
+    assert len(of(do.Share, done)) == 2
+    assert sorted(given(done)) == [1, 2, 3, 4, 5, 6]
+    assert sorted(brain.jobs_in_hand()) == [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+def test_what_is_limited_must_run_once_or_has_crashed_runs_alone():
+    limited: list[dict[str, Any]] = [{"options": '{"at_most_once":true}'}, {"options": '{"memory":1000000}'}]
+    for more in (*limited, {"crashes": 1}, {"losses": 1}):
+        brain = a_brain()
+        done = brain.on_claimed([a_job(1, **more)], CLAIM, 1)
+        done += brain.on_marked([1], 2)
+        assert of(do.Share, done) == []
+        assert given(done) == {1: 1}
+
+
+def test_a_shared_worker_that_others_need_gets_no_more_company_and_then_is_theirs():
+    brain = a_brain()
+    done = brain.on_claimed([a_job(1), a_job(2)], CLAIM, 1)
+    gives = of(do.Give, done)
+    brain.on_claimed([a_job(3, "plain")], CLAIM, 2)
+    assert given(brain.on_claimed([a_job(4)], CLAIM, 3)) == {}
+    brain.on_results(gives[0].slot, [result(gives[0])], 4)
+    done = brain.on_results(gives[1].slot, [result(gives[1])], 5)
+
+    assert do.Share(1, ()) in done
+    assert given(done) == {3: 1}
+
+
+def test_an_idle_shared_worker_goes_over_to_another_task_in_company():
+    brain = a_brain()
+    brain.concurrency = {"fetch": 3, "other": 2}
+    (give,) = of(do.Give, brain.on_claimed([a_job(1)], CLAIM, 1))
+    assert given(brain.on_claimed([a_job(2, "other")], CLAIM, 2)) == {}   # its worker has company of another task
+    assert given(brain.on_claimed([a_job(3)], CLAIM, 3)) == {}   # and gets no more of it
+    done = brain.on_results(give.slot, [result(give)], 4)
+
+    assert of(do.Share, done) == [do.Share(1, ()), do.Share(1, (5, 6))]
+    assert given(done) == {2: 5}
+
+
+def test_a_stop_is_for_one_seat_and_what_has_to_be_killed_takes_its_neighbours_with_it_uncounted():
+    brain = a_brain()
+    first, second = of(do.Give, brain.on_claimed([a_job(1, options='{"grace":1000000}'), a_job(2)], CLAIM, 1))
+    sights = {1: NOTHING, first.slot: running(first), second.slot: running(second), 4: NOTHING}
+    brain.on_tick(2, sights)
+    brain.on_cancel(1, "cancel", None, 3)
+
+    assert of(do.Interrupt, brain.on_tick(4, sights)) == [do.Interrupt(first.slot, wire.place(first.serial, 0))]
+    assert of(do.Signal, brain.on_tick(SECOND // 2, sights)) == []
+    assert of(do.Signal, brain.on_tick(2 * SECOND, sights)) == [do.Signal(1, signal.SIGKILL)]
+    seats = {slot: sight for slot, sight in sights.items() if slot != 1}
+    done = brain.on_worker_ended(1, signal.SIGKILL, 0, 0, NOTHING, 2 * SECOND, seats=seats)
+    done = brain.on_swept(of(do.Sweep, done)[0].token, 3 * SECOND)
+    ended = {end.id: end for finish in of(do.Finish, done) for end in finish.ended}
+    assert (ended[1].state, ended[1].cause) == ("cancelled", "cancelled")
+    assert (ended[2].state, ended[2].cause, ended[2].crashes) == ("waiting", "collateral", 0)
+
+
+def test_a_worker_that_dies_by_itself_has_crashed_for_all_that_had_started_and_for_no_other():
+    brain = a_brain()
+    first, second = of(do.Give, brain.on_claimed([a_job(1), a_job(2)], CLAIM, 1))
+    seats = {first.slot: running(first), second.slot: NOTHING, 4: NOTHING}
+    done = brain.on_worker_ended(1, signal.SIGSEGV, 0, 0, NOTHING, LONG, seats=seats)
+    done += brain.on_swept(of(do.Sweep, done)[0].token, LONG)
+
+    ended = {end.id: end for finish in of(do.Finish, done) for end in finish.ended}
+    assert {id: (end.cause, end.crashes) for id, end in ended.items()} == {1: ("signal 11", 1)}
+    assert brain.jobs_in_hand() == [2]
+
+
+def test_a_drain_lets_a_shared_worker_go_when_its_last_seat_is_empty():
+    brain = a_brain()
+    gives = of(do.Give, brain.on_claimed([a_job(1), a_job(2)], CLAIM, 1))
+    assert of(do.Dismiss, brain.on_drain(2)) == []
+    assert of(do.Dismiss, brain.on_results(gives[0].slot, [result(gives[0])], 3)) == []
+    assert of(do.Dismiss, brain.on_results(gives[1].slot, [result(gives[1])], 4)) == [do.Dismiss(1)]
+    assert brain.empty
+    assert not brain.deserted
+    brain.on_worker_ended(1, 0, 0, 0, NOTHING, 5, seats=dict.fromkeys((2, 3, 4), NOTHING))
+    assert brain.deserted

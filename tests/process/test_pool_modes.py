@@ -1,0 +1,222 @@
+"""How workers come and go: modes, recycling, dedicated ones, and changes while the node runs; both databases."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+
+import pytest
+from tests.support import eventually, genba_command, lines, without_settings
+
+
+@pytest.fixture
+def node(jobs, url, start_node):
+    """Starts a node called "one" and waits until it is there."""
+
+    def start(*args: str, **options: object):
+        started = start_node("jobs:app", url, "--name", "one", *args, **options)
+        eventually(jobs.app.nodes, within=15)
+        return started
+
+    return start
+
+
+@pytest.fixture
+def genba(url, tmp_path):
+    """The command line, on the same database."""
+
+    def call(*words: str) -> subprocess.CompletedProcess[str]:
+        env = {**without_settings(os.environ), "GENBA_URL": url}
+        return subprocess.run(genba_command(*words), cwd=tmp_path, env=env, capture_output=True, text=True, timeout=30)
+
+    return call
+
+
+def started(path, count: int = 1) -> list[list[str]]:
+    return eventually(lambda: (told := lines(f"{path}.started"))[: len(told) * (len(told) >= count)], within=10)
+
+
+def workers(node) -> int:
+    """All but node, guard and zygote."""
+    return len(node.tree()) - 3
+
+
+# modes
+
+
+@pytest.mark.parametrize("engine", ["sqlite"])   # it takes its time, and the database has no part in it
+def test_a_dynamic_pool_grows_with_the_work_and_shrinks_when_there_is_none(jobs, node, path):
+    one = node("--min", "1", "--max", "4")
+    group = jobs.app.enqueue_many([jobs.wait_for.call(str(path)) for _ in range(6)])
+    started(path, 4)
+    assert workers(one) == 4
+    path.touch()
+    group.wait(timeout=20)
+
+    eventually(lambda: workers(one) == 1, within=20)   # who was idle for 10 s goes
+    assert jobs.add.enqueue(1).result(timeout=10) == 2
+
+
+def test_a_killed_worker_of_a_static_pool_is_replaced(jobs, node):
+    one = node("--pool", "static", "--min", "2")
+    eventually(lambda: workers(one) == 2)
+    pid = jobs.where.enqueue().result(timeout=10)
+    os.kill(pid, signal.SIGKILL)
+
+    eventually(lambda: pid not in one.tree() and workers(one) == 2)
+    assert jobs.where.enqueue().result(timeout=10) != pid
+
+
+def test_an_on_demand_burst_stays_within_max_and_a_killed_job_harms_no_other(jobs, node, path):
+    one = node("--pool", "ondemand", "--max", "3")
+    group = jobs.app.enqueue_many(
+        [jobs.die_at_first.call(f"{path}.died"), *(jobs.write_slowly.call(str(path), str(i), 0.01) for i in range(30))]
+    )
+    most = 0
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline and any(job.refresh().state != "succeeded" for job in group):
+        most = max(most, workers(one))
+
+    assert {job.state for job in group} == {"succeeded"}
+    assert sorted(int(word) for word, *_ in lines(path)) == list(range(30))
+    assert len({line[3] for line in lines(path)}) == 30
+    assert most <= 4   # one may be leaving while the next one comes
+    eventually(lambda: workers(one) == 0)
+
+
+# recycling
+
+
+def test_a_worker_leaves_after_so_many_jobs(jobs, node):
+    node("--max", "1", "--recycle-after", "5")
+    group = jobs.app.enqueue_many([jobs.where.call() for _ in range(20)]).wait(timeout=20)
+
+    pids = [job.result() for job in group]
+    assert {pids.count(pid) for pid in pids} == {5}
+
+
+def test_a_worker_that_has_grown_too_large_leaves(jobs, node, path):
+    node("--max", "1", "--recycle-after", "200M")
+    path.touch()
+    before = jobs.where.enqueue().result(timeout=10)
+    assert jobs.where.enqueue().result(timeout=10) == before
+    jobs.eat_memory.enqueue(str(path), 300).result(timeout=10)
+
+    assert jobs.where.enqueue().result(timeout=10) != before
+
+
+# dedicated
+
+
+def test_a_dedicated_job_has_its_own_process_outside_the_slots(jobs, node, path):
+    one = node("--max", "1")
+    long = [jobs.wait_for.using(dedicated=True).enqueue(str(path)) for _ in range(2)]
+    pids = [pid for _, _, pid in started(path, 2)]
+
+    assert jobs.add.enqueue(1).result(timeout=10) == 2   # the one slot is free
+    assert str(jobs.where.enqueue().result(timeout=10)) not in pids
+    path.touch()
+    assert [job.result(timeout=10) for job in long] == ["opened"] * 2
+    eventually(lambda: not set(map(int, pids)) & set(one.tree()))   # one job, and it leaves
+
+
+def test_a_dedicated_job_starts_though_every_slot_is_taken_and_others_wait_before_it(jobs, node, path):
+    node("--max", "1")
+    long = jobs.wait_for.enqueue(str(path))
+    started(path)
+    others = jobs.app.enqueue_many([jobs.add.call(i) for i in range(20)])
+    apart = jobs.where.using(dedicated=True).enqueue()
+
+    assert apart.result(timeout=5)
+    assert {job.refresh().state for job in [long, *others]} <= {"running", "waiting"}
+    path.touch()
+    assert [job.result(timeout=10) for job in others] == list(range(1, 21))
+
+
+def test_dedicated_jobs_beyond_their_cap_wait_and_block_nobody(jobs, node, path):
+    node("--max", "1", "--max-dedicated", "1")
+    first, second = (jobs.wait_for.using(dedicated=True).enqueue(str(path)) for _ in range(2))
+    started(path)
+
+    assert jobs.add.enqueue(1).result(timeout=10) == 2
+    assert {first.refresh().state, second.refresh().state} <= {"running", "scheduled", "waiting"}
+    assert len(lines(f"{path}.started")) == 1
+    path.touch()
+    assert [job.result(timeout=10) for job in (first, second)] == ["opened"] * 2
+    assert (second.crashes, second.retries) == (0, 0)
+
+
+# steering
+
+
+def test_a_pool_is_made_larger_and_smaller_while_it_works(jobs, node, genba, path):
+    one = node("--max", "1")
+    group = jobs.app.enqueue_many([jobs.wait_for.call(str(path)) for _ in range(3)])
+    started(path)
+    assert genba("node", "set", "one", "--max", "3").returncode == 0
+
+    started(path, 3)
+    assert [n.slots for n in jobs.app.nodes()] == [3]
+    assert genba("node", "set", "one", "--max", "1", "--pool", "static", "--min", "1").returncode == 0
+    eventually(lambda: [n.slots for n in jobs.app.nodes()] == [1])
+    assert {job.refresh().state for job in group} == {"running"}   # who runs, runs on
+    path.touch()
+    group.wait(timeout=10)
+    eventually(lambda: workers(one) == 1)
+    assert jobs.add.enqueue(1).result(timeout=10) == 2
+
+
+def test_sighup_reads_the_pool_from_the_project(jobs, node, tmp_path):
+    one = node()
+    (tmp_path / "pyproject.toml").write_text('[tool.genba.node]\npool = "static"\nmin = 3\n')
+    one.signal(signal.SIGHUP)
+
+    eventually(lambda: workers(one) == 3)
+    (tmp_path / "pyproject.toml").write_text('[tool.genba.node]\npool = "odd"\n')
+    one.signal(signal.SIGHUP)
+    eventually(lambda: "stay as they are" in one.log)
+    assert jobs.add.enqueue(1).result(timeout=10) == 2
+
+
+def test_a_node_drains_at_once_when_it_is_told_to(jobs, node, genba, path):
+    one = node("--max", "2")
+    job = jobs.stop_when_asked.enqueue(str(path))
+    started(path)
+    before = time.monotonic()
+    jobs.app.tell_node("one", "drain")
+    eventually(lambda: lines(f"{path}.stopped"), every=0.002)
+
+    assert time.monotonic() - before < 0.5   # 0.2 s is promised; others work on this machine
+    assert one.wait() == 0
+    assert job.refresh().state == "succeeded"
+    assert jobs.app.nodes() == []
+    refused = genba("node", "drain", "one")
+    assert refused.returncode == 1
+    assert "no living node is called 'one'" in refused.stderr
+
+
+def test_a_node_that_is_stopped_gives_back_what_runs(jobs, node, genba, path):
+    one = node("--grace", "60s")
+    job = jobs.wait_for.enqueue(str(path))
+    started(path)
+    assert genba("node", "stop", "one").returncode == 0
+
+    assert one.wait(within=10) == 0
+    assert (job.refresh().state, job.crashes) == ("waiting", 0)
+
+
+def test_a_node_that_drains_is_listed_as_such(jobs, node, genba, path):
+    node("--grace", "60s")
+    jobs.wait_for.enqueue(str(path))
+    started(path)
+    assert genba("node", "drain", "one").returncode == 0
+
+    eventually(lambda: [n.state for n in jobs.app.nodes()] == ["draining"])
+
+
+def test_a_wrong_change_is_refused_before_the_node_hears_of_it(genba, jobs):
+    jobs.app.nodes()
+    assert "nothing to change" in genba("node", "set", "one").stderr
+    assert genba("node", "set", "one", "--min", "3", "--max", "2").returncode == 2
