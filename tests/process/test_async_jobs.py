@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.support import eventually, lines, load_module
 
-from genba import Genba
+from genba import Genba, Job
 from genba.errors import BadTask
 
 _TASKS = """
@@ -166,12 +167,16 @@ def test_jobs_beyond_one_worker_go_to_the_next(shop, tmp_path):
     assert sorted({pid: sum(p == pid for _, p in told) for _, pid in told}.values()) == [4, 4]
 
 
+def told_progress(job: Job[Any], note: str) -> bool:
+    return job.refresh().progress.note == note
+
+
 def test_each_has_its_own_job_its_own_progress_and_its_own_log(shop, tmp_path):
     shop.start("--max", "1")
     jobs = {name: shop.gate.enqueue(name) for name in ("a", "b", "c")}
     started(tmp_path, 3)
     for name, job in jobs.items():
-        eventually(lambda job=job, name=name: job.refresh().progress.note == name, within=5)
+        eventually(partial(told_progress, job, name), within=5)
         assert job.state == "running"
         (tmp_path / name).touch()
 
