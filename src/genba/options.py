@@ -33,6 +33,7 @@ NOT_YET = frozenset(
     {
         "ready",
         "limits",
+        "on_final",
         "rate",
         "fair_by",
         "max_running",

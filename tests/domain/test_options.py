@@ -98,7 +98,7 @@ def test_an_ill_typed_option_is_refused_by_name(name, value):
     [
         ("name", "1x"), ("name", None), ("title", ""), ("on_exception", "ignore"), ("explicit_outcome", 1),
         ("at_most_once", "yes"), ("max_crashes", 0), ("max_crashes", True), ("concurrency", 0), ("keep", -1),
-        ("on_final", 3), ("progress_every", None),
+        ("progress_every", None),
     ],
 )  # fmt: skip
 def test_an_ill_typed_policy_is_refused_by_name(name, value):
@@ -107,11 +107,9 @@ def test_an_ill_typed_policy_is_refused_by_name(name, value):
 
 
 def test_a_policy_is_read_into_one_form():
-    read = policy(
-        name="a.b:c#d-e", title="A", keep=None, max_crashes=1, concurrency=1, on_final="x.y", progress_every=0
-    )
+    read = policy(name="a.b:c#d-e", title="A", keep=None, max_crashes=1, concurrency=1, progress_every=0)
     assert (read.name, read.keep, read.max_crashes, read.concurrency) == ("a.b:c#d-e", None, 1, 1)
-    assert (read.on_final, read.progress_every) == ("x.y", 0)
+    assert read.progress_every == 0
 
 
 def test_an_unknown_option_is_refused_with_a_proposal():
@@ -139,13 +137,14 @@ def test_what_is_not_built_yet_needs_only_its_line_removed(monkeypatch):
     monkeypatch.setattr(options_module, "NOT_YET", frozenset())
     options, read = declare(
         {"limits": [Limit("gpu", 1)], "ready": ["a.b"], "max_running": 0, "max_waiting": 3, "exclusive": True}
-        | {"rate": "5/s", "fair_by": "tenant", "cron": "0 3 * * *", "tz": "Europe/Zurich"}
+        | {"rate": "5/s", "fair_by": "tenant", "cron": "0 3 * * *", "tz": "Europe/Zurich", "on_final": "x.y"}
     )
+    assert read.on_final == "x.y"
     assert (options.limits, options.ready) == ((Limit("gpu", 1),), ("a.b",))
     assert (read.max_running, read.max_waiting, read.exclusive, read.rate) == (None, 3, True, Rate(None, "5/s"))
     assert (policy(every=-1).every, policy(every="12h").every) == (-1, 12 * HOUR)
     contradiction = {"cron": "* * * * *", "every": 5}
-    for bad in (contradiction, {"tz": "Mars/Base"}, {"limits": ["gpu"]}, {"rate": "x"}, {"every": 0}):
+    for bad in (contradiction, {"tz": "Mars/Base"}, {"limits": ["gpu"]}, {"rate": "x"}, {"every": 0}, {"on_final": 3}):
         with pytest.raises(BadOption):
             declare(bad)
 

