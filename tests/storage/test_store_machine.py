@@ -291,7 +291,7 @@ def test_random_calls_mean_what_the_model_says(url, engine):
     run_state_machine_as_test(
         type("Machine", (Machine,), {"url": url}),
         settings=settings(
-            max_examples=100 if engine == "sqlite" else 50, stateful_step_count=30, deadline=None,
+            max_examples=60 if engine == "sqlite" else 25, stateful_step_count=30, deadline=None,
             suppress_health_check=list(HealthCheck),
         ),
     )

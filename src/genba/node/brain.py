@@ -43,7 +43,7 @@ from genba.storage.verdicts import UNREADABLE, judged, read_options
 SECOND = 1_000_000
 WORTH = 50_000  # µs of measured work that a worker may have in hand
 BUNCH = 64  # jobs in one frame
-DEEPEST = 512
+DEEPEST = 1024
 LONG = 250_000  # µs after which a running job is long: what was given with it goes to others
 MARK_AFTER = 1 * SECOND
 IDLE_FOR = 10 * SECOND

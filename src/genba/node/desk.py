@@ -15,7 +15,10 @@ from genba.storage.store import Store
 
 log = logging.getLogger("genba.node")
 
-LARGEST = 1000  # attempts in one transaction
+LARGEST = 2000  # attempts in one transaction
+FLOW = 32  # attempts in the last one: more are on their way
+MANY = 512  # attempts that are worth a commit while they flow
+GATHER = 0.004  # seconds to wait for them
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +95,7 @@ class Desk(threading.Thread):
         self._ended = False
         self._hungry = False
         self._trouble = False
+        self._many = False
 
     def add(
         self,
@@ -155,7 +159,10 @@ class Desk(threading.Thread):
                     self._cond.wait()
                 if not self._pile:
                     return
+                if self._many:  # in full flow a commit should pay for hundreds, not for dozens
+                    self._cond.wait_for(lambda: self._ended or len(self._pile.succeeded) >= MANY, GATHER)
                 pile, self._pile = self._take()
+                self._many = len(pile.succeeded) >= FLOW
                 self._busy = pile.about_jobs
             self._work(pile)
 
