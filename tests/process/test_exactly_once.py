@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -34,8 +35,10 @@ def children(shop, job):
 
 
 def kinds(shop, job):
+    """Its events; one row may tell of many jobs."""
     with shop.app.store._db.statement() as tx:
-        return [row[0] for row in tx.select("SELECT kind FROM genba.event WHERE job_id = :id ORDER BY seq", id=job.id)]
+        rows = tx.select("SELECT kind, job_id, data FROM genba.event ORDER BY seq")
+    return [kind for kind, id, data in rows if id == job.id or (data and job.id in json.loads(data).get("jobs", ()))]
 
 
 def test_the_effect_the_new_job_and_the_end_are_one_commit(shop, ledger):
