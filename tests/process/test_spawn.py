@@ -205,6 +205,7 @@ def test_a_fresh_worker_that_cannot_import_the_app_counts_for_no_job(shop, tmp_p
     assert [attempt.cause for attempt in job.attempts] == ["returned"]
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(("app", "forks"), [("small", True), ("200 MB", True), ("small", False)])
 def test_how_long_a_start_takes(tmp_path, app, forks, capsys):
     with starter(tmp_path, LARGE if app == "200 MB" else SMALL, forks) as started:
