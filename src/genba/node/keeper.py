@@ -116,7 +116,7 @@ class Keeper(threading.Thread):
                 if self._trouble:
                     log.warning("the database answers again")
                 self._trouble = False
-            except Exception as error:
+            except Exception as error:  # a keeper that stops would lose the lease of a healthy node
                 if not isinstance(error, StoreError):
                     log.exception("the keeper stumbled; going on")
                 elif not self._trouble:
