@@ -1,7 +1,10 @@
-# GENBA_PYTHON chooses the interpreter (3.11 or later) that .venv is made from.
+# GENBA_PYTHON chooses the interpreter (3.11 or later) that VENV is made from.
 GENBA_PYTHON ?= python3
-BIN := .venv/bin
-READY := .venv/.ready
+VENV ?= .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+# Tests wait more than they compute, so a little more processes than cores; those of one file share what they start.
+WORKERS ?= $(shell expr $$(nproc) + 1)
 
 .DEFAULT_GOAL := help
 .PHONY: help venv demo test check lint types layers bench soak clean
@@ -10,8 +13,8 @@ help:             ## this list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
 
 $(READY): pyproject.toml
-	@echo "installing into .venv"
-	@$(GENBA_PYTHON) -m venv .venv
+	@echo "installing into $(VENV)"
+	@$(GENBA_PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	@touch $@
 
@@ -21,8 +24,8 @@ venv: $(READY)    ## .venv with genba (editable) and the tools
 demo: $(READY)    ## genba at work, on a database that is thrown away
 	@$(BIN)/genba demo
 
-test: $(READY)    ## the tests, on SQLite and PostgreSQL; ARGS="-k sqlite" goes to pytest
-	@$(BIN)/python -m pytest $(ARGS)
+test: $(READY)    ## the tests, on SQLite and PostgreSQL; ARGS="-k sqlite" goes to pytest, WORKERS=0 is one by one
+	@$(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder $(ARGS)
 
 check: lint types layers test demo   ## what CI runs
 
@@ -42,5 +45,5 @@ soak: $(READY)    ## the tests that take minutes or hours
 	@$(BIN)/python -m pytest -m soak $(ARGS)
 
 clean:            ## removes .venv and what the tools left
-	@rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	@rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	@find src tests -name __pycache__ -prune -exec rm -rf {} +

@@ -6,6 +6,7 @@ store       a Store on `url`, with `clock`
 clock       a ManualClock; it stands still until the test moves it
 start_node  starts `genba node start` as a process and ends it, with all its children, after the test
 jobs        the tasks of jobs.py, of an app on `url`; a node finds them as "jobs:app"
+home        the URL of a database and a folder for files, shared by the tests of one file
 shop        a database with one node at work, shared by the tests of one file
 path        a file that jobs wait for; it is there at the end of the test
 
@@ -144,14 +145,20 @@ class Shop:
 
 
 @pytest.fixture(scope="module", params=["sqlite", "postgres"])
-def shop(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
-    folder = tmp_path_factory.mktemp("shop")
+def home(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
+    folder = tmp_path_factory.mktemp("home")
+    if request.param == "sqlite":
+        yield sqlite_url(folder), folder
+        return
+    databases = request.getfixturevalue("databases")
+    with databases.fresh(request.getfixturevalue("template")) as name:
+        yield databases.url(name), folder
+
+
+@pytest.fixture(scope="module")
+def shop(home: tuple[str, Path]) -> Iterator[Shop]:
+    url, folder = home
     with ExitStack() as stack:
-        if request.param == "sqlite":
-            url = sqlite_url(folder)
-        else:
-            databases = request.getfixturevalue("databases")
-            url = databases.url(stack.enter_context(databases.fresh(request.getfixturevalue("template"))))
         jobs = load_jobs(url, folder)
         stack.callback(jobs.app.close)
         node = NodeProcess.start("jobs:app", url, "--max", "4", "--name", "shop", cwd=folder)

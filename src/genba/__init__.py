@@ -22,6 +22,7 @@ from genba.errors import (
     LockTimeout,
     PayloadTooLarge,
     RetryJob,
+    ScheduleNotFound,
     SchemaTooNew,
     Stopped,
     StoreError,
@@ -33,7 +34,10 @@ from genba.errors import (
     WaitWouldDeadlock,
 )
 from genba.job import Group, Job
+from genba.locks import Lock
+from genba.messages import Subscription
 from genba.ready import ready
+from genba.schedule import Schedule, Tick
 from genba.tasks import Call, Task
 from genba.values import Dep, Limit, Rate, Wait
 
@@ -58,6 +62,7 @@ __all__ = [
     "KeyTaken",
     "LeaseLost",
     "Limit",
+    "Lock",
     "LockLost",
     "LockTimeout",
     "PayloadTooLarge",
@@ -65,13 +70,17 @@ __all__ = [
     "Retry",
     "RetryJob",
     "RunningJob",
+    "Schedule",
+    "ScheduleNotFound",
     "SchemaTooNew",
     "Stopped",
     "StoreError",
     "StoreUnreachable",
+    "Subscription",
     "Task",
     "TaskDisabled",
     "TaskFull",
+    "Tick",
     "UnknownTask",
     "Wait",
     "WaitTimeout",

@@ -8,11 +8,10 @@ the keys of `**kwargs` stand beside the others.
 from __future__ import annotations
 
 import inspect
-import math
 import typing
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields, is_dataclass
-from datetime import UTC, datetime
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import cached_property, partial
 from hashlib import blake2b
 from inspect import Parameter, Signature
@@ -22,27 +21,22 @@ from typing import Any
 import msgspec
 from msgspec.structs import astuple
 
+from genba.comparison import SCALARS, UNENCODABLE, Comparison, decode_plain, encode, flaw_of_text, sound
 from genba.errors import BadArguments, BadTask, PayloadTooLarge
 
 MAX_BYTES = 1024 * 1024
-MAX_DEPTH = 100
-MIN_INT, MAX_INT = -(2**63), 2**64 - 1
 
 STAR = "*"
 
-_SCALARS: frozenset[type] = frozenset({str, int, float, bool, NoneType})
 _ROOMY: frozenset[type] = frozenset({int, bool, NoneType})  # wrong only by their size
 _MAX_SHAPES = 64
 _DIGITS = 19  # an int outside the limits has more
 
-_encode = msgspec.json.Encoder().encode
 _encode_sets = msgspec.json.Encoder(order="deterministic").encode
 _encode_sorted = msgspec.json.Encoder(order="sorted").encode
-_decode_plain = msgspec.json.Decoder().decode
 _decode_object = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _decode_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
-_UNENCODABLE = (TypeError, ValueError, OverflowError, RecursionError)  # ValueError has the UnicodeEncodeError
 _UNDECODABLE = (msgspec.MsgspecError, ValueError, RecursionError)
 
 
@@ -90,10 +84,10 @@ class Arguments:
         if roomy is None and not form.learn(shape):
             return self._encode_bound(dict(zip(form.names, values, strict=True)))
         try:
-            payload = _encode(bound)
-        except _UNENCODABLE:
+            payload = encode(bound)
+        except UNENCODABLE:
             return self._encode_bound(dict(zip(form.names, values, strict=True)))
-        if not (roomy and len(payload) <= form.short) and not _sound(values):
+        if not (roomy and len(payload) <= form.short) and not sound(values):
             return self._encode_bound(dict(zip(form.names, values, strict=True)))
         if len(payload) > MAX_BYTES:
             raise self._too_large(payload)
@@ -114,6 +108,13 @@ class Arguments:
             n = form.by_position
             return values[:n], dict(zip(form.by_name, values[n:], strict=True))
         return values, {}
+
+    def prepare(self) -> None:
+        """Read the annotations now, for all the processes that are forked from this one."""
+        with suppress(Exception):  # whatever is wrong with them is told by the call that meets it
+            self._returns  # noqa: B018
+            if self._form is not None:
+                self._form.read(b"{}")
 
     def describe(self) -> dict[str, Any]:
         """The signature as plain JSON, for clients that do not have the code."""
@@ -181,9 +182,9 @@ class Arguments:
 
     def _joined(self, parts: Mapping[str, Any]) -> bytes:
         for key in parts:
-            if (flaw := _flaw_of_text(key)) is not None:
+            if (flaw := flaw_of_text(key)) is not None:
                 raise BadArguments(f"{self.name}: argument {key!a}: its name {flaw}")
-        return _encode(parts)
+        return encode(parts)
 
     def _decode_bound(self, payload: bytes) -> tuple[tuple[Any, ...], dict[str, Any]]:
         try:
@@ -259,7 +260,7 @@ def identity(task: str, payload: bytes | None) -> bytes:
     """16 bytes that are equal for equal calls, whatever the order of keys; without a payload, of the task alone."""
     digest = blake2b(task.encode(), digest_size=16, person=b"genba task" if payload is None else b"genba call")
     if payload is not None:
-        digest.update(b"\0" + _encode_sorted(_decode_plain(payload)))
+        digest.update(b"\0" + _encode_sorted(decode_plain(payload)))
     return digest.digest()
 
 
@@ -316,7 +317,7 @@ class _Slot:
         if self.annotation is not None:
             text["annotation"] = self.annotation
         if self.stored_default is not None:
-            text["default"] = _decode_plain(self.stored_default)
+            text["default"] = decode_plain(self.stored_default)
         return text
 
 
@@ -360,7 +361,7 @@ class _Form:
             by_position=len(first),
             by_name=names[len(first) :],
             omits=any(slot.may_omit for slot in slots),
-            short=len(_encode(dict.fromkeys(names, 1))) - 1 + _DIGITS,
+            short=len(encode(dict.fromkeys(names, 1))) - 1 + _DIGITS,
             exact=tuple(slot.codec.exact for slot in slots),
             shapes={},
         )
@@ -380,7 +381,7 @@ def _field(slot: _Slot) -> Any:
     if slot.may_omit:
         return slot.name, typing.Union[slot.codec.hint, msgspec.UnsetType], msgspec.UNSET  # noqa: UP007 - as above
     default = slot.default
-    if type(default) in _SCALARS:
+    if type(default) in SCALARS:
         return slot.name, slot.codec.hint, default
     return slot.name, slot.codec.hint, msgspec.field(default_factory=lambda: default)
 
@@ -405,168 +406,25 @@ class _Codec:
         try:
             return self.decode(payload)
         except _UNDECODABLE:
-            return _decode_plain(payload)
+            return decode_plain(payload)
 
     def store(self, value: Any, path: str) -> bytes:
         """JSON that comes back as an equal value of the same type; BadArguments starts with the path of the flaw."""
-        if type(value) in self.exact and _sound((value,)):
+        if type(value) in self.exact and sound((value,)):
             try:
-                return _encode(value)
+                return encode(value)
             except UnicodeEncodeError:
                 pass
-        comparison = _Comparison()
+        comparison = Comparison()
         try:
-            back = self.load(_encode(value))
-        except (*_UNENCODABLE, *_UNDECODABLE) as error:
+            back = self.load(encode(value))
+        except (*UNENCODABLE, *_UNDECODABLE) as error:
             raise BadArguments(comparison.flaw(value, value, path, 0) or _validation_text(error, path)) from error
         flaw = comparison.flaw(value, back, path, 0)
         if flaw is not None:
             raise BadArguments(flaw)
         # Equal calls must be equal payloads: 1 and 1.0 for a float, and one set in two orders.
-        return _encode_sets(back) if comparison.sets else _encode(back)
-
-
-class _Comparison:
-    """Looks for the first place where a value is not what came back, or should not be stored at all."""
-
-    __slots__ = ("sets",)
-
-    def __init__(self) -> None:
-        self.sets = False
-
-    def flaw(self, value: Any, back: Any, path: str, depth: int) -> str | None:
-        kind = type(value)
-        if kind in _SCALARS:
-            return _flaw_of_scalar(value, back, path)
-        if depth >= MAX_DEPTH:
-            return f"`{path[:100]}…`: nested deeper than {MAX_DEPTH}"
-        if kind is not type(back):
-            return _came_back(value, back, path)
-        if isinstance(value, (list, tuple)):
-            return self._flaw_of_sequence(value, back, path, depth)
-        if isinstance(value, dict):
-            return self._flaw_of_mapping(value, back, path, depth)
-        if isinstance(value, (set, frozenset)):
-            self.sets = True
-            return self._flaw_of_set(value, back, path, depth)
-        names = _field_names(value)
-        if names is not None:
-            pairs = ((name, getattr(value, name), getattr(back, name)) for name in names)
-            return self._first(self.flaw(own, other, f"{path}.{name}", depth + 1) for name, own, other in pairs)
-        return _flaw_of_leaf(value, back, path)
-
-    def _flaw_of_sequence(self, value: Any, back: Any, path: str, depth: int) -> str | None:
-        if len(value) != len(back):
-            return f"`{path}`: its length would change from {len(value)} to {len(back)}"
-        kinds = list(map(type, value))
-        same = back is not value and kinds == list(map(type, back)) and _SCALARS.issuperset(kinds)
-        if same and value == back and _sound(value):
-            return None  # a long list of numbers or words needs no closer look
-        return self._first(
-            self.flaw(own, other, f"{path}[{i}]", depth + 1)
-            for i, (own, other) in enumerate(zip(value, back, strict=True))
-        )
-
-    def _flaw_of_mapping(self, value: Any, back: Any, path: str, depth: int) -> str | None:
-        keys = {key: key for key in back}
-        for key, own in value.items():
-            here = f"{path}{_step(key)}"
-            if key not in keys or type(keys[key]) is not type(key):
-                return f"`{here}`: a key of type {type(key).__name__} would be lost or come back as text"
-            flaw = _flaw_of_key(key, here) or self.flaw(own, back[key], here, depth + 1)
-            if flaw is not None:
-                return flaw
-        return None if len(value) == len(back) else f"`{path}`: would come back with more keys"
-
-    def _flaw_of_set(self, value: Any, back: Any, path: str, depth: int) -> str | None:
-        members = {member: member for member in back}
-        if value != back:
-            return f"`{path}`: would come back as another set"
-        return self._first(self.flaw(member, members[member], f"{path}{{}}", depth + 1) for member in value)
-
-    @staticmethod
-    def _first(flaws: Iterable[str | None]) -> str | None:
-        return next((flaw for flaw in flaws if flaw is not None), None)
-
-
-def _sound(values: Iterable[Any]) -> bool:
-    """Whether these scalars may be stored; a lone surrogate is the encoder's to refuse."""
-    for value in values:
-        kind = type(value)
-        if kind is int:
-            if not MIN_INT <= value <= MAX_INT:
-                return False
-        elif kind is str:
-            if "\0" in value:
-                return False
-        elif kind is float and not math.isfinite(value):
-            return False
-    return True
-
-
-def _flaw_of_scalar(value: Any, back: Any, path: str) -> str | None:
-    if isinstance(value, str) and (flaw := _flaw_of_text(value)) is not None:
-        return f"`{path}`: the text {flaw}"
-    if not _sound((value,)):
-        limit = "an int must be within -2**63 … 2**64-1" if type(value) is int else f"{value} is not a JSON number"
-        return f"`{path}`: {limit}"
-    if type(value) is type(back) or (type(value) is int and type(back) is float):
-        return None if value == back else f"`{path}`: {value!r} would come back as {back!r}"
-    return _came_back(value, back, path)
-
-
-def _flaw_of_text(text: str) -> str | None:
-    if "\0" in text:
-        return "has a NUL character"
-    if not text.isascii():
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            return "has a lone surrogate, which is not Unicode"
-    return None
-
-
-def _flaw_of_key(key: Any, path: str) -> str | None:
-    if isinstance(key, str):
-        flaw = _flaw_of_text(key)
-        return None if flaw is None else f"{path!a}: the key {flaw}"
-    try:
-        _encode({key: None})
-    except _UNENCODABLE:
-        return f"`{path}`: a key of type {type(key).__name__} cannot be stored as JSON"
-    return None
-
-
-def _flaw_of_leaf(value: Any, back: Any, path: str) -> str | None:
-    try:
-        raw = _encode(value)
-    except _UNENCODABLE:
-        return f"`{path}`: a value of type {type(value).__name__} cannot be stored as JSON"
-    if b"\\u0000" in raw and "\0" in str(_decode_plain(raw)):
-        return f"`{path}`: the text has a NUL character"
-    if isinstance(value, datetime) and value.tzinfo is not None and back.tzinfo is not None:
-        # Across zones Python calls a time that its zone has twice unequal to everything.
-        value, back = value.astimezone(UTC), back.astimezone(UTC)
-    return None if value == back else f"`{path}`: would come back as another {type(value).__name__}"
-
-
-def _came_back(value: Any, back: Any, path: str) -> str:
-    given, got = type(value).__name__, type(back).__name__
-    return f"`{path}`: a value of type {given} would come back as {got}; annotate it as {given}, or pass a {got}"
-
-
-def _field_names(value: Any) -> Iterable[str] | None:
-    """The fields of a struct, dataclass or attrs object."""
-    if isinstance(value, msgspec.Struct):
-        return value.__struct_fields__
-    if is_dataclass(value):
-        return [field.name for field in fields(value)]
-    attributes = getattr(type(value), "__attrs_attrs__", None)
-    return None if attributes is None else [attribute.name for attribute in attributes]
-
-
-def _step(key: Any) -> str:
-    return f".{key}" if isinstance(key, str) and key.isidentifier() else f"[{key!r}]"
+        return _encode_sets(back) if comparison.sets else encode(back)
 
 
 def _validation_text(error: BaseException, path: str) -> str:
@@ -580,7 +438,7 @@ def _validation_text(error: BaseException, path: str) -> str:
 def _exact_types(hint: Any) -> frozenset[type]:
     """The scalar types whose every sound value fits this hint and comes back as it is."""
     if hint is Any or hint is object:
-        return _SCALARS
+        return SCALARS
     if hint in (str, int, float, bool, NoneType):
         return frozenset({hint})
     if typing.get_origin(hint) in (typing.Union, UnionType):

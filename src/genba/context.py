@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Protocol
 
 import msgspec
 
 from genba.arguments import encode_plain
-from genba.domain.duration import duration
+from genba.domain.duration import Duration, duration
 from genba.domain.outcome import Fence, Report, Wish
-from genba.errors import BadOption, GenbaError, IllegalMove, Stopped
+from genba.errors import BadOption, GenbaError, IllegalMove, Stopped, WaitWouldDeadlock
 from genba.wire import NOTE_LIMIT, Job, Slate
 
 _current: ContextVar[RunningJob | None] = ContextVar("genba_job", default=None)
@@ -37,6 +38,16 @@ class Inside(Protocol):
     ) -> AbstractContextManager[Any]: ...
 
 
+class Inbox(Protocol):
+    """The messages to a running job."""
+
+    def get(self, timeout: Duration | None) -> Any: ...
+
+    async def aget(self, timeout: Duration | None) -> Any: ...
+
+    def close(self) -> None: ...
+
+
 class Host(Protocol):
     """What a running job needs of its worker."""
 
@@ -49,11 +60,15 @@ class Host(Protocol):
 
     def moment(self, value: Any) -> int: ...
 
+    def clone(self, job_id: int, changes: dict[str, Any]) -> bytes: ...
+
     def encode_result(self, task: str, value: Any) -> tuple[bytes | None, str | None]: ...
 
     def report(self, progress: str | None) -> Report: ...
 
     def log(self, text: str) -> None: ...
+
+    def inbox(self, job: RunningJob) -> Inbox: ...
 
     def stopping(self) -> None:
         """The job has heard, before the node could tell, that it shall stop."""
@@ -93,7 +108,9 @@ class RunningJob:
         self._told: tuple[float, float, bytes] | None = None
         self._asked: Outcome | None = None
         self._applied = False
+        self.clones: list[bytes] = []
         self._open: OwnTransaction | None = None
+        self._inbox: Inbox | None = None
 
     @property
     def id(self) -> int:
@@ -140,7 +157,7 @@ class RunningJob:
 
     @property
     def should_stop(self) -> bool:
-        """True when this job was asked to stop, or its node drains: finish what is at hand and return."""
+        """True when this job was asked to stop, its node drains, or its task was disabled: finish what is at hand."""
         return self._slate.should_stop(self._place)
 
     @property
@@ -181,6 +198,35 @@ class RunningJob:
     def saved(self) -> Any:
         """The last checkpoint of this job, or None."""
         return None if self._saved is None else msgspec.json.decode(self._saved)["saved"]
+
+    # messages
+
+    def inbox(self, timeout: Duration | None = None) -> Any:
+        """The next message that `job.send` has sent to this job, oldest first; waits for one.
+
+        None when the time is over, or when the job should stop.  A message is kept until it is received: those that
+        this attempt has not taken wait for the next one.  Inside `transaction()` it does not wait, and a message is
+        received with the commit.
+        """
+        return self._mail().get(timeout)
+
+    async def ainbox(self, timeout: Duration | None = None) -> Any:
+        return await self._mail().aget(timeout)
+
+    def _mail(self) -> Inbox:
+        self._inbox = self._inbox or self._host.inbox(self)
+        return self._inbox
+
+    # what comes after it
+
+    def clone(self, **changes: Any) -> None:
+        """Ask for a copy of this job, which is enqueued in the transaction of its success, and only then.
+
+        `changes` are arguments of the task by name, or else job options as in `using`; the copy is due at once, unless
+        it says otherwise.  `max_waiting` does not refuse it.
+        """
+        self._refuse_after_apply()
+        self.clones.append(self._host.clone(self._job.id, changes))
 
     # how it shall end
 
@@ -235,6 +281,8 @@ class RunningJob:
         wish = self._asked.wish if self._asked else Wish(wants="succeed")
         if wish.wants == "succeed" and wish.result is None:
             wish = Wish(wants="succeed", result=b"null", reason=wish.reason)
+        if wish.wants == "succeed" and self.clones:
+            wish = replace(wish, clones=tuple(self.clones))
         return wish, self._host.report(self.told), random.random()  # noqa: S311  spreads retries
 
     def transaction(self) -> OwnTransaction:
@@ -245,6 +293,39 @@ class RunningJob:
         LeaseLost if this attempt is over.  On SQLite the block may take 5 s, because nobody else can write meanwhile.
         """
         return OwnTransaction(self)
+
+    # for locks and messages
+
+    @property
+    def in_transaction(self) -> bool:
+        return self._open is not None
+
+    @property
+    def own_transaction(self) -> Any:
+        return self._open.own if self._open else None
+
+    def lock(self) -> None:
+        """Let the node know that this attempt takes locks."""
+        self._slate.lock(self._place)
+
+    # for one who waits here for other jobs
+
+    @contextmanager
+    def lending(self) -> Iterator[None]:
+        """Let the node give this job's slot to others."""
+        self._slate.wait(self._place)
+        try:
+            yield
+        finally:
+            self._slate.wait(None)
+
+    def check_loan(self) -> None:
+        """WaitWouldDeadlock if the node has no slot to lend any more."""
+        if self._slate.refused(self._place):
+            raise WaitWouldDeadlock(
+                f"job {self.id} waits for others, and so do eight more on this node: nobody could run what they wait "
+                "for; give it more workers, or use after= instead of waiting in a job"
+            )
 
     # for the worker
 
@@ -265,7 +346,9 @@ class RunningJob:
         return msgspec.json.encode((float(done), float(total), text.decode(errors="replace"))).decode()
 
     def leave(self) -> bool:
-        """Roll back a transaction that was left open; True if there was one."""
+        """Close its inbox, and roll back a transaction that was left open; True if there was one."""
+        if self._inbox is not None:
+            self._inbox.close()
         left = self._open
         if left is not None:
             with suppress(GenbaError):  # its time may have been over before
@@ -310,13 +393,17 @@ def _clean(reason: str) -> str:
 
 def current_job() -> RunningJob:
     """The job that is running here; GenbaError outside of one."""
-    found = _current.get()
-    if found is not None:
-        return found
-    make = _only[0]
-    if make is None:
+    found = find_job()
+    if found is None:
         raise GenbaError("current_job() is for code that runs as a job; here none is running")
-    return make()
+    return found
+
+
+def find_job() -> RunningJob | None:
+    """The job that is running here, if one is."""
+    found = _current.get()
+    make = _only[0]
+    return make() if found is None and make is not None else found
 
 
 def enter_task(job: RunningJob) -> None:
@@ -324,6 +411,7 @@ def enter_task(job: RunningJob) -> None:
     _current.set(job)
 
 
-def enter(make: Callable[[], RunningJob] | None) -> None:
-    """For a worker that runs one job at a time: who to ask for it (made only if asked)."""
-    _only[0] = make
+def enter(make: Callable[[], RunningJob] | None) -> Callable[[], RunningJob] | None:
+    """For a worker that runs one job at a time: who to ask for it (made only if asked); gives whom it replaces."""
+    before, _only[0] = _only[0], make
+    return before

@@ -6,6 +6,7 @@ GenbaError
 ├── JobCancelled         the job was cancelled
 ├── JobNotFound          no job has this id or key
 │   └── JobGone          it was there, and has been pruned or deleted
+├── ScheduleNotFound     no schedule has this name (also a LookupError)
 ├── WaitTimeout          the wait was over before the job (also a TimeoutError)
 ├── WaitWouldDeadlock    a job waited for one that could never start
 ├── BadArguments         arguments that do not fit the task, or cannot be stored (also a TypeError)
@@ -73,6 +74,10 @@ class JobNotFound(GenbaError, LookupError):
 
 class JobGone(JobNotFound):
     """The job was there, and has been pruned or deleted."""
+
+
+class ScheduleNotFound(GenbaError, LookupError):
+    """No schedule has this name."""
 
 
 class WaitTimeout(GenbaError, TimeoutError):

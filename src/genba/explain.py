@@ -1,15 +1,24 @@
-"""Why a job is not running: true reasons, in words and as data."""
+"""Why a job is not running: true reasons, in words and as data.
+
+Each fact that can keep a job from running has one small asker below; what the database says now is all they know.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import cached_property
 from typing import Any
 
-from genba.domain.duration import to_datetime
+import msgspec
+
+from genba.domain.duration import Micros, to_datetime
 from genba.domain.states import FINAL, State
-from genba.storage.records import JobRecord
+from genba.storage.records import JobRecord, NodeRecord
 from genba.storage.store import Store
+
+_MANY = 10_000  # more jobs in front are not counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +26,7 @@ class Reason:
     kind: str
     text: str
     data: dict[str, Any] = field(default_factory=dict)
+    start: Micros | None = None  # when this one will probably be out of the way
 
     def __str__(self) -> str:
         return self.text
@@ -24,7 +34,7 @@ class Reason:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """`reasons`, the first of them the one to remove first; `start` is when it will start, where that is known."""
+    """`reasons`, the first of them the one to remove first; `start` is when it will probably start, if known."""
 
     job_id: int
     state: str
@@ -32,44 +42,226 @@ class Explanation:
     start: datetime | None = None
 
     def __str__(self) -> str:
-        return f"job {self.job_id} is {self.state}: " + "; ".join(map(str, self.reasons))
+        said = f"job {self.job_id} is {self.state}: " + "; ".join(map(str, self.reasons))
+        soon = self.state in (State.BLOCKED, State.WAITING) and self.start is not None
+        return f"{said}; it will probably start at {_clock(self.start)}" if soon else said
 
 
 def explain(store: Store, job: JobRecord) -> Explanation:
     """What keeps this job from running, as the database has it now."""
-    reasons, start = _reasons(store, job)
-    return Explanation(job.id, job.state, reasons, start)
+    facts = Facts(store, job)
+    reasons = [reason for ask in _ASKERS[State(job.state)] for reason in ask(facts)]
+    starts = [reason.start for reason in reasons]
+    known = [start for start in starts if start is not None]
+    # What is in its way today need not be there when its moment comes.
+    start = max(known) if known and (len(known) == len(starts) or job.state == State.SCHEDULED) else None
+    return Explanation(job.id, job.state, reasons, None if start is None else to_datetime(start))
 
 
-def _reasons(store: Store, job: JobRecord) -> tuple[list[Reason], datetime | None]:
-    if job.state in FINAL:
-        return [Reason("final", f"it ended {job.state}" + (f" ({job.reason})" if job.reason else ""))], None
-    if job.state == State.RUNNING:
-        name = store.nodes.names().get(job.node or 0, "?")
-        since = to_datetime(job.claimed_at or 0)
-        return [Reason("running", f"it runs on node {name} since {since:%H:%M:%S} UTC", {"node": name})], since
-    if job.state == State.HELD:
-        return [Reason("held", f"it is held for a person: {job.reason}", {"reason": job.reason})], None
-    if job.state == State.BLOCKED:
-        parents = store.open_parents(job.id)
-        listed = ", ".join(f"{parent} ({state or 'deleted'})" for parent, state in parents)
-        data = {"jobs": [parent for parent, _ in parents]}
-        return [Reason("blocked", f"it waits for job {listed}" if parents else "its dependencies are done", data)], None
-    if job.state == State.SCHEDULED:
-        due = to_datetime(job.due_at)
-        return [Reason("scheduled", f"it is not due until {due:%Y-%m-%d %H:%M:%S} UTC", {"at": job.due_at})], due
-    return _waiting(store, job), None
+class Facts:
+    """A job, and what several askers want to know about the rest."""
+
+    def __init__(self, store: Store, job: JobRecord) -> None:
+        self.store = store
+        self.job = job
+
+    @cached_property
+    def now(self) -> Micros:
+        return self.store.now()
+
+    @cached_property
+    def nodes(self) -> list[NodeRecord]:
+        """Those that claim."""
+        return [node for node in self.store.nodes.live() if node.state == "live"]
+
+    @cached_property
+    def serving(self) -> list[NodeRecord]:
+        return [node for node in self.nodes if self.job.queue in _names(node.queues)]
+
+    def usual(self, task: str | None = None) -> Micros | None:
+        """How long a job of this task, or of this job's queue, takes lately."""
+        return self.store.search.usual_run(task, None if task else self.job.queue)
 
 
-def _waiting(store: Store, job: JobRecord) -> list[Reason]:
-    nodes = store.nodes.live()
-    if job.task not in store.nodes.known_tasks():
-        if not nodes:
-            return [Reason("no_node", f"no live node knows task {job.task!r}: no node is running")]
-        names = ", ".join(node.name for node in nodes)
-        return [Reason("unknown_task", f"no live node knows task {job.task!r} (live: {names})", {"task": job.task})]
-    if not any(f'"{job.queue}"' in node.queues for node in nodes):
-        return [Reason("unserved_queue", f"no live node serves queue {job.queue!r}", {"queue": job.queue})]
-    ahead = store.ahead(job)
-    many = "10,000 or more" if ahead >= 10_000 else str(ahead)
-    return [Reason("no_slot", f"no free slot yet, {many} jobs of queue {job.queue!r} are ahead", {"ahead": ahead})]
+Asker = Callable[[Facts], Sequence[Reason]]
+
+
+def _final(facts: Facts) -> Sequence[Reason]:
+    job = facts.job
+    return [Reason("final", f"it ended {job.state}" + (f" ({job.reason})" if job.reason else ""))]
+
+
+def _running(facts: Facts) -> Sequence[Reason]:
+    job = facts.job
+    name = facts.store.nodes.names().get(job.node or 0, "?")
+    since = job.claimed_at or 0
+    text = f"it runs on node {name} since {_clock(to_datetime(since))}"
+    return [Reason("running", text, {"node": name}, since), *_lock(facts)]
+
+
+def _lock(facts: Facts) -> Sequence[Reason]:
+    """It runs, and waits for somebody else to let go."""
+    waiting = next((row for row in facts.store.locks.waiters() if row.job_id == facts.job.id), None)
+    if waiting is None:
+        return []
+    holders = [row for row in facts.store.locks.holders() if row.name == waiting.name]
+    told = [f"job {row.job_id}" if row.job_id else f"process {row.pid} on {row.host or '?'}" for row in holders]
+    text = f"it waits for lock {waiting.name!r} since {_clock(to_datetime(waiting.since))}"
+    held = f", held by {_list(told)}" if told else ""
+    data = {"lock": waiting.name, "jobs": [row.job_id for row in holders if row.job_id]}
+    return [Reason("lock", text + held, data, waiting.since)]
+
+
+def _held(facts: Facts) -> Sequence[Reason]:
+    return [Reason("held", f"it is held for a person: {facts.job.reason}", {"reason": facts.job.reason})]
+
+
+def _dependencies(facts: Facts) -> Sequence[Reason]:
+    parents = facts.store.dependencies.open_parents(facts.job.id)
+    if not parents:
+        return [Reason("blocked", "its dependencies are done", start=facts.now)]
+    told, starts = [], []
+    for parent in parents:
+        state = parent.state or "deleted"
+        since = f" since {_clock(to_datetime(parent.claimed_at))}" if state == "running" and parent.claimed_at else ""
+        told.append(f"{parent.id} ({state}{since})")
+        usual = facts.usual(parent.task) if state == "running" else None
+        starts.append(None if usual is None else max(facts.now, (parent.claimed_at or facts.now) + usual))
+    start = None if None in starts else max(start for start in starts if start is not None)
+    word = "job" if len(parents) == 1 else "jobs"
+    return [Reason("blocked", f"it waits for {word} {_list(told)}", {"jobs": [p.id for p in parents]}, start)]
+
+
+def _moment(facts: Facts) -> Sequence[Reason]:
+    job = facts.job
+    if job.state != State.SCHEDULED and job.due_at <= facts.now:
+        return []
+    again = ""
+    if job.attempt and job.crashes:
+        again = f", after {job.crashes} crashes"
+    elif job.attempt:
+        again = f", after attempt {job.attempt}"
+    text = f"it is not due until {to_datetime(job.due_at):%Y-%m-%d %H:%M:%S} UTC{again}"
+    return [Reason("scheduled", text, {"at": job.due_at}, job.due_at)]
+
+
+def _steered(facts: Facts) -> Sequence[Reason]:
+    """What an operator has decided."""
+    job, rules = facts.job, facts.store.policy.refresh()
+    found = []
+    if job.task in rules.disabled:
+        found.append(Reason("task_disabled", f"its task {job.task!r} is disabled", {"task": job.task}))
+    if job.queue in rules.paused:
+        found.append(Reason("queue_paused", f"its queue {job.queue!r} is paused", {"queue": job.queue}))
+    return found
+
+
+def _task(facts: Facts) -> Sequence[Reason]:
+    """Whether anybody could run it."""
+    task = facts.job.task
+    if not facts.nodes:
+        return [Reason("no_node", f"no live node knows task {task!r}: no node is running")]
+    if not any(task in _names(node.tasks) for node in facts.nodes):
+        names = ", ".join(node.name for node in facts.nodes)
+        return [Reason("unknown_task", f"no live node knows task {task!r} (live: {names})", {"task": task})]
+    return []
+
+
+def _queue(facts: Facts) -> Sequence[Reason]:
+    queue = facts.job.queue
+    if facts.serving or not facts.nodes:
+        return []
+    return [Reason("unserved_queue", f"no live node serves queue {queue!r}", {"queue": queue})]
+
+
+def _bucket(facts: Facts) -> Sequence[Reason]:
+    """It stands in line."""
+    job = facts.job
+    line = facts.store.limits.line(job.id, job.rank, job.parked_on)
+    if line is None:
+        return []
+    place, usual = line.ahead + 1, facts.usual(job.task)
+    data: dict[str, Any] = {"bucket": line.bucket, "n": line.n, "place": place}
+    if line.per is not None:
+        ripe = line.ripe_at or facts.now
+        text = f'the rate of bucket "{line.bucket}" is used up until {_clock(to_datetime(ripe))}, {_nth(place)} in line'
+        return [Reason("rate", text, data, ripe + line.ahead * line.per // max(1, line.n))]
+    told = [
+        f"job {holder.job}"
+        + (f" on node {holder.node}" if holder.node else "")
+        + f" since {_clock(to_datetime(holder.claimed_at or holder.granted_at))}"
+        for holder in line.holders
+    ]
+    held = f" (held by {_list(told)})" if told else ""
+    start = None if usual is None else facts.now + place * usual // max(1, line.n)
+    text = f'bucket "{line.bucket}" is full{held}, {_nth(place)} in line'
+    return [Reason("bucket_full", text, {**data, "jobs": [holder.job for holder in line.holders]}, start)]
+
+
+def _condition(facts: Facts) -> Sequence[Reason]:
+    parked = facts.job.parked_on or ""
+    if parked.startswith("unknown condition "):
+        name = parked.removeprefix("unknown condition ")
+        return [Reason("unknown_condition", f"no live node knows condition {name!r}", {"condition": name})]
+    if not parked.startswith("question "):
+        return []
+    question = facts.store.questions.question(parked.removeprefix("question "))
+    if question is None:
+        return [Reason("condition", "its conditions are about to be asked", start=facts.now)]
+    names = ", ".join(msgspec.json.decode(question.conditions, type=list[str]))
+    look = max(question.look_at, facts.now)
+    data = {"conditions": names.split(", "), "said": question.said, "at": question.said_at, "next": question.look_at}
+    if question.said_at is None:
+        return [Reason("condition", f"condition {names} has not been asked yet", data, look)]
+    said = f"{question.said} at" if " raised " in (question.said or "") else f"{question.said} said no at"
+    text = f"condition {said} {_clock(to_datetime(question.said_at))}, next look at {_clock(to_datetime(look))}"
+    return [Reason("condition", text, data, look)]
+
+
+def _elsewhere(facts: Facts) -> Sequence[Reason]:
+    """Parked on something that no other asker speaks of."""
+    parked = facts.job.parked_on
+    if parked is None or parked.startswith(_SPOKEN_OF):
+        return []
+    return [Reason("parked", f"it is put aside: {parked}", {"parked_on": parked})]
+
+
+def _slots(facts: Facts) -> Sequence[Reason]:
+    job = facts.job
+    if job.parked_on is not None or not facts.serving:
+        return []
+    ahead = facts.store.ahead(job)
+    many = f"{_MANY:,} or more" if ahead >= _MANY else str(ahead)
+    usual, slots = facts.usual(), sum(node.slots for node in facts.serving)
+    start = None if usual is None or not slots else facts.now + (ahead + 1) * usual // slots
+    text = f"no free slot yet, {many} jobs of queue {job.queue!r} are ahead"
+    return [Reason("no_slot", text, {"ahead": ahead}, start)]
+
+
+_SPOKEN_OF = ("unknown ", "question ", "disabled ", "limit ")
+_WAITING: Sequence[Asker] = (_steered, _task, _queue, _bucket, _condition, _elsewhere, _slots)
+_ASKERS: dict[State, Sequence[Asker]] = {
+    **{State(state): (_final,) for state in FINAL},
+    State.RUNNING: (_running,),
+    State.HELD: (_held,),
+    State.BLOCKED: (_dependencies, _moment, _steered, _task, _queue),
+    State.SCHEDULED: (_moment, _steered, _task, _queue),
+    State.WAITING: _WAITING,
+}
+
+
+def _names(written: str) -> list[str]:
+    return msgspec.json.decode(written, type=list[str])
+
+
+def _list(words: Sequence[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def _nth(place: int) -> str:
+    ending = {1: "st", 2: "nd", 3: "rd"}.get(place % 10, "th") if place % 100 not in (11, 12, 13) else "th"
+    return f"{place:,}{ending}"
+
+
+def _clock(moment: datetime | None) -> str:
+    return "?" if moment is None else f"{moment:%H:%M:%S} UTC"

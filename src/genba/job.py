@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, overload
 
@@ -11,8 +12,11 @@ import msgspec
 
 from genba.domain.duration import Duration, to_datetime
 from genba.domain.states import FINAL, State
-from genba.errors import GenbaError, JobCancelled, JobFailed, JobGone, JobTimedOut
+from genba.errors import JobCancelled, JobFailed, JobGone, JobTimedOut
+from genba.messages import encode
+from genba.options import Options, Snapshot
 from genba.storage.records import AttemptRecord, JobRecord
+from genba.tasks import Call, Task
 
 if TYPE_CHECKING:
     from genba.app import Genba
@@ -37,6 +41,21 @@ class Progress(float):
             percent = min(percent, 99.9) if state in FINAL else percent
         made = cls(percent)
         made.done, made.total, made.note = done, total, note or None
+        return made
+
+
+class GroupProgress(float):
+    """How much of a group has ended, in percent; it knows how many jobs are in which state."""
+
+    done: int
+    total: int
+    states: Mapping[str, int]
+
+    @classmethod
+    def of(cls, states: Mapping[str, int], total: int) -> GroupProgress:
+        done = sum(count for state, count in states.items() if state in FINAL)
+        made = cls(done / total * 100 if total else 100.0)
+        made.done, made.total, made.states = done, total, dict(states)
         return made
 
 
@@ -239,9 +258,12 @@ class Job(Generic[R]):
 
         `series` ends the schedule too that made this job, if one did.
         """
-        if series and self.record.schedule_id is not None:
-            raise GenbaError(f"job {self.id} belongs to a schedule, and schedules are not available in this version")
-        return self._app.store.cancel(self.id, reason)
+        schedule = self.record.schedule_id if series else None
+        if schedule is None:
+            return self._app.store.cancel(self.id, reason)
+        was_open = self.refresh().state not in FINAL
+        self._app.store.schedules.end_series(schedule, self.id)
+        return self._app.store.cancel(self.id, reason) or was_open
 
     async def acancel(self, reason: str | None = None, *, series: bool = False) -> bool:
         return await self._app.threads(self.cancel, reason, series=series)
@@ -267,12 +289,63 @@ class Job(Generic[R]):
     async def aresume(self) -> bool:
         return await self._app.threads(self.resume)
 
+    def send(self, message: Any) -> None:
+        """A message for `current_job().inbox()`, kept until the job takes it; IllegalMove if the job is final."""
+        self._app.store.messages.send(self.id, encode(message))
+
+    async def asend(self, message: Any) -> None:
+        await self._app.threads(self.send, message)
+
     def requeue(self) -> bool:
         """Run a final job again, with a fresh budget; False if it was not final."""
         return self._app.store.requeue(self.id)
 
     async def arequeue(self) -> bool:
         return await self._app.threads(self.requeue)
+
+    def update(self, **changes: Any) -> bool:
+        """Other options for a job that has not started; False if it has, or has ended.
+
+        If a node claims it at the same moment the database decides who was first.
+        """
+        return self._app.update(self.id, changes)
+
+    async def aupdate(self, **changes: Any) -> bool:
+        return await self._app.threads(self.update, **changes)
+
+
+def copy_of(task: Task[..., Any, Any], record: JobRecord, changes: Mapping[str, Any]) -> Call[Any]:
+    """A call like the one that this job came from; `changes` are arguments of the task by name, or else options."""
+    was = Snapshot.read(record.options.encode() if record.options else None)
+    args, kwargs = task.arguments.decode(record.args)
+    bound = task.arguments.signature.bind(*args, **kwargs)
+    given = {name: value for name, value in changes.items() if name in task.arguments.signature.parameters}
+    bound.arguments.update(given)
+    options = replace(
+        task.options,
+        queue=record.queue,
+        priority=record.priority,
+        key=record.key,
+        tags=tuple(msgspec.json.decode(record.tags, type=list[str])) if record.tags else (),
+        parent=record.parent_id,
+        at=None,
+        expires=None,
+        after=(),
+        retry=was.retry_rule(),
+        timeout=was.timeout,
+        grace=was.grace,
+        stall_timeout=was.stall_timeout,
+        memory=was.memory,
+        cpu=was.cpu,
+        dedicated=was.dedicated,
+        ready=was.ready,
+        once=was.once,
+        unique_for=was.unique_for,
+        on_conflict="return",
+    )
+    others = {name: value for name, value in changes.items() if name not in given}
+    payload = task.arguments.encode(bound.args, bound.kwargs)
+    return Call(task.name, payload, Options.build(others, options), task.policy, task.arguments)
 
 
 class Group(Sequence[Job[R]]):
@@ -299,6 +372,25 @@ class Group(Sequence[Job[R]]):
 
     def __repr__(self) -> str:
         return f"<Group of {len(self)} jobs>"
+
+    @property
+    def progress(self) -> GroupProgress:
+        """How many of them have ended, and how, as it is now."""
+        return GroupProgress.of(Counter(self._app.store.states([job.id for job in self]).values()), len(self))
+
+    def cancel(self, reason: str | None = None) -> int:
+        """Cancel all that have not ended, running ones are asked to stop; how many there were."""
+        return self._app.store.cancel_all([job.id for job in self], reason)
+
+    async def acancel(self, reason: str | None = None) -> int:
+        return await self._app.threads(self.cancel, reason)
+
+    def requeue(self) -> int:
+        """Go on from what failed: that runs again, and what was given up because of it waits for it again."""
+        return self._app.store.requeue_failed([job.id for job in self])
+
+    async def arequeue(self) -> int:
+        return await self._app.threads(self.requeue)
 
     def wait(self, timeout: Duration | None = None, until: str = "all", throw: bool = False) -> Group[R]:
         """Until all (or "any") are final."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta, tzinfo
 from difflib import get_close_matches
@@ -13,37 +13,24 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 
+from genba.domain.cron import cron
 from genba.domain.duration import DAY, MILLISECOND, SECOND, Micros, duration, moment
 from genba.domain.retry import Retry
+from genba.domain.states import FINAL
 from genba.errors import BadOption
-from genba.values import Dep, Limit, Rate
+from genba.values import Condition, Dep, Limit, Rate
 
 OnDependencyFailure: TypeAlias = Literal["cancel", "run", "hold"]
 OnConflict: TypeAlias = Literal["return", "raise", "replace"]
 OnException: TypeAlias = Literal["retry", "fail", "hold"]
+Keep: TypeAlias = Micros | dict[str, Micros | None] | None  # for every outcome, or by outcome
+Kept: TypeAlias = Literal["all", "final"]
 Once: TypeAlias = Literal[False, True, "task", "waiting"]
 Reader: TypeAlias = Callable[[str, Any], Any]
 
 NAME = re.compile(r"[A-Za-z_][\w.:#-]{0,199}")
 
 _NO_RETRY = Retry()
-
-# Promised, and not built yet: delete the line of what has been built.
-NOT_YET = frozenset(
-    {
-        "ready",
-        "limits",
-        "on_final",
-        "rate",
-        "fair_by",
-        "max_running",
-        "exclusive",
-        "max_waiting",
-        "cron",
-        "every",
-        "tz",
-    }
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +54,7 @@ class Options:
     after: tuple[Dep, ...] = ()
     on_dependency_failure: OnDependencyFailure = "cancel"
     ready: tuple[Any, ...] = ()
-    limits: tuple[Limit, ...] = ()
+    limits: tuple[Limit | Rate, ...] = ()
     key: str | None = None
     once: Once = False
     unique_for: Micros | None = None
@@ -81,7 +68,7 @@ class Options:
     def build(cls, given: Mapping[str, Any], base: Options) -> Options:
         """`base` with what a user has given on top; BadOption for what is unknown, ill-typed or contradictory."""
         for name in given:
-            if name in _POLICY_READERS and name not in NOT_YET:
+            if name in _POLICY_READERS:
                 raise BadOption(f"{name} belongs to the task: write it in @app.task(…), not here")
             _check_known(name, _OPTION_READERS)
         return replace(base, **_read_options(given)) if given else base
@@ -118,9 +105,10 @@ class Policy:
     at_most_once: bool = False
     max_crashes: int = 3
     concurrency: int = 1
-    keep: Micros | None = 7 * DAY
+    keep: Keep = 7 * DAY
     on_final: Any = None
     progress_every: Micros = 500 * MILLISECOND
+    history: Kept = "all"
     cron: str | None = None
     every: Micros | None = None
     tz: str | None = None
@@ -131,8 +119,12 @@ class Policy:
         for name in given:
             _check_known(name, _POLICY_READERS)
         policy = replace(base, **{name: _POLICY_READERS[name](name, value) for name, value in given.items()})
+        if policy.exclusive and policy.max_running not in (None, 1):
+            raise BadOption(f"exclusive means that one runs at a time, and max_running is {policy.max_running}")
         if policy.cron is not None and policy.every is not None:
             raise BadOption("cron and every both say when; give one of them")
+        if policy.tz is not None and policy.cron is None:
+            raise BadOption("tz belongs to cron")
         return policy
 
 
@@ -159,6 +151,43 @@ def merge(app: Mapping[str, Any], task: Mapping[str, Any], call: Mapping[str, An
     return options
 
 
+# What an operator may change while the app runs: the rest is part of the code, or of one call.
+CHANGEABLE: tuple[str, ...] = (
+    *("queue", "priority", "nice", "expires", "retry", "timeout", "grace", "stall_timeout", "memory", "cpu"),
+    *("on_dependency_failure", "dedicated", "title", "max_running", "exclusive", "max_waiting", "rate"),
+    *("on_exception", "explicit_outcome", "at_most_once", "max_crashes", "keep", "progress_every"),
+)
+
+
+def override(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """What an operator wants of a task, checked, as plain values that can be stored and read again."""
+    for name in changes:
+        _check_known(name, _ALL_READERS)
+        if name not in CHANGEABLE:
+            raise BadOption(f"{name} cannot be changed from outside; what can: {', '.join(CHANGEABLE)}")
+    declare(changes)
+    named = {_ALIASES.get(name, name): -value if name == "nice" else value for name, value in changes.items()}
+    return {name: _plain(value) for name, value in named.items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Retry):
+        return value.to_json()
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, Rate):
+        return value.rate
+    return value.isoformat() if isinstance(value, datetime) else value
+
+
+def overridden(
+    options: Options, policy: Policy, said: Iterable[str], changes: Mapping[str, Any]
+) -> tuple[Options, Policy]:
+    """What holds for a call: an operator's word over that of the task and the app, the call's own over both."""
+    spoken = {_ALIASES.get(name, name) for name in said}
+    return declare({name: value for name, value in changes.items() if name not in spoken}, options, policy)
+
+
 class Snapshot(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=False):
     """What node and worker must know of a job's options and its task's policy, as it was at the enqueue.
 
@@ -179,9 +208,12 @@ class Snapshot(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
     dedicated: bool = False
     on_dependency_failure: OnDependencyFailure = DEFAULT_OPTIONS.on_dependency_failure
     unique_for: Micros | None = None
-    keep: Micros | None = DEFAULT_POLICY.keep
+    keep: Keep = DEFAULT_POLICY.keep
     once: bool | Literal["task", "waiting"] = False
     progress_every: Micros = DEFAULT_POLICY.progress_every
+    history: Kept = DEFAULT_POLICY.history
+    on_final: str | None = None
+    ready: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, options: Options, policy: Policy) -> Snapshot:
@@ -202,6 +234,9 @@ class Snapshot(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
             keep=policy.keep,
             once=options.once,
             progress_every=policy.progress_every,
+            history=policy.history,
+            on_final=policy.on_final,
+            ready=options.ready,
         )
 
     @classmethod
@@ -211,6 +246,27 @@ class Snapshot(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
 
     def retry_rule(self) -> Retry:
         return Retry.from_json(self.retry) if self.retry else DEFAULT_OPTIONS.retry
+
+
+# What may change of a job that has not started; its identity, its dependencies and its arguments stay.
+_UPDATABLE: tuple[str, ...] = (
+    *("queue", "priority", "nice", "at", "delay", "expires", "retry", "timeout", "grace", "stall_timeout"),
+    *("memory", "cpu", "on_dependency_failure", "dedicated"),
+)
+
+
+def updated(changes: Mapping[str, Any]) -> tuple[Options, dict[str, Any]]:
+    """New options of a job, and those of them that travel with it, as plain values."""
+    if not changes:
+        raise BadOption(f"nothing to change: name one of {', '.join(_UPDATABLE)}")
+    for name in changes:
+        _check_known(name, _ALL_READERS)
+        if name not in _UPDATABLE:
+            raise BadOption(f"{name} of a job cannot be changed; what can: {', '.join(_UPDATABLE)}")
+    options = Options.build(changes, DEFAULT_OPTIONS)
+    written = Snapshot.of(options, DEFAULT_POLICY)
+    stored = {name: getattr(written, name) for name in changes if name in Snapshot.__struct_fields__}
+    return options, stored
 
 
 _PLAIN = Snapshot()
@@ -224,10 +280,8 @@ def snapshot(options: Options, policy: Policy) -> bytes | None:
 
 
 def _check_known(name: str, readers: Mapping[str, Reader]) -> None:
-    if name in NOT_YET:
-        raise BadOption(f"{name} is not available in this version")
     if name not in readers:
-        close = get_close_matches(name, [known for known in readers if known not in NOT_YET])
+        close = get_close_matches(name, readers)
         meant = f"; did you mean {' or '.join(close)}?" if close else ""
         raise BadOption(f"there is no option {name!r}{meant}")
 
@@ -393,8 +447,18 @@ def _items(name: str, value: Any, wanted: str) -> tuple[Any, ...]:
 def _after(name: str, value: Any) -> tuple[Dep, ...]:
     if value is None:
         return ()
-    several = isinstance(value, Iterable) and not isinstance(value, str | bytes)
-    return tuple(item if isinstance(item, Dep) else Dep(item) for item in (value if several else [value]))
+    return tuple(_each_dep(value, "success"))
+
+
+def _each_dep(value: Any, on: Condition) -> Iterator[Dep]:
+    """A job, a group of them, a Dep of either, or a list of such."""
+    if isinstance(value, Dep):
+        yield from _each_dep(value.job, value.on)
+    elif isinstance(value, Iterable) and not isinstance(value, str | bytes):
+        for item in value:
+            yield from _each_dep(item, on)
+    else:
+        yield Dep(value, on)
 
 
 def _tags(name: str, value: Any) -> tuple[str, ...]:
@@ -402,16 +466,28 @@ def _tags(name: str, value: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(one_tag("a tag", tag) for tag in _items(name, value, "a list of texts")))
 
 
-def _limits(name: str, value: Any) -> tuple[Limit, ...]:
-    limits = _items(name, value, "a list of Limit")
-    if not all(isinstance(limit, Limit) for limit in limits):
-        raise _refuse(name, value, "a list of Limit")
+def _limits(name: str, value: Any) -> tuple[Limit | Rate, ...]:
+    limits = () if value is None else _items(name, value, "a list of Limit and Rate")
+    if not all(isinstance(limit, Limit | Rate) for limit in limits):
+        raise _refuse(name, value, "a list of Limit and Rate")
+    plain = [limit for limit in limits if isinstance(limit, Limit)]
+    if sum(limit.ordered for limit in plain) > 1:
+        raise BadOption("a job can have one ordered limit: it has its turn in one place")
+    for one in plain:
+        if any(other.bucket == one.bucket and other != one for other in plain):
+            raise BadOption(f"{name}: bucket {one.bucket!r} is limited twice, and not alike")
     return limits
 
 
 def _ready(name: str, value: Any) -> tuple[Any, ...]:
-    conditions = _items(name, value, "a list of names of conditions")
-    return tuple(one if callable(one) else _name("the name of a condition", one) for one in conditions)
+    """Names; in a decorator also functions, and "#method" of the task's own class."""
+    conditions = _items(name, [value] if callable(value) else value, "a list of names of conditions")
+    return tuple(one if callable(one) else _condition(one) for one in conditions)
+
+
+def _condition(value: Any) -> str:
+    own = isinstance(value, str) and value.startswith("#")
+    return f"#{_name('the name of a condition', value[1:])}" if own else _name("the name of a condition", value)
 
 
 def _parent(name: str, value: Any) -> Any:
@@ -428,12 +504,30 @@ def _rate(name: str, value: Any) -> Rate | None:
     return value if value is None or isinstance(value, Rate) else Rate(None, value)
 
 
-def _every(name: str, value: Any) -> Micros | None:
-    """A duration; -1 means again at once."""
-    return -1 if value == -1 and type(value) is int else _time()(name, value)
+def read_every(name: str, value: Any) -> Micros | None:
+    """A duration; -1 means again at once, 0 and None mean no interval."""
+    return -1 if value == -1 and type(value) is int else _time(zero=True)(name, value) or None
 
 
-def _zone(name: str, value: Any) -> str | None:
+def _cron(name: str, value: Any) -> str | None:
+    text: str | None = _text(200)(name, value)
+    if text is not None:
+        cron(text)
+    return text
+
+
+def read_keep(name: str, value: Any) -> Keep:
+    """How long; or for some outcomes, the rest as usual."""
+    one: Callable[[str, Any], Micros | None] = _time(zero=True)
+    if not isinstance(value, Mapping):
+        return one(name, value)
+    unknown = [outcome for outcome in value if outcome not in FINAL]
+    if unknown:
+        raise _refuse(name, value, f"a duration, or one for each of {', '.join(sorted(FINAL))}")
+    return {**dict.fromkeys(sorted(FINAL), 7 * DAY), **{str(each): one(name, much) for each, much in value.items()}}
+
+
+def read_zone(name: str, value: Any) -> str | None:
     if value is None:
         return None
     try:
@@ -487,12 +581,13 @@ _POLICY_READERS: Mapping[str, Reader] = MappingProxyType(
         "at_most_once": _flag,
         "max_crashes": _whole(1, 2**31 - 1),
         "concurrency": _whole(1, 1000),
-        "keep": _time(zero=True),
+        "keep": read_keep,
         "on_final": _on_final,
         "progress_every": _time(none=False, zero=True),
-        "cron": _text(200),
-        "every": _every,
-        "tz": _zone,
+        "history": _one_of("all", "final"),
+        "cron": _cron,
+        "every": read_every,
+        "tz": read_zone,
     }
 )
 

@@ -14,7 +14,7 @@ from genba.domain.duration import Micros, duration
 from genba.errors import BadOption
 from genba.options import NAME
 
-NAMES = ("url", "namespace", "lease", "tz")
+NAMES = ("url", "namespace", "lease", "tz", "keep_events", "max_events")
 NODE_NAMES = (
     *("queues", "pool", "min", "max", "grace"),
     *("max_dedicated", "recycle_after", "max_load", "min_free_memory"),
@@ -27,6 +27,8 @@ class Settings:
     namespace: str = "default"
     lease: Micros = 15_000_000
     tz: str = "UTC"
+    keep_events: Micros = 7 * 86_400_000_000
+    max_events: int = 5_000_000
 
     @property
     def zone(self) -> ZoneInfo:
@@ -95,4 +97,17 @@ def _lease(value: Any) -> Micros:
     return micros
 
 
-_READ: dict[str, Any] = {"url": str, "namespace": _namespace, "lease": _lease, "tz": lambda v: ZoneInfo(v).key}
+def _most(value: Any) -> int:
+    if isinstance(value, bool) or int(value) < 1:
+        raise BadOption("at least 1 event must be kept")
+    return int(value)
+
+
+_READ: dict[str, Any] = {
+    "url": str,
+    "namespace": _namespace,
+    "lease": _lease,
+    "tz": lambda v: ZoneInfo(v).key,
+    "keep_events": duration,
+    "max_events": _most,
+}

@@ -4,23 +4,31 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar
 
 from typing_extensions import TypeVar as DefaultTypeVar
 
 from genba.arguments import Arguments
+from genba.domain import graph
+from genba.domain.fair import names_in
 from genba.errors import BadTask
+from genba.limiting import describe, rules_of
 from genba.options import NAME, Options, Policy
 
 if TYPE_CHECKING:
     from genba.job import Job
+    from genba.schedule import When
 
 P = ParamSpec("P")
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 V = DefaultTypeVar("V", default=Any)
+
+
+HOOK = "#final"  # behind the name of a task: what tells of its jobs' ends
 
 
 class Runs(Protocol[P, R_co]):
@@ -42,38 +50,61 @@ class Front(Protocol):
 class Call(Generic[R]):
     """A wish for one run: the task, its arguments, its options; enqueued by `enqueue_many`."""
 
-    __slots__ = ("args", "arguments", "options", "policy", "task")
+    __slots__ = ("args", "arguments", "options", "policy", "said", "task")
 
     def __init__(
-        self, task: str, args: bytes, options: Options, policy: Policy, arguments: Arguments | None = None
+        self,
+        task: str,
+        args: bytes,
+        options: Options,
+        policy: Policy,
+        arguments: Arguments | None = None,
+        said: frozenset[str] = frozenset(),
     ) -> None:
         self.task = task
         self.args = args
         self.options = options
         self.policy = policy
         self.arguments = arguments
+        self.said = said  # the options that the call itself has given: over these an operator has no say
 
     def __repr__(self) -> str:
         return f"<Call {self.task} {self.args[:60].decode(errors='replace')}>"
 
 
+def parents_first(calls: Sequence[Call[Any]]) -> tuple[Sequence[Call[Any]], Sequence[int] | None]:
+    """Each call after those of the list that it waits for, and where each one went; None: they stay as they are."""
+    if not any(call.options.after for call in calls):
+        return calls, None
+    places = {id(call): i for i, call in enumerate(calls)}
+    order = graph.parents_first([_waits_for(call, places) for call in calls])
+    where = dict(zip(order, range(len(order)), strict=True))
+    return [calls[i] for i in order], [where[i] for i in range(len(order))]
+
+
+def _waits_for(call: Call[Any], places: Mapping[int, int]) -> list[int]:
+    return [places[id(dep.job)] for dep in call.options.after if id(dep.job) in places]
+
+
 class Bound(Generic[P, R]):
     """A task with options of its own for the next calls."""
 
-    __slots__ = ("_options", "_task")
+    __slots__ = ("_options", "_said", "_task")
 
-    def __init__(self, task: Task[P, R, Any], options: Options) -> None:
+    def __init__(self, task: Task[P, R, Any], options: Options, said: frozenset[str]) -> None:
         self._task = task
         self._options = options
+        self._said = said
 
     def using(self, **options: Any) -> Bound[P, R]:
         """The same, with these options on top."""
-        return Bound(self._task, Options.build(options, self._options))
+        return Bound(self._task, Options.build(options, self._options), self._said | options.keys())
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
         """A call to be enqueued later, with others."""
         task = self._task
-        return Call(task.name, task.arguments.encode(args, kwargs), self._options, task.policy, task.arguments)
+        encoded = task.arguments.encode(args, kwargs)
+        return Call(task.name, encoded, self._options, task.policy, task.arguments, self._said)
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
         """Durable when it returns."""
@@ -102,9 +133,18 @@ class Task(Generic[P, R, V]):
             raise BadTask(f"{name}: concurrency is for tasks that are `async def`; others run one at a time")
         self._body = body
         self.arguments = Arguments.of(body, skip_first=self.owner is not None, name=name)
+        self._check_fair_by()
         self.__doc__ = fn.__doc__
         self.__name__ = getattr(fn, "__name__", name)
         self.__wrapped__ = fn
+
+    def _check_fair_by(self) -> None:
+        fair_by = self.policy.fair_by
+        known = [slot["name"] for slot in self.arguments.describe()["parameters"]]
+        strange = [name for name in names_in(fair_by) if name not in known] if fair_by is not None else []
+        if strange:
+            listed = ", ".join(known)
+            raise BadTask(f"{self.name}: fair_by names {strange[0]!r}, which is none of its arguments ({listed})")
 
     def __set_name__(self, owner: type, name: str) -> None:
         """A decorated method: its instance is made in the worker, by the app's resolver."""
@@ -122,7 +162,7 @@ class Task(Generic[P, R, V]):
 
     def using(self, **options: Any) -> Bound[P, R]:
         """This task, with other options for the calls that follow."""
-        return Bound(self, Options.build(options, self.options))
+        return Bound(self, Options.build(options, self.options), frozenset(options))
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
         """A call to be enqueued later, with others."""
@@ -142,6 +182,15 @@ class Task(Generic[P, R, V]):
         assert self._method is not None
         return self._body.__get__(self.app.make(self.owner))(*args, **kwargs)
 
+    def when(self) -> When | None:
+        """The schedule that its decorator declares."""
+        policy = self.policy
+        if policy.cron is not None:
+            return {"cron": policy.cron, "tz": policy.tz}
+        if policy.every is None:
+            return None
+        return {"every": policy.every if policy.every < 0 else timedelta(microseconds=policy.every)}
+
     def describe(self) -> dict[str, Any]:
         """The definition that nodes persist, for clients without the code."""
         policy = self.policy
@@ -154,14 +203,32 @@ class Task(Generic[P, R, V]):
             "priority": self.options.priority,
             "timeout": self.options.timeout,
             "retry": self.options.retry.to_json(),
+            "fair_by": policy.fair_by,
             "on_exception": policy.on_exception,
             "explicit_outcome": policy.explicit_outcome,
             "at_most_once": policy.at_most_once,
             "max_crashes": policy.max_crashes,
             "concurrency": policy.concurrency,
             "keep": policy.keep,
+            "limits": describe(rules_of(self.name, self.options, policy)),
+            "max_waiting": policy.max_waiting,
             **self.arguments.describe(),
         }
+
+
+def final_hook(app: Any, hook: Callable[[Job[Any]], Any]) -> Callable[..., Any]:
+    """The task behind `on_final=`: it gets the id of a job that has ended, and gives `hook` its handle."""
+    if inspect.iscoroutinefunction(hook):
+
+        async def tell_later(job: int) -> None:
+            await hook(app.job(job))
+
+        return tell_later
+
+    def tell(job: int) -> None:
+        hook(app.job(job))
+
+    return tell
 
 
 def task_name(fn: Callable[..., Any], given: str | None) -> str:

@@ -14,6 +14,7 @@ Condition: TypeAlias = Literal["success", "finished", "failure"]
 
 _CONDITIONS: tuple[Condition, ...] = ("success", "finished", "failure")
 _LONGEST_BUCKET = 200
+_OURS = ("max_running ", "rate ", "limit_to ")
 _MOST = 2**31 - 1
 _RATE = re.compile(r"\s*([0-9]{1,10})\s*/\s*(\S.*?)\s*")
 _ONE_UNIT = re.compile(r"[^\W\d_]+")
@@ -102,6 +103,8 @@ class Wait:
 def _check_bucket(bucket: object) -> None:
     if not isinstance(bucket, str) or not 1 <= len(bucket) <= _LONGEST_BUCKET or "\0" in bucket:
         raise BadOption(f"a bucket is a text of 1 to {_LONGEST_BUCKET} characters, not {bucket!r}")
+    if bucket.startswith(_OURS):
+        raise BadOption(f"bucket {bucket!r}: names that begin with {bucket.split()[0] + ' '!r} are those of tasks")
     try:
         parts = list(Formatter().parse(bucket))
     except ValueError as error:

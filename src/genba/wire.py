@@ -15,10 +15,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-# node → worker: [BUNCH, serial, jobs], [STOP, seat, place], [EXIT], [SHARE, seats], [SEAT, seat, serial, job]
-BUNCH, STOP, EXIT, SHARE, SEAT = range(5)
-# worker → node: [READY, pid], [BELL], [RESULTS, [result, …]], [SEATED, seat, [result]]
-READY, BELL, RESULTS, SEATED = range(4)
+# node → worker: [BUNCH, serial, jobs], [STOP, seat, place], [EXIT], [SHARE, seats], [SEAT, seat, serial, job],
+#                [ASK, serial, job, conditions]
+BUNCH, STOP, EXIT, SHARE, SEAT, ASK = range(6)
+# worker → node: [READY, pid], [BELL], [RESULTS, [result, …]], [SEATED, seat, [result]],
+#                [ANSWER, [serial, ways, wait, said, error]]
+READY, BELL, RESULTS, SEATED, ANSWER = range(5)
 
 IDLE, RUNNING, DONE = range(3)  # phases of the status word
 
@@ -102,7 +104,10 @@ NOTE_LIMIT = 4000
 _RING = 8192
 _RING_SIZE = 1 << 17
 _SKIP = 0xFFFFFFFF
-_LOGGED = 4096 // 8  # a word of its own page: how many bytes the job has written
+_LOGGED = 4096 // 8  # words of another page: how many bytes the job has written,
+_WAITING, _REFUSED = _LOGGED + 2, _LOGGED + 3  # ... the job that waits for others, and that it must not
+_LOCKED = _LOGGED + 1
+_STARTED = _LOGGED + 4
 _LOG = _RING + _RING_SIZE
 LOG_END = 1 << 15  # of what a job writes, so much from the beginning and so much from the end is kept
 SIZE = _LOG + 2 * LOG_END
@@ -137,8 +142,13 @@ class Slate:
 
     # what runs
 
-    def begin(self, place: int) -> None:
+    def begin(self, place: int, started: int = 0) -> None:
+        """`started`: micros by this machine's clock; there before the job is said to run."""
+        self._words[_STARTED] = started
         self._words[_STATUS] = place << 8 | RUNNING
+
+    def started(self) -> int:
+        return self._words[_STARTED]
 
     def done(self, place: int) -> None:
         self._words[_STATUS] = place << 8 | DONE
@@ -161,13 +171,43 @@ class Slate:
     def drain(self) -> None:
         self._words[_DRAIN] = 1
 
+    def bow_out(self, place: int) -> None:
+        """Let this job come to an end by itself; whoever drains is told so already."""
+        if self._words[_DRAIN] != 1:
+            self._words[_DRAIN] = place + 2
+
     def should_stop(self, place: int) -> bool:
         """Asked by running code; that it asked is noted."""
         self._words[_SEEN] = place + 1
-        return self._words[_STOP] == place + 1 or self._words[_DRAIN] != 0
+        return self._words[_STOP] == place + 1 or self._words[_DRAIN] in (1, place + 2)
 
     def has_looked(self, place: int) -> bool:
         return self._words[_SEEN] == place + 1
+
+    # what it holds
+
+    def lock(self, place: int) -> None:
+        """The job is about to take a lock; whether it has it, and still has it, the database knows."""
+        self._words[_LOCKED] = place + 1
+
+    def locked(self, place: int) -> bool:
+        return self._words[_LOCKED] == place + 1
+
+    # what waits for other jobs
+
+    def wait(self, place: int | None) -> None:
+        """It needs its worker and not its slot, until None is said."""
+        self._words[_WAITING] = 0 if place is None else place + 1
+
+    def waits(self, place: int) -> bool:
+        return self._words[_WAITING] == place + 1
+
+    def refuse(self, place: int) -> None:
+        """There is no slot to lend any more."""
+        self._words[_REFUSED] = place + 1
+
+    def refused(self, place: int) -> bool:
+        return self._words[_REFUSED] == place + 1
 
     # signs of life
 

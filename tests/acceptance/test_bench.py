@@ -15,6 +15,7 @@ WORKLOADS = {
     "enqueue, bulk of 1,000",
     "drain, 1 worker",
     "drain, 2 workers",
+    "drain, each job limited",
     "drain, backlog of 3,000",
     "idle pick-up, p50",
     "idle pick-up, p99",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import _thread
 import json
 import os
 import re
@@ -581,7 +580,9 @@ def test_a_node_that_is_told_nonsense_does_not_start(anywhere: Command, words: l
 def test_ctrl_c_ends_a_wait_with_code_130(genba: Command) -> None:
     id = genba.id("tasks.add", "1")
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    ctrl_c = threading.Timer(0.2, _thread.interrupt_main)
+    main = threading.main_thread().ident
+    assert main is not None
+    ctrl_c = threading.Timer(0.2, signal.pthread_kill, (main, signal.SIGINT))  # a wait is ended by a real signal only
     ctrl_c.start()
     try:
         ran = genba("job", "wait", id, code=130)

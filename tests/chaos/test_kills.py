@@ -23,7 +23,7 @@ def started(path: Path, count: int, within: float = 10) -> list[list[str]]:
     return eventually(lambda: (told := lines(f"{path}.started"))[: len(told) * (len(told) >= count)], within=within)
 
 
-def test_the_job_of_a_killed_worker_is_offered_again_within_a_second(shop, path):
+def test_regression_12_the_job_of_a_killed_worker_is_offered_again_within_a_second(shop, path):
     job = shop.jobs.wait_for.enqueue(str(path))
     [(_, _, pid)] = started(path, 1)
 
@@ -38,7 +38,7 @@ def test_the_job_of_a_killed_worker_is_offered_again_within_a_second(shop, path)
     assert (job.crashes, job.retries) == (1, 0)
 
 
-def test_the_jobs_of_a_killed_node_are_offered_again_within_five_seconds(jobs, url, start_node, path):
+def test_regression_12_the_jobs_of_a_killed_node_are_offered_again_within_five_seconds(jobs, url, start_node, path):
     """With the default lease, at the worst moment: right after its heartbeat."""
     doomed = start_node("jobs:app", url, "--max", "4", "--name", "doomed")
     group = [jobs.ignore_sigterm.enqueue(f"{path}{i}") for i in range(4)]

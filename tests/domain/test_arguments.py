@@ -94,6 +94,8 @@ def exact(value: Any) -> Any:
         return type(value), [exact(item) for item in value]
     if isinstance(value, dict):
         return dict, [(key, exact(item)) for key, item in value.items()]
+    if isinstance(value, set | frozenset):
+        return type(value), sorted((exact(item) for item in value), key=repr)  # its own order is a matter of chance
     return type(value), repr(value)
 
 

@@ -7,14 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from genba import options as options_module
 from genba.domain.duration import DAY, HOUR, MINUTE, SECOND
 from genba.domain.retry import Retry
 from genba.errors import BadOption
 from genba.options import (
     DEFAULT_OPTIONS,
     DEFAULT_POLICY,
-    NOT_YET,
     Options,
     Policy,
     Snapshot,
@@ -126,15 +124,7 @@ def test_policy_is_refused_where_only_job_options_count():
         using(keep="1d")
 
 
-@pytest.mark.parametrize("name", sorted(NOT_YET))
-def test_what_is_not_built_yet_says_so_everywhere(name):
-    for read in (lambda given: using(**given), lambda given: policy(**given), declare):
-        with pytest.raises(BadOption, match=f"{name} is not available in this version"):
-            read({name: 1})
-
-
-def test_what_is_not_built_yet_needs_only_its_line_removed(monkeypatch):
-    monkeypatch.setattr(options_module, "NOT_YET", frozenset())
+def test_conditions_of_a_start_are_read_and_checked():
     options, read = declare(
         {"limits": [Limit("gpu", 1)], "ready": ["a.b"], "max_running": 0, "max_waiting": 3, "exclusive": True}
         | {"rate": "5/s", "fair_by": "tenant", "cron": "0 3 * * *", "tz": "Europe/Zurich", "on_final": "x.y"}
@@ -144,7 +134,7 @@ def test_what_is_not_built_yet_needs_only_its_line_removed(monkeypatch):
     assert (read.max_running, read.max_waiting, read.exclusive, read.rate) == (None, 3, True, Rate(None, "5/s"))
     assert (policy(every=-1).every, policy(every="12h").every) == (-1, 12 * HOUR)
     contradiction = {"cron": "* * * * *", "every": 5}
-    for bad in (contradiction, {"tz": "Mars/Base"}, {"limits": ["gpu"]}, {"rate": "x"}, {"every": 0}, {"on_final": 3}):
+    for bad in (contradiction, {"tz": "Mars/Base"}, {"limits": ["gpu"]}, {"rate": "x"}, {"on_final": 3}):
         with pytest.raises(BadOption):
             declare(bad)
 

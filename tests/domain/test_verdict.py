@@ -147,7 +147,7 @@ def test_an_exception_follows_on_exception_even_after_a_wish_to_succeed(wants, j
     end = an_end("exception", wants=wants, retry_at=NOW + 1, reason="ValueError: x")
     verdict = judge(end, job, NOW, jitter)
 
-    assert verdict.reason == "ValueError: x"
+    assert verdict.reason == ("panic: ValueError: x" if job.on_exception == "hold" else "ValueError: x")
     if job.on_exception == "fail":
         assert verdict.state is State.FAILED
     elif job.on_exception == "hold":

@@ -16,11 +16,11 @@ from genba import wire
 from genba.node import actions as do
 from genba.node.actions import Action
 from genba.node.brain import Brain
-from genba.node.endings import judge_orphan
 from genba.node.hands import Sight
 from genba.node.settings import NodeSettings
 from genba.storage.membership import Orphan
 from genba.storage.records import Claimed, Ending, Success
+from genba.storage.verdicts import judge_orphan
 
 MS = 1_000
 SECOND = 1_000_000
@@ -67,7 +67,7 @@ class FakeWorker:
         self.place, self.phase, self.beats = 0, wire.IDLE, 0
         self.running: wire.Job | None = None
         self.results: list[wire.Result] = []
-        self.looked = False
+        self.looked = self.locked = False
         self.noted: tuple[int, int, float, float, str] | None = None
         self.asked: int | None = None
         self.signals: list[int] = []
@@ -105,7 +105,7 @@ class FakeWorker:
         self.beats += 1
 
     def sight(self) -> Sight:
-        return Sight(self.place, self.phase, self.beats, self.looked, self.noted)
+        return Sight(self.place, self.phase, self.beats, self.looked, self.noted, locked=self.locked)
 
 
 class Stage:
@@ -1092,29 +1092,64 @@ def test_a_dynamic_pool_never_has_more_than_its_maximum() -> None:
     assert len(of(do.Spawn, stage.claimed(*jobs(1, 9)))) == 3
 
 
-def test_an_ondemand_pool_has_one_process_for_each_job() -> None:
+def test_an_ondemand_pool_has_one_process_for_each_job_which_finds_it_on_arrival() -> None:
     stage = Stage(pool="ondemand", min=2, max=2, zygote=False)
     assert of(do.Spawn, stage.zygote()) == []
 
-    assert len(of(do.Spawn, stage.claimed(*jobs(1, 3)))) == 2
-    stage.ready()
+    done = stage.claimed(*jobs(1, 3))
+    assert len(of(do.Spawn, done)) == 2
     assert (stage.given(1), stage.given(2)) == ([1], [2])
+    assert of(do.Dismiss, done) == [do.Dismiss(1), do.Dismiss(2)]
+    stage.ready()
     stage.start(1)
-    assert of(do.Dismiss, stage.end(1, spent=10)) == [do.Dismiss(1)]
-    assert stage.given(1) == []
-    assert of(do.Spawn, stage.die(1, exited(0))) == [do.Spawn(3)]
-    stage.ready(3)
+    done = stage.end(1, spent=10)
+    assert of(do.Spawn, done) == [do.Spawn(3)]  # without waiting for the end of the first
     assert stage.given(3) == [3]
+    assert stage.given(1) == []
+    assert of(do.Spawn, stage.die(1, exited(0))) == []
 
 
-def test_an_ondemand_worker_whose_job_was_cancelled_does_not_wait_for_ever() -> None:
+def test_an_ondemand_pool_is_not_full_of_workers_that_do_not_leave() -> None:
+    stage = Stage(pool="ondemand", max=2)
+    stage.claimed(*jobs(1, 9))
+    for slot in (1, 2, 3, 4):
+        stage.ready(slot)
+        stage.start(slot)
+        stage.end(slot, spent=10)
+
+    assert max(stage.workers) == 4  # two work and two leave: more must wait
+
+
+def test_a_job_whose_ondemand_worker_could_not_come_is_not_lost() -> None:
     stage = Stage(pool="ondemand", max=2)
     stage.claimed(a_job(1))
+    assert stage.given(1) == [1]
+    stage.workers.pop(1)
+    stage.perform(stage.brain.on_spawn_failed(1, stage.now))
+
+    stage.tick(SECOND)
+    assert stage.given(2) == [1]
+
+
+def test_the_time_of_a_job_begins_when_its_ondemand_worker_is_there() -> None:
+    stage = Stage(pool="ondemand", max=2)
+    stage.claimed(a_job(1, timeout=SECOND))
+    stage.tick(5 * SECOND)
+    stage.ready(1)
+    stage.start(1)
+
+    assert of(do.AskToStop, stage.tick(SECOND // 2)) == []
+    assert of(do.AskToStop, stage.tick(SECOND)) != []
+
+
+def test_an_ondemand_worker_whose_job_was_cancelled_before_it_came_goes_again() -> None:
+    stage = Stage(pool="ondemand", max=2)
+    done = stage.claimed(a_job(1))
     stage.cancel(1)
     stage.ready()
-    stage.claimed()
 
-    assert of(do.Dismiss, stage.tick(11 * SECOND)) == [do.Dismiss(1)]
+    assert of(do.Dismiss, done) == [do.Dismiss(1)]
+    assert (stage.given(1), stage.ending(1).state) == ([], "cancelled")
 
 
 def test_workers_that_die_before_they_are_ready_are_started_ever_more_slowly() -> None:
@@ -1250,15 +1285,17 @@ def test_a_free_retry_does_not_count() -> None:
     assert ending.due_at == WALL + stage.now + SECOND
 
 
-@pytest.mark.parametrize(("policy", "state"), [("retry", "failed"), ("hold", "held")])
-def test_an_exception_that_is_not_worth_a_retry_ends_the_job(policy: str, state: str) -> None:
+@pytest.mark.parametrize(
+    ("policy", "state", "reason"), [("retry", "failed", "ValueError: no"), ("hold", "held", "panic: ValueError: no")]
+)
+def test_an_exception_that_is_not_worth_a_retry_ends_the_job(policy: str, state: str, reason: str) -> None:
     stage = a_stage()
     stage.claimed(a_job(1, retry={"times": 3}, on_exception=policy))
     stage.start()
 
     stage.end(1, wire.RAISED, payload=an_error("no"), extra={"final": True})
 
-    assert (stage.ending(1).state, stage.ending(1).reason) == (state, "ValueError: no")
+    assert (stage.ending(1).state, stage.ending(1).reason) == (state, reason)
 
 
 def test_a_log_comes_with_the_end() -> None:

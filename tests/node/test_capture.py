@@ -38,7 +38,7 @@ def stream(slate: wire.Slate, before: tuple[int, int]) -> Iterator[Stream]:
     stream = Stream(capture, sys.stdout, before[1])
     capture.on = True
     yield stream
-    stream._before.close()
+    stream.outside.stream.close()
 
 
 def test_what_is_printed_while_a_job_runs_is_its_log(

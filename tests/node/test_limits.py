@@ -13,7 +13,7 @@ from genba import wire
 from genba.errors import BadOption
 from genba.node import actions as do
 from genba.node.actions import Action
-from genba.node.brain import APART_AGAIN
+from genba.node.giving import APART_AGAIN
 from genba.node.hands import Use
 from genba.node.settings import NodeSettings
 
@@ -287,6 +287,19 @@ def test_a_job_that_must_not_run_twice_is_stopped_before_the_lease_is_over() -> 
     ending = stage.ending(1)
     assert (ending.state, ending.cause) == ("failed", "maybe_ran")
     assert "lease lost" in str(ending.reason)
+
+
+def test_a_job_that_has_taken_a_lock_is_stopped_before_the_lease_is_over_and_its_end_frees_it() -> None:
+    stage = at_work(grace=60 * SECOND)
+    stage.workers[1].locked = True
+    stage.brain.on_renewed(stage.now, 15 * SECOND)
+    stage.tick(11_300 * MS)
+    assert stage.workers[1].signals == [signal.SIGTERM]
+    stage.tick(2_250 * MS)
+    assert stage.workers[1].signals == [signal.SIGTERM, signal.SIGKILL]
+    stage.swept(of(do.Sweep, stage.die())[0].token)
+
+    assert stage.ending(1).locks
 
 
 def test_a_plain_job_runs_on_without_a_lease() -> None:

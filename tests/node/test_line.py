@@ -22,6 +22,7 @@ from genba.domain.duration import moment
 from genba.errors import FailJob, RetryJob, Stopped
 from genba.node.line import Line
 from genba.options import DEFAULT_OPTIONS, DEFAULT_POLICY
+from genba.ready import Conditions
 from genba.tasks import Task
 from genba.worker.run import ERROR_LIMIT, Worker, describe, main
 
@@ -35,10 +36,14 @@ class FakeApp:
         app: Any = self
         self.lifespans: list[Callable[[], Any]] = []
         self.middlewares: list[Callable[..., Any]] = []
+        self.conditions = Conditions()
         self.store: Any = None
         self._tasks: dict[str, Task[..., Any]] = {
             fn.__name__: Task(app, fn, fn.__name__, DEFAULT_OPTIONS, DEFAULT_POLICY) for fn in functions
         }
+
+    def clone(self, job_id: int, changes: dict[str, Any]) -> bytes:
+        raise AssertionError("nobody asks for a copy here")
 
     def task_table(self) -> dict[str, Task[..., Any]]:
         return self._tasks
@@ -48,6 +53,9 @@ class FakeApp:
 
     def moment(self, value: Any) -> int:
         return moment(value, time.time_ns() // 1000)
+
+    def inbox(self, job: Any) -> Any:
+        raise AssertionError("nobody reads messages here")
 
 
 class End:

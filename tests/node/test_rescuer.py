@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from genba.node.rescuer import Patience, dead
 from genba.storage.records import NodeRecord
+from genba.storage.rescuer import Patience, dead
 
 SECOND = 1_000_000
 LEASE = 15 * SECOND

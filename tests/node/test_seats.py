@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 from genba import wire
 from genba.node import actions as do
 from genba.node.actions import Action
-from genba.node.brain import LONG, SECOND, Brain
+from genba.node.brain import Brain
+from genba.node.floor import LONG, SECOND
 from genba.node.hands import Sight
 from genba.node.settings import NodeSettings
 from genba.storage.records import Claimed

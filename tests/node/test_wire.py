@@ -124,6 +124,16 @@ def test_a_drain_stops_every_job(slates: tuple[Slate, Slate]) -> None:
     assert worker.asked_to_stop() is None
 
 
+def test_who_has_taken_locks_is_known(slates: tuple[Slate, Slate]) -> None:
+    node, worker = slates
+    place = wire.place(3, 1)
+    assert not node.locked(place)
+    worker.lock(place)
+
+    assert node.locked(place)
+    assert not node.locked(wire.place(3, 2))
+
+
 def test_who_has_looked_at_the_flag_is_known(slates: tuple[Slate, Slate]) -> None:
     worker, node = slates
     place = wire.place(0, 0)

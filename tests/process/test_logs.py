@@ -132,7 +132,7 @@ def test_the_progress_of_many_short_jobs_is_stored_of_each(shop):
     assert [(ended(job).progress.done, job.progress.note) for job in group] == [(i, f"at {i}") for i in range(50)]
 
 
-def test_progress_of_a_failed_job_is_never_complete(shop):
+def test_regression_23_progress_of_a_failed_job_is_never_complete_and_a_heartbeat_leaves_it(shop):
     job = ended(shop.jobs.say_progress.enqueue(200, "all", "raise"))
 
     assert job.progress < 100

@@ -300,7 +300,7 @@ def test_a_stray_sigterm_to_a_worker_is_a_release(shop, path):
 
 
 @pytest.mark.parametrize("role", ["guard", "zygote"])
-def test_a_node_survives_the_death_of_its_helpers(jobs, node, path, role):
+def test_regression_12_a_node_survives_the_death_of_its_helpers(jobs, node, path, role):
     started_node = node()
     job = jobs.wait_for.enqueue(str(path))
     [(_, _, pid)] = started(path)

@@ -68,7 +68,7 @@ def test_a_retry_that_is_not_free_takes_from_the_budget(shop):
     assert (job.result(), job.retries) == ("attempt 2", 1)
 
 
-def test_a_job_may_ask_for_a_retry_as_often_as_it_likes_and_never_fails(shop, path):
+def test_usecase_45_regression_15_a_job_may_ask_for_a_retry_as_often_as_it_likes_and_never_fails(shop, path):
     """UseCase45: the same job, one attempt after the other."""
     job = shop.jobs.wait_for_retry.enqueue(str(path), 5)
 
@@ -140,7 +140,7 @@ def test_an_applied_outcome_is_there_while_the_job_still_runs(shop, path):
     assert job.refresh().result() == "applied"
 
 
-def test_a_second_apply_and_a_request_after_it_are_refused(shop):
+def test_regression_16_a_second_apply_and_a_request_after_it_are_refused(shop):
     job = ended(shop.jobs.apply_twice.enqueue())
 
     assert job.result() == "first"

@@ -109,7 +109,7 @@ def test_a_node_whose_gate_is_closed_claims_nothing_and_says_so(jobs, url, node)
 # the lease
 
 
-def test_a_node_that_is_stopped_past_its_lease_comes_back_as_another_and_writes_nothing_stale(jobs, url, node, path):
+def test_regression_21_a_node_stopped_past_its_lease_is_another_one_and_writes_nothing_stale(jobs, url, node, path):
     first = node("--name", "first", "--max", "1", env={"GENBA_LEASE": "3"})
     [before] = jobs.app.nodes()
     job = jobs.wait_for.enqueue(str(path))

@@ -145,7 +145,7 @@ def shop(url, start_node, tmp_path):
         module.app.close()
 
 
-@pytest.mark.parametrize("forks", [100, pytest.param(10_000, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("forks", [500, pytest.param(10_000, marks=pytest.mark.soak)])
 def test_forks_do_not_hang_while_node_and_app_have_twenty_threads(tmp_path, forks):
     over = threading.Event()
     threads = [threading.Thread(target=over.wait, name=f"own-{n}") for n in range(20)]

@@ -24,6 +24,7 @@ HOUR = 3_600 * SECOND
 LEASE = 48 * HOUR  # time that passes is mostly not about leases
 CLAIM = 77
 TASK = "shop.pay"
+OTHERS_ERROR = '{"type":"ValueError","message":"50%_off!"}'
 
 
 def a_job(**given: Any) -> NewJob:
@@ -71,7 +72,8 @@ def running(store: Store, **given: Any) -> Claimed:
 
 def success(job: Claimed, *, claim: int = CLAIM, **given: Any) -> Success:
     fence = {"id": job.id, "attempt": job.attempt, "claim": claim, "claimed": job.claimed_at}
-    return Success(**{**fence, "result": b"3", "started": 10, "ended": 20, "pid": 4, "cpu": 5, "peak": 6, **given})
+    return Success(**{**fence, "result": b"3", "started": 10, "ended": 20, "pid": 4, "cpu": 5, "peak": 6,
+                      "limited": True, **given})
 
 
 def ending(job: Claimed, state: str = "failed", cause: str = "exception", **given: Any) -> Ending:

@@ -20,6 +20,7 @@ from tests.storage.builders import (
     one,
     rows,
     running,
+    settle,
     state,
     states,
     success,
@@ -56,6 +57,37 @@ def test_a_claim_brings_what_the_run_needs(store, clock):
     assert (job.priority, job.claimed_at, job.expires_at) == (3, clock.now(), clock.now() + HOUR)
     record = store.job(id)
     assert (record.state, record.claim_id, record.node, record.attempt) == ("running", CLAIM, 1, 1)
+
+
+def test_arguments_and_checkpoint_come_as_the_bytes_they_were(store, url):
+    args = '{"text": "\\u0000 \\ud83d\\ude00 😀"}'.encode()
+    id = one(store, args=args)
+    rows(url, "UPDATE genba.job SET saved = args RETURNING id")
+
+    (job,) = claimed(store)
+
+    assert (job.id, job.args, job.saved) == (id, args, args)
+
+
+def test_bytes_that_are_no_text_do_not_keep_the_others_from_being_claimed(store, url):
+    """Written by somebody else than genba."""
+    broken, sound = one(store, args=b"\xff\x00\xfe"), one(store)
+
+    got = claimed(store, 2)
+
+    assert [(job.id, job.args) for job in got] == [(broken, b"\xff\x00\xfe"), (sound, got[1].args)]
+    assert states(store, [broken, sound]) == ["running", "running"]
+
+
+def test_one_lost_claim_among_many_loses_only_itself(store):
+    enqueued(store, 200)
+    jobs = claimed(store, 128)
+    store.finish(1, [success(jobs[70])])
+
+    ours = store.finish(1, [success(job) for job in jobs])
+
+    assert ours == {job.id for job in jobs} - {jobs[70].id}
+    assert set(states(store, [job.id for job in jobs])) == {"succeeded"}
 
 
 def test_a_claim_takes_no_more_than_was_wanted(store):
@@ -206,7 +238,7 @@ WRITES = {
     "end": lambda store, job, fence: store.end(1, [ending(job, **fence)]),
     "mark": lambda store, job, fence: store.mark([(job.id, fence.get("attempt", 1), fence.get("claim", CLAIM), 5)]),
     "progress": lambda store, job, fence: store.progress(
-        [(job.id, fence.get("attempt", 1), fence.get("claim", CLAIM), "half")]
+        [(job.id, fence.get("attempt", 1), fence.get("claim", CLAIM), '[1.0,2.0,""]')]
     ),
 }
 
@@ -392,3 +424,14 @@ def test_old_jobs_are_pruned_with_their_history(store, url, clock):
     assert store.attempts(old.id) == []
     assert rows(url, "SELECT count(*) FROM genba.tag")[0][0] == 0
     assert store.states([young.id, waiting]) == {young.id: "succeeded", waiting: "waiting"}
+
+
+def test_regression_03_jobs_that_wait_longer_than_any_watchdog_are_not_failed(store, clock):
+    ids = enqueued(store, 100)
+
+    for _ in range(6):
+        clock.advance("1h")
+        assert (store.promote(), store.expire()) == (0, 0)
+        settle(store)
+
+    assert set(states(store, ids)) == {"waiting"}

@@ -82,13 +82,13 @@ def test_a_child_waits_for_all_its_parents(store):
 
     for parent in parents:
         assert state(store, child) == "blocked"
-        assert [id for id, _ in store.open_parents(child)] == parents[parents.index(parent) :]
+        assert [parent.id for parent in store.dependencies.open_parents(child)] == parents[parents.index(parent) :]
         finish(store, parent)
         settle(store)
 
     assert state(store, child) == "waiting"
-    assert store.open_parents(child) == []
-    assert store.results_of_parents(child) == [(parent, b"3") for parent in parents]
+    assert store.dependencies.open_parents(child) == []
+    assert store.dependencies.results_of_parents(child) == [(parent, b"3") for parent in parents]
 
 
 def test_a_failure_goes_down_the_whole_chain(store):
@@ -289,6 +289,8 @@ def test_a_parent_that_somebody_waits_for_is_not_pruned(store, clock):
     assert store.prune(clock.now()) == 0
     settle(store)
     assert state(store, child) == "waiting"
+    assert store.prune(clock.now()) == 0  # it will read the result
+    finish(store, child)
     assert store.prune(clock.now()) == 1
 
 
@@ -416,3 +418,137 @@ def test_a_job_requeued_while_it_is_pruned_is_not_lost(store, url, clock):
         assert together(2, act)[0] == 0
 
     assert state(store, id) == "waiting"
+
+
+# graphs and families
+
+
+def test_a_requeued_graph_goes_on_from_what_failed(store):
+    """a → b (fails) → c → d, and e after a: what has succeeded does not run again, the rest waits as before."""
+    a, b, c, d, e = (
+        made.id
+        for made in store.enqueue(
+            [a_job(), *(a_job(after=(Edge(i, inside=True),)) for i in (0, 1, 2, 0))],
+        )
+    )
+    finish(store, a)
+    settle(store)
+    finish(store, b, "failed")
+    settle(store)
+    assert states(store, [a, b, c, d, e]) == ["succeeded", "failed", "cancelled", "cancelled", "waiting"]
+
+    assert store.requeue_failed([a, b, c, d, e]) == 1
+
+    assert states(store, [a, b, c, d, e]) == ["succeeded", "waiting", "blocked", "blocked", "waiting"]
+    for id in (b, c, d):
+        finish(store, id)
+        settle(store)
+
+
+def test_a_thousand_dependencies_and_a_diamond(store):
+    first = one(store)
+    middle = [made.id for made in store.enqueue([a_job(after=after(first)) for _ in range(1000)])]
+    last = one(store, after=after(*middle))
+    finish(store, first)
+    settle(store)
+
+    for job in claimed(store, 512) + claimed(store, 512):
+        store.finish(1, [success(job)])
+    settle(store)
+
+    assert (state(store, last), len(store.dependencies.results_of_parents(last))) == ("waiting", 1000)
+
+
+def test_children_beyond_one_step_are_not_forgotten(store):
+    parent = one(store)
+    children = [made.id for made in store.enqueue([a_job(after=after(parent)) for _ in range(2500)])]
+
+    finish(store, parent)
+    settle(store)
+
+    assert set(store.states(children).values()) == {"waiting"}
+
+
+def delete(url: str, id: int) -> None:
+    with connection(url) as conn:
+        table = "genba_job" if url.startswith("sqlite") else "genba.job"
+        conn.execute(f"DELETE FROM {table} WHERE id = {id}")
+
+
+@pytest.mark.parametrize(
+    ("wants", "becomes"), [("success", "cancelled"), ("failure", "cancelled"), ("finished", "waiting")]
+)
+def test_a_parent_that_was_deleted_by_hand_has_finished_but_neither_well_nor_badly(store, url, wants, becomes):
+    parent = one(store)
+    child = one(store, after=after(parent, wants=wants))
+    delete(url, parent)
+
+    assert store.dependencies.look_for_lost() == 1
+    settle(store)
+
+    assert state(store, child) == becomes
+    if becomes == "cancelled":
+        assert store.job(child).reason == f"dependency failed: job {parent} was deleted"
+    assert store.dependencies.look_for_lost() == 0
+
+
+def test_a_parent_that_was_deleted_before_the_insert_is_refused(store, url):
+    parent = one(store)
+    delete(url, parent)
+    with pytest.raises(JobNotFound, match=f"no job {parent}"):
+        one(store, after=after(parent))
+
+
+def test_a_requeue_between_the_end_and_the_look_leaves_the_child_waiting_for_it(store):
+    parent = one(store)
+    child = one(store, after=after(parent))
+    finish(store, parent, "failed")
+    store.requeue(parent)
+
+    settle(store)
+    assert state(store, child) == "blocked"
+
+    finish(store, parent)
+    settle(store)
+    assert state(store, child) == "waiting"
+
+
+@pytest.mark.parametrize(
+    ("end", "becomes"), [("cancelled", "cancelled"), ("timed_out", "cancelled"), ("failed", "waiting")]
+)
+def test_a_cancelled_or_timed_out_job_takes_its_open_children_with_it(store, end, becomes):
+    parent = one(store)
+    child, ended = enqueued(store, 2, parent_id=parent)
+    grandchild = one(store, parent_id=child, delay=HOUR)
+    finish(store, ended)
+
+    finish(store, parent, end)
+    settle(store)
+
+    assert states(store, [child, ended]) == [becomes, "succeeded"]
+    if becomes == "cancelled":
+        assert state(store, grandchild) == "cancelled"
+        assert store.job(child).reason == f"parent ended: job {parent} ended {end}"
+
+
+def test_a_running_child_is_asked_to_stop_when_its_parent_is_cancelled(store):
+    parent = one(store, delay=HOUR)
+    one(store, parent_id=parent)
+    (child,) = claimed(store)
+
+    store.cancel(parent, None)
+
+    assert store.job(child.id).cancel_requested == "cancel"
+    assert [command.job_id for command in store.nodes.commands(1)] == [child.id]
+    assert store.settle() == 0
+
+
+def test_a_whole_group_is_cancelled_in_one_go(store):
+    ids = enqueued(store, 700)
+    finish(store, ids[0])
+    (job,) = claimed(store)
+
+    assert store.cancel_all(ids, "not needed") == 699
+
+    assert (state(store, ids[0]), state(store, ids[-1])) == ("succeeded", "cancelled")
+    assert store.job(job.id).cancel_requested == "cancel"

@@ -49,7 +49,7 @@ def test_a_job_is_there_when_enqueue_returns(store, clock, url):
     assert (job.state, job.task, job.queue, job.priority, job.args) == ("waiting", TASK, "q", 3, b'{"x": 1}')
     assert (job.options, job.parent_id, job.attempt) == ('{"timeout": 5}', 7, 0)
     assert (job.created_at, job.due_at, job.rank) == (clock.now(), clock.now(), clock.now() - 3 * HOUR)
-    assert rows(url, "SELECT kind, job_id FROM genba.event") == [("enqueued", made.id)]
+    assert rows(url, "SELECT kind, job_id FROM genba.event") == [("waiting", made.id)]
 
 
 # What COPY or a statement could misread.
@@ -389,7 +389,7 @@ def test_jobs_are_found_by_what_they_are(store, clock):
     assert found(tags=["x"]) == [a]
     assert found(tags=["x", "y"]) == [c, b, a]
     assert found(queues=["q"]) == found(keys=["k"]) == found(ids=[a]) == [a]
-    assert found(parents=[a], before_id=c) == [b]
+    assert found(parents=[a], last_id=c) == [b]
     assert found(since=clock.now()) == [c, b]
     assert found(tasks=[]) == found(tags=[]) == found(states=frozenset()) == []
     assert store.job(key="k").id == a

@@ -14,8 +14,9 @@ from genba.domain.clock import SystemClock
 from genba.errors import SchemaTooNew, StoreError
 from genba.storage import migrate
 from genba.storage.database import Database, load_queries
+from genba.storage.place import Place
 from genba.storage.postgres import PostgresDatabase
-from genba.storage.sqlite import Place, SqliteDatabase
+from genba.storage.sqlite import SqliteDatabase
 from genba.storage.store import open_store
 
 

@@ -18,7 +18,7 @@ import pytest
 from tests.storage.builders import a_job, enqueued, one, state, together, transaction
 
 from genba.errors import BadOption, StoreError, StoreUnreachable
-from genba.storage import sqlite
+from genba.storage import place, sqlite
 from genba.storage.postgres import masked
 from genba.storage.store import open_store
 
@@ -144,7 +144,7 @@ def test_a_network_file_system_is_refused(path, monkeypatch, kind):
     mounts = path.parent / "mounts"
     local = "1 0 8:1 / / rw - ext4 /dev/sda1 rw\n"
     mounts.write_text(f"{local}2 1 0:5 / {path.parent} rw shared:1 - {kind} server:/export rw\n")
-    monkeypatch.setattr(sqlite, "MOUNTS", mounts)
+    monkeypatch.setattr(place, "MOUNTS", mounts)
 
     assert f"on a {kind} file system" in refused(f"sqlite:///{path}")
     assert not path.exists()
@@ -155,7 +155,7 @@ def test_a_network_file_system_is_refused(path, monkeypatch, kind):
 def test_a_local_file_system_below_a_network_one_is_fine(path, monkeypatch):
     mounts = path.parent / "mounts"
     mounts.write_text(f"1 0 0:5 / / rw - nfs4 server:/ rw\n2 1 8:1 / {path.parent} rw - ext4 /dev/sda1 rw\n")
-    monkeypatch.setattr(sqlite, "MOUNTS", mounts)
+    monkeypatch.setattr(place, "MOUNTS", mounts)
 
     with closing(open_store(f"sqlite:///{path}")) as store:
         assert state(store, one(store)) == "waiting"

@@ -16,8 +16,9 @@ from tests.support import Databases, sqlite_url
 
 from genba.domain.clock import SystemClock
 from genba.storage.database import Database, load_queries
+from genba.storage.place import Place
 from genba.storage.postgres import PostgresDatabase
-from genba.storage.sqlite import Place, SqliteDatabase
+from genba.storage.sqlite import SqliteDatabase
 
 STATES = ("waiting", "parked", "scheduled", "blocked", "held", "running", "succeeded", "failed", "cancelled")
 EACH = 50_000 // len(STATES)
@@ -98,7 +99,8 @@ def test_a_claim_reads_the_claim_index_and_nothing_else(database, size):
     with database.statement() as tx:
         plan = words(
             tx.all(
-                "claim", namespace="default", queue="default", node=1, claim=CLAIM, tasks=tx.names([TASK]), limit=size
+                "claim", namespace="default", queue="default", node=1, claim=CLAIM, tasks=tx.names([TASK]), limit=size,
+                epoch=0,
             )
         )
 
@@ -106,6 +108,16 @@ def test_a_claim_reads_the_claim_index_and_nothing_else(database, size):
     assert no_walk(plan), plan
     assert "Sort" not in plan
     assert "TEMP B-TREE" not in plan
+
+
+def test_what_sqlite_has_chosen_it_leases_by_the_primary_key(database, engine):
+    if engine != "sqlite":
+        pytest.skip("PostgreSQL chooses and leases in one statement")
+    with database.statement() as tx:
+        plan = words(tx.all("claim_these", ids=tx.numbers([*range(100)]), node=1, claim=CLAIM))
+
+    assert "SEARCH genba_job USING INTEGER PRIMARY KEY" in plan
+    assert no_walk(plan), plan
 
 
 @pytest.mark.parametrize("size", [1, 100, 500])
@@ -145,7 +157,9 @@ def test_other_ends_marks_and_progress_go_by_the_primary_key(database, engine, s
         ("expire", "job_expires", {}),
         ("park_unknown", "job_claim", {"queue": "default", "tasks": ["x"]}),
         ("unpark", "job_parked", {"parked_on": "nothing"}),
-        ("prune", "job_finished", {"before": 10, "task": None}),
+        ("prune", "job_finished", {"before": 10, "task": None, "state": None}),
+        ("due_schedules", "schedule_next", {}),
+        ("series", "job_schedule", {"id": 5}),
         ("orphans", "job_running", {"node": 5}),
         ("with_identity", "job_unique", {"key_hash": "h"}),
     ],

@@ -28,7 +28,7 @@ import psutil
 
 from genba.bench.limits import Raw, Seen, raw
 from genba.bench.server import Databases
-from genba.bench.tasks import TARGET, app, number
+from genba.bench.tasks import TARGET, app, limited, number
 from genba.domain.clock import SystemClock
 from genba.errors import GenbaError
 
@@ -88,6 +88,7 @@ class Bar:
 SINGLE = {"sqlite": Bar(share=0.85), "postgres": Bar(share=0.85)}
 BULK = {"sqlite": Bar(share=0.40), "postgres": Bar(share=0.40)}
 DRAIN = {"sqlite": Bar(share=0.25), "postgres": Bar(share=0.35)}  # with two workers
+LIMITED = Bar(share=0.50)
 BACKLOG = {"sqlite": Bar(share=0.85), "postgres": Bar(share=0.85)}
 PICK_UP = (Bar(most=4.0), Bar(most=12.0))  # ms, p50 and p99
 IDLE_CPU = Bar(most=0.5)  # % of a core
@@ -148,6 +149,7 @@ class Bench:
         self.enqueue_singly()
         self.enqueue_in_bulk()
         self.drain()
+        self.drain_with_limits()
         if self.plan.backlog:
             self.drain_a_backlog()
         self.idle()
@@ -209,13 +211,23 @@ class Bench:
                 passes.append(plain.drain(jobs))
         return median(passes)
 
-    def _drain_once(self, jobs: int, workers: int, turn: int) -> float:
+    def drain_with_limits(self) -> None:
+        """A slot of one of a thousand buckets for every job, beside the same jobs without."""
+        jobs, slots, bare = self.plan.jobs, [], []
+        for turn in self._rounds("drain with limits"):
+            bare.append(self._drain_once(jobs, 2, turn, "drain without limits"))
+            slots.append(self._drain_once(jobs, 2, turn, "drain with limits", limited))
+        self._tell("drain, each job limited", "jobs/s", slots, bare, LIMITED, against="the same without limits")
+
+    def _drain_once(
+        self, jobs: int, workers: int, turn: int, what: str = "drain", task: Any = number
+    ) -> float:
         with self._database() as plain:
-            ids = _enqueue(jobs)
+            ids = _enqueue(jobs, task)
             with _node(workers) as node:
                 pids = self._finish(node, plain, ids[-1], jobs)
             rows = plain.seen()
-            name = f"drain, {workers} worker{'s' * (workers > 1)}, round {turn}"
+            name = f"{what}, {workers} worker{'s' * (workers > 1)}, round {turn}"
             self._check_jobs(name, rows, plain, set(range(jobs)), pids)
             self._check_end(name, node)
             return jobs * 1e6 / (max(row.finished_at or 0 for row in rows) - node.joined_at)
@@ -379,11 +391,11 @@ def _fault(rows: Sequence[Seen], plain: Raw, numbers: set[int], pids: set[int]) 
     return None
 
 
-def _enqueue(count: int) -> list[int]:
+def _enqueue(count: int, task: Any = number) -> list[int]:
     ids: list[int] = []
     for start in range(0, count, CHUNK):
         chunk = range(start, min(start + CHUNK, count))
-        ids += [job.id for job in app.enqueue_many([number.call(n) for n in chunk])]
+        ids += [job.id for job in app.enqueue_many([task.call(n) for n in chunk])]
     return ids
 
 

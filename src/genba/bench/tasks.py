@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from genba import Genba
+from genba import Genba, Limit
+from genba.tasks import Call
 
 TARGET = "genba.bench.tasks:app"
 
@@ -13,3 +14,16 @@ app = Genba()
 def number(n: int) -> int:
     """Gives its number back, so that a result shows which job it came from."""
     return n
+
+
+@app.task(name="genba.bench.limited", limits=[Limit("bench:{bucket}", 5)])
+def _limited(n: int, bucket: int) -> int:
+    return n
+
+
+class limited:  # noqa: N801  stands where a task stands
+    """The same, in one of a thousand buckets with five slots each."""
+
+    @staticmethod
+    def call(n: int) -> Call[int]:
+        return _limited.call(n, n % 1000)

@@ -18,15 +18,21 @@ import click
 from genba.cli.bench import bench
 from genba.cli.db import db
 from genba.cli.demo import demo
+from genba.cli.event import event
 from genba.cli.job import job
+from genba.cli.lock import lock
 from genba.cli.node import node
 from genba.cli.output import clean, common, note, say_json
+from genba.cli.queue import queue
+from genba.cli.schedule import schedule
+from genba.cli.task import task
 from genba.errors import (
     BadArguments,
     BadOption,
     BadTask,
     GenbaError,
     JobNotFound,
+    ScheduleNotFound,
     StoreError,
     UnknownTask,
 )
@@ -35,6 +41,7 @@ INTERRUPTED = 130
 CODES: Sequence[tuple[type[GenbaError], int]] = (
     (StoreError, 3),
     (JobNotFound, 4),
+    (ScheduleNotFound, 4),
     (UnknownTask, 4),
     (BadArguments, 2),
     (BadOption, 2),
@@ -47,7 +54,7 @@ Exit codes:
   1    a job that was waited for did not succeed in time, or there was nothing to do
   2    wrong usage or wrong input
   3    the database cannot be reached or used
-  4    there is no such job, or no such task
+  4    there is no such job, task or schedule
   130  interrupted
 
 \b
@@ -126,5 +133,5 @@ def main() -> None:
     """
 
 
-for command in (demo, node, job, db, bench):
+for command in (demo, node, job, task, queue, schedule, event, lock, db, bench):
     main.add_command(command)

@@ -57,6 +57,23 @@ def _install(asked: Asked, create: bool) -> None:
 
 
 @db.command()
+@click.option("--older-than", metavar="DURATION", help="All that ended longer ago, whatever their tasks say.")
+@common
+@pass_asked
+def prune(asked: Asked, older_than: str | None) -> None:
+    """Delete final jobs that are older than their task wants them kept, with their history.
+
+    Nodes do this by themselves, once a minute.
+
+    \b
+    Example:
+      genba db prune --older-than 30d
+    """
+    gone = asked.app().prune(older_than)
+    say_json({"deleted": gone}) if asked.json else say(f"{gone} jobs deleted")
+
+
+@db.command()
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @common
 @pass_asked

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from genba.cli.event import say_event
 from genba.cli.output import (
     Asked,
     attempt_json,
@@ -48,10 +50,63 @@ def which(command: F) -> F:
     return ids(keys(command))
 
 
+def several(command: F) -> F:
+    """Jobs by what they are, instead of by id."""
+    for option in (
+        click.option("--dry-run", is_flag=True, help="Only tell how many it would be."),
+        click.option("--since", metavar="DURATION", help='All enqueued in the last "1h".'),
+        click.option("--tag", multiple=True, help="All with this tag; repeatable."),
+        click.option("--queue", multiple=True, help="All in this queue; repeatable."),
+        click.option("--task", multiple=True, help="All of this task; repeatable."),
+        click.option("--state", multiple=True, help="All in this state; repeatable."),
+    ):
+        command = option(command)
+    return command
+
+
+def _many(
+    asked: Asked, named: Sequence[Any], done: str, act: Callable[..., int], given: Mapping[str, Any]
+) -> int | None:
+    """Do it to all that fit; None if jobs were named by id or key."""
+    dry_run = given["dry_run"]
+    wanted = {name: value for name, value in given.items() if value not in (None, ()) and name != "dry_run"}
+    if named and (wanted or dry_run):
+        raise click.UsageError("either IDs and keys, or --state, --task, --queue, --tag and --since, not both")
+    if not wanted:
+        if dry_run:
+            raise click.UsageError("--dry-run is for jobs chosen by --state, --task, --queue, --tag or --since")
+        return None
+    count = act(**wanted, dry_run=dry_run)
+    if asked.json:
+        say_json({"count": count, "dry_run": dry_run})
+    else:
+        say(f"{count} jobs would be {done}" if dry_run else f"{count} jobs {done}")
+    return 0
+
+
 def _jobs(app: Genba, ids: Sequence[int], keys: Sequence[str]) -> list[Job[Any]]:
     if not ids and not keys:
         raise click.UsageError("which job?  Give its ID, or --key KEY.")
     return [*(app.job(id) for id in dict.fromkeys(ids)), *(app.job(key=key) for key in keys)]
+
+
+@job.command(name="tail")
+@click.argument("id", type=_ID)
+@click.option("-f", "--follow", is_flag=True, help="Go on until it is final.")
+@common
+@pass_asked
+def tail_job(asked: Asked, id: int, follow: bool) -> None:
+    """What has happened to a job, and what happens to it from now on.
+
+    \b
+    Example: genba job tail 42 --follow
+    """
+    app = asked.app()
+    target = app.job(id)
+    for told in app.events(job=target, block=follow and target.state not in FINAL):
+        say_event(told, asked.json)
+        if follow and told.kind in FINAL and target.refresh().state in FINAL:
+            return
 
 
 # look
@@ -63,7 +118,13 @@ def _jobs(app: Genba, ids: Sequence[int], keys: Sequence[str]) -> list[Job[Any]]
 @click.option("--queue", multiple=True, help="Only in this queue; repeatable.")
 @click.option("--tag", multiple=True, help="Only with this tag; repeatable.")
 @click.option("--key", multiple=True, help="Only with this key; repeatable.")
+@click.option("--schedule", multiple=True, help="Only made by this schedule; repeatable.")
+@click.option("--node", multiple=True, help="Only running on this node; repeatable.")
+@click.option("--parent", type=_ID, metavar="ID", help="Only children of this job.")
 @click.option("--since", metavar="DURATION", help='Only enqueued in the last "1h".')
+@click.option("--until", metavar="DURATION", help='Only enqueued longer ago than "10m".')
+@click.option("--error", metavar="TEXT", help="Only with this text in the last error.")
+@click.option("--oldest", "order", flag_value="oldest", default=None, help="The oldest first.")
 @click.option(
     "--limit", type=click.IntRange(1, 1_000_000), default=50, show_default=True, help="At most so many, the newest."
 )
@@ -78,7 +139,7 @@ def list_jobs(asked: Asked, /, limit: int, **given: Any) -> None:
       genba job ls --state failed --since 1h
     """
     app = asked.app()
-    wanted: dict[str, Any] = {name: value or None for name, value in given.items()}
+    wanted: dict[str, Any] = {name: value for name, value in given.items() if value not in (None, ())}
     found = app.jobs(**wanted, limit=limit + 1)
     more, found = len(found) > limit, found[:limit]
     if asked.json:
@@ -352,17 +413,22 @@ _reason = click.option("--reason", metavar="TEXT", help="Kept with the job.")
 
 @job.command()
 @which
+@several
 @_reason
 @common
 @pass_asked
-def cancel(asked: Asked, ids: Sequence[int], keys: Sequence[str], reason: str | None) -> int:
+def cancel(asked: Asked, /, ids: Sequence[int], keys: Sequence[str], reason: str | None, **given: Any) -> int:
     """Cancel jobs; one that runs is asked to stop, and killed when its grace is over.
 
     \b
     Example:
       genba job cancel 42 --reason "wrong file"
     """
-    return _steer(asked, _jobs(asked.app(), ids, keys), lambda one: one.cancel(reason), "nothing to cancel")
+    app = asked.app()
+    many = _many(asked, (*ids, *keys), "cancelled", partial(app.cancel_many, reason=reason), given)
+    if many is not None:
+        return many
+    return _steer(asked, _jobs(app, ids, keys), lambda one: one.cancel(reason), "nothing to cancel")
 
 
 @job.command()
@@ -382,44 +448,59 @@ def kill(asked: Asked, ids: Sequence[int], keys: Sequence[str], reason: str | No
 
 @job.command()
 @which
+@several
 @click.option("--reason", default="by hand", show_default=True, metavar="TEXT", help="Kept with the job.")
 @common
 @pass_asked
-def hold(asked: Asked, ids: Sequence[int], keys: Sequence[str], reason: str) -> int:
+def hold(asked: Asked, /, ids: Sequence[int], keys: Sequence[str], reason: str, **given: Any) -> int:
     """Keep jobs from starting until they are resumed.
 
     \b
     Example:
       genba job hold 42 --reason "ask Ann first"
     """
+    app = asked.app()
+    many = _many(asked, (*ids, *keys), "held", partial(app.hold_many, reason=reason), given)
+    if many is not None:
+        return many
     return _steer(
-        asked, _jobs(asked.app(), ids, keys), lambda one: one.hold(reason), "only what has not started can be held"
+        asked, _jobs(app, ids, keys), lambda one: one.hold(reason), "only what has not started can be held"
     )
 
 
 @job.command()
 @which
+@several
 @common
 @pass_asked
-def resume(asked: Asked, ids: Sequence[int], keys: Sequence[str]) -> int:
+def resume(asked: Asked, /, ids: Sequence[int], keys: Sequence[str], **given: Any) -> int:
     """Let held jobs go on.
 
     \b
     Example:
       genba job resume 42
     """
-    return _steer(asked, _jobs(asked.app(), ids, keys), lambda one: one.resume(), "it is not held")
+    app = asked.app()
+    many = _many(asked, (*ids, *keys), "resumed", app.resume_many, given)
+    if many is not None:
+        return many
+    return _steer(asked, _jobs(app, ids, keys), lambda one: one.resume(), "it is not held")
 
 
 @job.command()
 @which
+@several
 @common
 @pass_asked
-def requeue(asked: Asked, ids: Sequence[int], keys: Sequence[str]) -> int:
+def requeue(asked: Asked, /, ids: Sequence[int], keys: Sequence[str], **given: Any) -> int:
     """Run final jobs again, with a fresh budget of retries.
 
     \b
     Example:
       genba job requeue 42
     """
-    return _steer(asked, _jobs(asked.app(), ids, keys), lambda one: one.requeue(), "only a final job can be requeued")
+    app = asked.app()
+    many = _many(asked, (*ids, *keys), "requeued", app.requeue_many, given)
+    if many is not None:
+        return many
+    return _steer(asked, _jobs(app, ids, keys), lambda one: one.requeue(), "only a final job can be requeued")

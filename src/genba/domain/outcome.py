@@ -19,6 +19,7 @@ class Wish:
     at: Micros | None = None  # of a retry: this moment, or
     delay: Micros | None = None  # so long from now; neither: by the job's own rule
     free: bool = False  # takes nothing from the budget
+    clones: tuple[bytes, ...] = ()  # jobs to be enqueued with the success
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -41,6 +41,7 @@ class Cause(StrEnum):
     COLLATERAL = "collateral"
     MAYBE_RAN = "maybe_ran"
     DRAIN = "drain"
+    NOT_READY = "not ready"  # its conditions do not hold: it was not tried at all
 
 
 # Where resume and requeue lead; the facts (dependencies, due time) choose among them.

@@ -15,7 +15,7 @@ LOWEST_PRIORITY = -(2**31)
 _CRASH_BACKOFF = Retry(times=-1, delay="500ms", backoff=4, cap="5m")
 
 _OVERTIME = frozenset({Cause.TIMEOUT, Cause.STALL})
-_GIVEN_BACK = frozenset({Cause.DRAIN, Cause.COLLATERAL})
+_GIVEN_BACK = frozenset({Cause.DRAIN, Cause.COLLATERAL, Cause.NOT_READY})
 _OWNER_LOST = frozenset({Cause.NODE_LOST, Cause.LEASE_LOST})
 _DIED = frozenset({Cause.OUT_OF_MEMORY, Cause.CPU_LIMIT})
 _DIED_WITH_NUMBER = re.compile(r"(?:signal|exit) [0-9]+")
@@ -116,7 +116,7 @@ def _after_exception(end: End, job: Standing, now: Micros, jitter: float) -> Ver
         case "fail":
             return _rest(State.FAILED, end, job, reason)
         case "hold":
-            return _rest(State.HELD, end, job, reason)
+            return _rest(State.HELD, end, job, f"panic: {reason}")
         case "retry":
             return _counted_retry(replace(end, retry_at=None), job, now, jitter, spent=State.FAILED)
     raise ValueError(f"unknown on_exception {job.on_exception!r}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from genba import wire
+from genba.storage.questions import Answer, Wanted
 from genba.storage.records import Ending, JobId, Micros, Success
 
 
@@ -21,12 +22,51 @@ class Give:
 
 
 @dataclass(frozen=True, slots=True)
+class Ask:
+    """Have a worker ask the conditions of a job."""
+
+    slot: int
+    serial: int
+    job: wire.Job
+    conditions: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """These must not start now."""
+
+    answers: list[Answer]
+
+
+@dataclass(frozen=True, slots=True)
+class TakeSlots:
+    """These may start if they have slots of some buckets."""
+
+    wanted: list[Wanted]
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """The answer to this question is yes."""
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
 class TakeBack:
     slot: int
 
 
 @dataclass(frozen=True, slots=True)
 class AskToStop:
+    slot: int
+    place: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """Its job waits for others, and there is no slot to lend any more."""
+
     slot: int
     place: int
 
@@ -109,11 +149,24 @@ class DrainAll:
     """Tell every running job that it should come to an end."""
 
 
+@dataclass(frozen=True, slots=True)
+class BowOut:
+    """Tell one running job that it should come to an end; nothing more is done about it."""
+
+    slot: int
+    place: int
+
+
 Action = (
     Spawn
     | Give
+    | Ask
+    | Answered
+    | TakeSlots
+    | Opened
     | TakeBack
     | AskToStop
+    | Refuse
     | Signal
     | Dismiss
     | Share
@@ -126,4 +179,5 @@ Action = (
     | Note
     | Sweep
     | DrainAll
+    | BowOut
 )

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from genba.errors import StoreError, StoreUnreachable
+from genba.node.keeper import Work
+from genba.storage.questions import Answer, Wanted
 from genba.storage.records import Claimed, Ending, JobId, Success
 from genba.storage.store import Store
 
@@ -50,7 +52,20 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
+class Handed:
+    """Jobs that waited for a slot may start now."""
+
+
+@dataclass(frozen=True, slots=True)
 class Marked:
+    ours: list[JobId]
+    lost: list[JobId]
+
+
+@dataclass(frozen=True, slots=True)
+class Slotted:
+    """These have the slots they need; the others stand in line, or were not ours any more."""
+
     ours: list[JobId]
     lost: list[JobId]
 
@@ -65,6 +80,9 @@ class Pile:
     first: list[tuple[JobId, int, int, int]] = field(default_factory=list)
     notes: list[tuple[JobId, int, int, str]] = field(default_factory=list)
     events: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    answers: list[Answer] = field(default_factory=list)
+    wanted: list[Wanted] = field(default_factory=list)  # slots, for jobs that may start with them
+    opened: list[str] = field(default_factory=list)  # questions whose answer is yes
     slots: int | None = None  # the node has so many now
     draining: bool = False
     wants: dict[str, int] = field(default_factory=dict)
@@ -72,12 +90,12 @@ class Pile:
     only: Sequence[str] | None = None  # tasks; None: all that the node has
 
     def __bool__(self) -> bool:
-        return self.about_jobs or bool(self.events) or self.draining or self.slots is not None
+        return self.about_jobs or bool(self.events or self.opened) or self.draining or self.slots is not None
 
     @property
     def about_jobs(self) -> bool:
         """What must not be left undone."""
-        written = self.succeeded or self.ended or self.marks or self.first or self.notes
+        written = self.succeeded or self.ended or self.marks or self.first or self.notes or self.answers or self.wanted
         return bool(written or self.wants or self.dedicated)
 
 
@@ -106,6 +124,9 @@ class Desk(threading.Thread):
         first: Sequence[tuple[JobId, int, int, int]] = (),
         notes: Sequence[tuple[JobId, int, int, str]] = (),
         events: Sequence[tuple[str, dict[str, Any]]] = (),
+        answers: Sequence[Answer] = (),
+        wanted: Sequence[Wanted] = (),
+        opened: Sequence[str] = (),
         slots: int | None = None,
         draining: bool = False,
         wants: dict[str, int] | None = None,
@@ -120,6 +141,9 @@ class Desk(threading.Thread):
             pile.first += first
             pile.notes += notes
             pile.events += events
+            pile.answers += answers
+            pile.wanted += wanted
+            pile.opened += opened
             if slots is not None:
                 pile.slots = slots
             pile.draining = pile.draining or draining
@@ -200,7 +224,9 @@ class Desk(threading.Thread):
 
     def _one_by_one(self, pile: Pile) -> None:
         """Something in here cannot be stored: the rest must not suffer, and its job must end all the same."""
-        ended = [*pile.ended, *map(_as_ending, pile.succeeded)]
+        answers = [*pile.answers, *(want.answer for want in pile.wanted)]
+        back = [answer.ending for answer in answers]
+        ended = [*pile.ended, *back, *(one.as_ending() for one in pile.succeeded)]
         for ending in ended:
             try:
                 self._store.end(self._node, [ending])
@@ -211,6 +237,8 @@ class Desk(threading.Thread):
                 bare = replace(ending, error=None, progress=None, log=None, result=None)
                 self._store.end(self._node, [replace(bare, reason=f"how it ended could not be stored: {told}")])
         pile.ended, pile.succeeded = [], []
+        self._post(Slotted([], [one.answer.ending.id for one in pile.wanted]))
+        pile.answers, pile.opened, pile.wanted = [], [], []
         pile.marks, pile.notes, pile.events, pile.slots, pile.draining = [], [], [], None, False
 
     def _write(self, pile: Pile) -> None:
@@ -227,6 +255,22 @@ class Desk(threading.Thread):
             again = any(ending.due_at is not None for ending in pile.ended)
             pile.ended = []
             self._post(Ended(ids, again))
+            self._hand_on()
+        if pile.answers:
+            self._store.questions.answered(self._node, pile.answers)
+            parked = [answer.ending.id for answer in pile.answers]
+            pile.answers = []
+            self._post(Ended(parked, again=True))
+        if pile.wanted:
+            got = self._store.questions.take(self._node, pile.wanted)
+            ids = [one.answer.ending.id for one in pile.wanted]
+            pile.wanted = []
+            self._post(Slotted([id for id in ids if id in got], [id for id in ids if id not in got]))
+        if pile.opened:
+            for key in dict.fromkeys(pile.opened):
+                self._store.questions.opened(key)
+            pile.opened = []
+            self._post(Work())
         if pile.marks:
             self._store.mark(pile.marks, late=True)
             pile.marks = []
@@ -248,6 +292,12 @@ class Desk(threading.Thread):
             self._store.nodes.tell(self._node, pile.events)
             pile.events = []
 
+    def _hand_on(self) -> None:
+        """What has ended may have let others go: here, where another desk claims at the same time, and elsewhere."""
+        if self._store.limits.handed:
+            self._post(Handed())
+            self._store.ring_handed()
+
     def _exchange(self, pile: Pile) -> None:
         claim = secrets.randbits(63)
         jobs: list[Claimed] = []
@@ -258,6 +308,7 @@ class Desk(threading.Thread):
             ids = [one.id for one in pile.succeeded]
             pile.succeeded = []
             self._post(Refused(lost) if lost else Ended(ids))
+            self._hand_on()
         elif pile.wants:
             jobs = self._store.claim(self._node, claim, pile.wants, tasks)
             if not jobs and not self._hungry:
@@ -268,19 +319,3 @@ class Desk(threading.Thread):
         if pile.wants:
             pile.wants = {}
             self._post(ClaimedJobs(jobs, claim))
-
-
-def _as_ending(success: Success) -> Ending:
-    return Ending(
-        id=success.id,
-        attempt=success.attempt,
-        claim=success.claim,
-        state="succeeded",
-        cause="returned",
-        result=success.result,
-        started=success.started,
-        ended=success.ended,
-        pid=success.pid,
-        cpu=success.cpu,
-        peak=success.peak,
-    )

@@ -4,33 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import msgspec
 
 from genba.domain.states import Cause
-from genba.domain.verdict import End
 from genba.node.hands import Hand
-from genba.storage.membership import Orphan
-from genba.storage.records import Ending, Micros
-from genba.storage.verdicts import PLAIN, judged, read_options
-
-
-def judge_orphan(orphan: Orphan, wall: Micros, random: Callable[[], float]) -> Ending:
-    """What becomes of a job whose node is gone.
-
-    Nobody can know whether an unmarked one had started: it counts as lost, and its number is not given again.
-    """
-    options = read_options(orphan.options) or PLAIN
-    end = End(
-        cause=Cause.NODE_LOST,
-        started=orphan.started_mark is not None,
-        cancel_requested=orphan.cancel_requested is not None,
-        reason="cancelled" if orphan.cancel_requested else None,
-    )
-    return judged(orphan, orphan.claim, options, end, wall, random())
+from genba.storage.records import Ending
 
 
 def unhappened(ending: Ending) -> Ending:

@@ -29,6 +29,9 @@ class Sight:
     noted: tuple[int, int, float, float, str] | None
     use: Use | None = None  # only of a job whose use is limited
     log: str | None = None  # only of a worker that is dead
+    waits: bool = False  # its job waits for another one
+    locked: bool = False  # the job has taken locks
+    started: int = 0  # micros by this machine's wall clock; 0: not known
 
 
 @dataclass(slots=True)
@@ -39,6 +42,12 @@ class Held:
     claim: int
     snapshot: Snapshot | None  # None: all as usual
     marked: bool = False
+    asked: bool = False  # its conditions hold
+
+    @property
+    def curious(self) -> bool:
+        """It must be asked for first."""
+        return self.snapshot is not None and bool(self.snapshot.ready) and not self.asked
 
     @property
     def alone(self) -> bool:
@@ -92,6 +101,17 @@ class Stop:
 
 
 @dataclass(slots=True)
+class Probe:
+    """A worker is being asked whether a job may start."""
+
+    held: Held
+    key: str  # of the question
+    serial: int
+    since: Micros
+    late: bool = False
+
+
+@dataclass(slots=True)
 class Bunch:
     serial: int
     jobs: list[Held | None]  # None: its result is here, or it was taken back
@@ -120,8 +140,10 @@ class Hand:
     stop: Stop | None = None
     leaving: bool = False
     told_to_go: Micros | None = None
+    farewell: bool = False  # it was told with its only job to go after it
     worked: bool = False
     ended: int = 0  # jobs
+    cpu_told: Micros = 0  # CPU time that the results of these jobs account for
     apart: bool = False  # outside the slots, for one dedicated job
     seats: tuple[int, ...] = ()  # of a worker that runs several jobs at a time; what they have is outstanding here, too
     host: int | None = None  # of a seat: the worker it is in
@@ -131,6 +153,9 @@ class Hand:
     weighed: bool = False
     heaviest: int = 0  # bytes
     cpu_before: Micros | None = None
+    bowing: int = -1  # the place of the job that was told to come to an end
+    lends: bool = False  # its job waits for another one, and somebody else has its slot
+    probe: Probe | None = None
 
     def load(self, depth: int) -> int:
         """How many of the jobs that a worker may have in hand it has; one with company has no room for others."""

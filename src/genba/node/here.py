@@ -7,7 +7,7 @@ import random
 import secrets
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -15,14 +15,19 @@ from typing import Any
 import msgspec
 
 from genba import wire
-from genba.domain.clock import SystemClock
-from genba.domain.states import State
+from genba.domain.clock import Clock, SystemClock
+from genba.domain.states import Cause, State
+from genba.domain.verdict import End
 from genba.errors import GenbaError, JobNotFound, StoreError
 from genba.node import actions as do
+from genba.node.arrival import boot_id
 from genba.node.brain import Brain
+from genba.node.endings import unhappened
 from genba.node.settings import NodeSettings
+from genba.storage.questions import Answer, question_of
 from genba.storage.records import Claimed, Ending, JobId, JobRecord, Micros, NewNode
 from genba.storage.store import Store
+from genba.storage.verdicts import PLAIN, judged, read_options
 
 STARTABLE = (State.WAITING, State.SCHEDULED, State.HELD)
 _BROKEN_OFF = ("BdbQuit", "KeyboardInterrupt")  # `q` in pdb, Ctrl-C
@@ -31,14 +36,22 @@ _HINTS = {
     State.BLOCKED: "it waits for other jobs",
 }
 
+Ask = Callable[[wire.Job, Sequence[str]], tuple[bool, Micros | None, str, str | None]]
 Run = Callable[[int, wire.Job, wire.Slate], list[list[Any]]]
 
 
 class Here:
-    def __init__(self, store: Store, lease: Micros) -> None:
+    def __init__(
+        self,
+        store: Store,
+        lease: Micros,
+        clock: Clock | None = None,
+        random: Callable[[], float] = random.random,
+    ) -> None:
         self._store = store
         self._lease = lease
-        self._clock = SystemClock()
+        self._clock = clock or SystemClock()
+        self._random = random
         self._id = secrets.randbits(62) + 1
         self._slate = wire.Slate(wire.Slate.create())
         self._place = 0
@@ -58,7 +71,7 @@ class Here:
             if claimed is None:
                 raise GenbaError(_why_not(self._store.job(id) or record))
             self._store.mark([(claimed.id, claimed.attempt, claim, self._store.now())])
-            return self._go(record, claimed, claim, call)
+            return self.go(record, claimed, claim, call)
 
     # to be a node, as far as others can see
 
@@ -80,14 +93,17 @@ class Here:
         finally:
             store.presence.vanish()
 
+    def join(self) -> int:
+        """Be a node without a heart-beat, for those who have a clock of their own; its id."""
+        self._store.nodes.join(self._as_node())
+        return self._id
+
     def _as_node(self) -> NewNode:
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            boot_id = file.read().strip()
         return NewNode(
             id=self._id,
             name=f"{socket.gethostname()}-{os.getpid()}-here",
             host=socket.gethostname(),
-            boot_id=boot_id,
+            boot_id=boot_id(),
             pid=os.getpid(),
             slots=1,
             lease=self._lease,
@@ -106,11 +122,40 @@ class Here:
             if any(command.verb in ("cancel", "kill") for command in beat.commands):
                 self._slate.ask_to_stop(self._place)
 
+    def may_start(self, claimed: Claimed, claim: int, ask: Ask) -> bool:
+        """Whether the conditions of a claimed job hold; if not, it is given back.  Slots are not counted here."""
+        names = _conditions(claimed)
+        if not names:
+            return True
+        extra = (claimed.options, claimed.retries, claimed.crashes, claimed.saved)
+        job = wire.Job(claimed.id, claimed.attempt, claim, claimed.task, claimed.args, extra)
+        fine, wait, said, error = ask(job, names)
+        key = question_of(claimed.task, names, claimed.args, claimed.options)
+        if fine:
+            self._store.questions.opened(key)
+            return True
+        end = End(cause=Cause.NOT_READY, started=False)
+        options = read_options(claimed.options) or PLAIN
+        back = unhappened(judged(claimed, claim, options, end, self._store.now(), 0.0))
+        answer = Answer(
+            ending=replace(back, quiet=True),
+            key=key,
+            task=claimed.task,
+            conditions=names,
+            wait=wait,
+            said=said,
+            error=error,
+        )
+        self._store.questions.answered(self._id, [answer])
+        return False
+
     # to run it, as a node decides
 
-    def _go(self, record: JobRecord, claimed: Claimed, claim: int, call: Run) -> bool:
+    def go(self, record: JobRecord, claimed: Claimed, claim: int, call: Run) -> bool:
+        """Run what is claimed already."""
         settings = NodeSettings(target="here", pool="static", min=1, max=1, queues={record.queue: None}, debug=True)
-        brain = Brain(settings, [record.task], random.random)
+        brain = Brain(settings, [record.task], self._random)
+        claimed = _unconditional(claimed)
         brain.delta = self._store.now() - self._clock.boot()
         finished = True
         todo = [*brain.on_zygote(self._clock.boot()), *brain.on_claimed([claimed], claim, self._clock.boot())]
@@ -134,6 +179,19 @@ class Here:
                 case do.Finish(endings):
                     self._store.end(self._id, [end if finished else _as_before(end, record) for end in endings])
         return finished
+
+
+def _conditions(job: Claimed) -> tuple[str, ...]:
+    options = read_options(job.options)
+    return options.ready if options is not None else ()
+
+
+def _unconditional(job: Claimed) -> Claimed:
+    """A person wants it to run, whatever its conditions say."""
+    if job.options is None:
+        return job
+    options = {name: value for name, value in msgspec.json.decode(job.options).items() if name != "ready"}
+    return job._replace(options=msgspec.json.encode(options).decode())
 
 
 def _broken_off(result: list[Any]) -> bool:

@@ -7,9 +7,7 @@ dead, put aside what nobody can run, prune.  An idle node only reads.
 from __future__ import annotations
 
 import logging
-import os
 import random
-import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,10 +16,14 @@ from typing import Any
 
 from genba.domain.clock import Clock
 from genba.errors import StoreError
-from genba.node.endings import judge_orphan
-from genba.node.rescuer import Patience, dead
-from genba.storage.membership import Beat, Orphan
-from genba.storage.records import Command, Ending, Micros
+from genba.options import Keep
+from genba.storage.burial import bury_dead, judged
+from genba.storage.membership import Beat
+from genba.storage.policy import Rules, kept_for
+from genba.storage.questions import unknown_line
+from genba.storage.records import Command, Micros
+from genba.storage.rescuer import Patience
+from genba.storage.schedules import Wanted
 from genba.storage.store import Store
 
 log = logging.getLogger("genba.node")
@@ -30,6 +32,10 @@ SWEEP = 2.0
 SWEEP_SUSPECT = 0.5
 PRUNE = 60.0
 PARK = 5.0
+KEEP_TOPICS = 3_600_000_000  # a slow listener is cut off after that
+REPLAN = 60.0
+SET_BACK = 1_000_000  # less than this is no jump of the clock
+LIMITS = 1.0
 KEEP_EVENTS = 7 * 86_400_000_000
 
 
@@ -53,6 +59,13 @@ class Commands:
 
 
 @dataclass(frozen=True, slots=True)
+class Disabled:
+    """The tasks that operators have switched off, all of them."""
+
+    tasks: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
 class Work:
     """There is something to claim."""
 
@@ -67,7 +80,11 @@ class Keeper(threading.Thread):
         poll: Micros,
         queues: Sequence[str],
         tasks: Sequence[str],
-        keep: Mapping[str, Micros | None],
+        conditions: Sequence[str],
+        keep: Mapping[str, Keep],
+        keep_events: Micros = KEEP_EVENTS,
+        max_events: int = 5_000_000,
+        schedules: Sequence[Wanted],
         boot_id: str | None,
         clock: Clock,
         post: Callable[[Any], None],
@@ -79,7 +96,12 @@ class Keeper(threading.Thread):
         self._poll = poll / 1_000_000
         self._queues = queues
         self._tasks = tasks
+        self._conditions = conditions
         self._keep = keep
+        self._keep_events, self._max_events = keep_events, max_events
+        self._schedules = schedules
+        self._declared = False
+        self._latest: Micros = 0
         self._boot_id = boot_id
         self._clock = clock
         self._post = post
@@ -89,11 +111,15 @@ class Keeper(threading.Thread):
         self._due_in: float | None = None
         self._told: Sequence[dict[str, Any]] | None = None
         self._trouble = False
+        self._rules = Rules(-1)
         now = time.monotonic()
-        self._next = {"beat": now, "sweep": now, "prune": now + PRUNE * random.random(), "park": now}  # noqa: S311
+        begin = now + PRUNE * random.random()  # noqa: S311
+        self._next = {"beat": now, "sweep": now, "prune": begin, "park": now, "replan": now, "limits": now}
 
-    def serve(self, tasks: Sequence[dict[str, Any]]) -> None:
+    def serve(self, tasks: Sequence[dict[str, Any]], schedules: Sequence[Wanted], conditions: Sequence[str]) -> None:
         """The app was imported again: tell what it can run now."""
+        self._conditions = conditions
+        self._schedules, self._declared = schedules, False
         self._told = tasks
         self._poked.set()
 
@@ -135,9 +161,18 @@ class Keeper(threading.Thread):
             self._tell_tasks(self._told)
         if self._turn("beat", self._lease / 5 / 1_000_000 * random.uniform(0.9, 1.1)):  # noqa: S311
             self._beat()
+        if not self._declared:
+            self._store.schedules.declare(self._schedules)
+            self._declared = True
+        if self._turn("replan", REPLAN):
+            self._replan()
         self._chores()
         if self._turn("sweep", SWEEP):
             self._rescue()
+        if self._turn("limits", LIMITS):
+            self._store.limits.sweep()
+            if self._store.ring_handed():
+                self._post(Work())
         if self._turn("park", PARK):
             self._park()
         if self._turn("prune", PRUNE):
@@ -172,41 +207,82 @@ class Keeper(threading.Thread):
 
     def _chores(self) -> None:
         self._store.children_wait = False
-        chores = self._store.nodes.chores(self._node, self._queues, self._tasks)
+        rules = self._rules
+        queues = [queue for queue in self._queues if queue not in rules.paused]
+        tasks = [task for task in self._tasks if task not in rules.disabled]
+        chores = self._store.nodes.chores(self._node, queues, tasks)
+        if chores.epoch != rules.epoch:
+            self._obey(self._store.policy.refresh())
+        if chores.pause_ends is not None and chores.pause_ends <= chores.now and self._store.policy.end_pauses():
+            self._obey(self._store.policy.refresh())
         if chores.commands:
             self._post(Commands(self._store.nodes.commands(self._node)))
         work = chores.work
         due = chores.next_due
+        if chores.now < self._latest - SET_BACK:
+            self._next["replan"] = 0.0  # the clock was set back
+            self._poked.set()
+        self._latest = chores.now
+        if chores.next_tick is not None and chores.next_tick <= chores.now:
+            work = self._store.schedules.fire() > 0 or work
+            self._poked.set()  # for the moments after these
         if due is not None and due <= chores.now:
             while self._store.promote() == 500:
                 pass
             work, due = True, self._store.next_due()
-        if chores.unsettled:
-            work = self._store.settle() > 0 or work
+        if chores.unsettled and self._store.settle():
+            work = True
+            self._poked.set()  # there may be more: after the beat
+        if rules.fair:
+            work = self._store.fairness.rank_new() > 0 or work
         if chores.next_expiry is not None and chores.next_expiry <= chores.now:
             self._store.expire()
-        self._due_in = None if due is None else max(0.0, (due - chores.now) / 1_000_000)
+        look = chores.next_look
+        if look is not None and look <= chores.now:
+            sent, look = self._store.questions.look()
+            work = sent > 0 or work
+        ripe = chores.next_ripe
+        if chores.recheck:
+            self._store.limits.recheck()
+        if ripe is not None and ripe <= chores.now:
+            ripe = self._store.limits.ripen()
+        work = self._store.ring_handed() or work
+        moments = (due, look, chores.pause_ends, chores.next_tick, ripe)
+        next_at = min((moment for moment in moments if moment is not None), default=None)
+        self._due_in = None if next_at is None else max(0.0, (next_at - chores.now) / 1_000_000)
         if work:
             self._post(Work())
 
+    def _obey(self, rules: Rules) -> None:
+        """Operators have changed something."""
+        before, self._rules = self._rules, rules
+        if rules.disabled != before.disabled:
+            self._post(Disabled(rules.disabled))
+        self._next["park"] = time.monotonic()
+        self._post(Work())
+
+    def _replan(self) -> None:
+        schedules = self._store.schedules
+        schedules.still_declared([one.name for one in self._schedules])
+        for name in schedules.pause_abandoned():
+            log.warning("schedule %s is paused: no live node declares it", name)
+        schedules.replan()
+
     def _rescue(self) -> None:
-        nodes = self._store.nodes.live()
-        suspects = {node.id for node in self._store.nodes.suspects(nodes, self._node)}
-        gone = {node.id for node in nodes if node.host == socket.gethostname() and not _lives(node.pid)}
         lasted = self._patience.lasted(self._clock.boot())
-        for node in dead(nodes, suspects, self._node, self._boot_id, lasted, gone):
-            taken = self._store.nodes.bury(node.id, self._judge)
+        suspects, buried = bury_dead(self._store.nodes, self._node, self._boot_id, lasted)
+        for node, taken in buried:
             log.warning("node %s (pid %s on %s) is dead; took over %d jobs", node.name, node.pid, node.host, len(taken))
             if taken:
                 self._post(Work())
         for lost in self._store.nodes.left_behind():
-            if self._store.nodes.orphans_of(lost, self._judge):
+            if self._store.nodes.orphans_of(lost, judged):
                 self._post(Work())
+        self._store.locks.ring()
+        self._store.sessions.sweep(lasted)
+        self._store.locks.sweep()
         if suspects:
             self._next["sweep"] = time.monotonic() + SWEEP_SUSPECT
-
-    def _judge(self, orphan: Orphan, now: Micros) -> Ending:
-        return judge_orphan(orphan, now, random.random)
 
     def _park(self) -> None:
         known = self._store.nodes.known_tasks()
@@ -214,10 +290,15 @@ class Keeper(threading.Thread):
             while self._store.park_unknown(queue, known) == 500:
                 pass
         self._unpark()
+        if self._store.dependencies.look_for_lost():
+            self._store.settle()
+        if self._store.policy.keep_parked(self._store.parked_on()):
+            self._post(Work())
 
     def _unpark(self) -> None:
-        """What was put aside because nobody knew its task, and we do."""
+        """What was put aside because nobody knew its task or a condition of it, and we do."""
         ours = {f"unknown task {task}" for task in self._tasks}
+        ours |= {unknown_line(condition) for condition in self._conditions}
         while not self._ended:
             try:
                 freed = ours & self._store.parked_on()
@@ -229,14 +310,19 @@ class Keeper(threading.Thread):
 
     def _prune(self) -> None:
         now = self._store.now()
-        for task, keep in self._keep.items():
-            while keep is not None and self._store.prune(now - keep, task) == 500 and not self._ended:
-                pass
-        while self._store.prune_events(now - KEEP_EVENTS) == 500 and not self._ended:
+        for task, said in self._keep.items():
+            keep = kept_for(said, self._rules.overrides.get(task))
+            for outcome, time_ in keep.items() if isinstance(keep, dict) else [(None, keep)]:
+                while time_ is not None and self._store.prune(now - time_, task, outcome) == 500 and not self._ended:
+                    pass
+        while self._store.schedules.prune_ticks() >= 500 and not self._ended:
             pass
+        while self._store.events.prune(now - self._keep_events, self._max_events) == 1000 and not self._ended:
+            pass
+        self._store.messages.sweep(now - KEEP_TOPICS)
+        self._store.sessions.tidy()
+        self._store.fairness.forget()
         self._store.nodes.forget(now - KEEP_EVENTS)
+        while self._store.limits.prune() == 500 and not self._ended:
+            pass
 
-
-def _lives(pid: int) -> bool:
-    """Whether this machine has such a process (perhaps another one by now: then it is not known to be gone)."""
-    return os.path.exists(f"/proc/{pid}")

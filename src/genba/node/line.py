@@ -57,6 +57,7 @@ class Line:
         self._frames = wire.Frames()
         self._unsent = bytearray()
         self.seats: list[Seat] = []
+        self.answers: list[list[Any]] = []
         self.open = True
         self._news = False  # has it said anything yet?
         self.outside = -1  # what its descriptors 1 and 2 lead to, once it is ready
@@ -76,6 +77,9 @@ class Line:
         """Tokens first: a worker that sees the frame must find them."""
         os.write(self._token_in, wire.token(serial) * len(jobs))
         self.send((wire.BUNCH, serial, jobs))
+
+    def ask(self, serial: int, job: wire.Job, conditions: Sequence[str]) -> None:
+        self.send((wire.ASK, serial, job, conditions))
 
     def share(self, slots: Sequence[int]) -> list[Seat]:
         """Let it run so many jobs at a time; each has a line of its own."""
@@ -134,6 +138,8 @@ class Line:
                     results += message[1]
                 elif message[0] == wire.READY:
                     ready = message[1]
+                elif message[0] == wire.ANSWER:
+                    self.answers.append(message[1])
                 elif message[0] == wire.SEATED:
                     self.seats[message[1]].large += message[2]
             if whole and len(data) < 1 << 18:
@@ -224,4 +230,13 @@ class Seat:
 
 def sight(slate: wire.Slate) -> Sight:
     place, phase = slate.status()
-    return Sight(place, phase, slate.beats(), slate.has_looked(place), slate.noted())
+    return Sight(
+        place,
+        phase,
+        slate.beats(),
+        slate.has_looked(place),
+        slate.noted(),
+        locked=slate.locked(place),
+        waits=slate.waits(place),
+        started=slate.started(),
+    )

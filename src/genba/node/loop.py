@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import gc
 import logging
 import os
 import random
 import secrets
 import selectors
 import signal
-import socket
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -23,17 +23,19 @@ from typing import Any
 
 import msgspec
 
-from genba import wire
 from genba.domain.clock import SystemClock
 from genba.errors import BadOption, GenbaError, StoreError
 from genba.node import actions as do
+from genba.node.arrival import boot_id, join, set_title
+from genba.node.bell import Bell
 from genba.node.brain import Brain
-from genba.node.desk import ClaimedDedicated, ClaimedJobs, Desk, Ended, Marked, Refused
-from genba.node.endings import judge_orphan
-from genba.node.keeper import Commands, DeclaredDead, Keeper, Renewed, Work
+from genba.node.desk import ClaimedDedicated, ClaimedJobs, Desk, Ended, Handed, Marked, Refused, Slotted
+from genba.node.keeper import Commands, DeclaredDead, Disabled, Keeper, Renewed, Work
 from genba.node.line import Line, Seat
+from genba.node.lines import Lines
+from genba.node.lookout import Lookout
 from genba.node.loud import words
-from genba.node.machine import Machine, use_of
+from genba.node.machine import use_of
 from genba.node.pool import (
     INCARNATION,
     Changed,
@@ -46,10 +48,10 @@ from genba.node.pool import (
     WorkerEnded,
     WorkerStarted,
     ZygoteDied,
-    leftovers,
 )
 from genba.node.settings import CHANGEABLE, NodeSettings
-from genba.storage.records import Command, Micros, NewNode
+from genba.storage.records import Command, Micros
+from genba.storage.schedules import Wanted, wanted_schedules
 from genba.storage.store import Store, open_store
 
 log = logging.getLogger("genba.node")
@@ -66,6 +68,8 @@ def run(settings: NodeSettings, reread: Callable[[], NodeSettings] | None = None
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     if sys.platform != "linux":
         raise GenbaError(f"a node needs Linux (this is {sys.platform}); enqueueing and asking work everywhere")
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)  # thousands of jobs come and go here, and none refers to itself
     while True:
         node = Node(settings, reread)
         try:
@@ -91,14 +95,12 @@ class Node:
         env = {**os.environ, INCARNATION: str(self.id)}
         self._pool = Pool(settings.target, env=env, node_title=f"/node[{os.getpid()}]", reload=settings.reload)
         self._selector.register(self._pool.sockets[0], selectors.EVENT_READ, "pool")
-        self._lines: dict[int, Line] = {}
-        self._seats: dict[int, Seat] = {}
-        self._watched: dict[int, int] = {}
+        self._lines = Lines(self._selector)
         self._store: Store | None = None
         self._brain: Brain | None = None
         self._desks: list[Desk] = []
         self._keeper: Keeper | None = None
-        self._bell = -1
+        self._bell = Bell(self._selector)
         self._lease: Micros = 15 * SECOND
         self._signals: list[int] = []
         self._handlers: dict[int, Any] = {}
@@ -109,10 +111,7 @@ class Node:
         self._last_beat: Micros = 0
         self._last_second: Micros = 0
         self._zygote_starts = 0
-        self._machine = Machine()
-        self._closed: str | None = None  # why nothing is claimed
-        self._came: list[dict[str, Any]] = []
-        self._went: list[dict[str, Any]] = []
+        self._lookout = Lookout()
 
     # life
 
@@ -147,8 +146,7 @@ class Node:
         if self._store:
             self._store.presence.vanish()
             self._store.close()
-        for line in self._lines.values():
-            line.close()
+        self._lines.close()
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
         signal.set_wakeup_fd(-1)
@@ -227,6 +225,8 @@ class Node:
                     self._perform(brain.on_claimed(jobs, claim, now, failed=failed))
                 case ClaimedDedicated(jobs, claim):
                     self._perform(brain.on_claimed_dedicated(jobs, claim, now))
+                case Slotted(ours, lost):
+                    self._perform(brain.on_slots(ours, lost, now))
                 case Refused(lost):
                     self._perform(brain.on_unmatched(lost, now))
                 case Ended(_, again):
@@ -234,10 +234,13 @@ class Node:
                 case Marked(ours, lost):
                     brain.on_mark_lost(lost)
                     self._perform(brain.on_marked(ours, now))
-                case Work():
+                case Work() | Handed():
                     self._perform(brain.on_ring(now))
                 case Renewed(sent, wall, draining):
                     self._on_renewed(sent, wall, draining)
+                case Disabled(tasks):
+                    self._perform(brain.on_disabled(tasks, now))
+                    self._tick(force=True)
                 case Commands(commands):
                     for command in commands:
                         self._on_command(command)
@@ -285,8 +288,7 @@ class Node:
         assert self._brain is not None
         assert self._keeper is not None
         self._store.presence.drain()
-        if self._bell_changed():
-            self._listen_again()
+        self._bell.follow(self._store.presence)
         for desk in self._desks:
             desk.rung()
         self._keeper.poke()
@@ -296,65 +298,34 @@ class Node:
         assert self._brain is not None
         if line.stuffed:
             line.flush()
+        self._take_in(line)
+        self._lines.watch(line)
+
+    def _take_in(self, line: Line) -> None:
+        """All that a worker has said; the very first may come with a result."""
+        assert self._brain is not None
         results, ready = line.receive()
-        now = self._now()
         if ready is not None:
-            self._came.append({"slot": line.slot, "pid": ready})
-            self._perform(self._brain.on_worker_ready(line.slot, ready, now))
+            self._lookout.came(line.slot, ready)
+            self._perform(self._brain.on_worker_ready(line.slot, ready, self._now()))
         if results:
-            self._perform(self._brain.on_results(line.slot, results, now))
-        self._watch(line)
+            self._perform(self._brain.on_results(line.slot, results, self._now()))
+        self._take_answers(line)
         for seat in line.seats:
             self._read_seat(seat)
 
+    def _take_answers(self, line: Line) -> None:
+        assert self._brain is not None
+        while line.answers:
+            self._perform(self._brain.on_answer(line.slot, line.answers.pop(0), self._now()))
+
     def _read_seat(self, seat: Seat) -> None:
         assert self._brain is not None
-        if seat.slot not in self._seats:
-            return  # what was heard of its neighbours has ended the company
+        if not self._lines.seated(seat):
+            return
         results = seat.receive()
         if results:
             self._perform(self._brain.on_results(seat.slot, results, self._now()))
-
-    def _share(self, line: Line, slots: Sequence[int]) -> None:
-        if slots:
-            self._seats.update({seat.slot: seat for seat in line.share(slots)})
-        else:
-            self._drop_seats(line)
-            line.unshare()
-        self._watch(line)
-
-    def _all_lines(self) -> list[tuple[int, Line | Seat]]:
-        return [*self._lines.items(), *self._seats.items()]
-
-    def _drop_seats(self, line: Line) -> None:
-        for seat in line.seats:
-            del self._seats[seat.slot]
-            seat.close()
-
-    def _watch(self, line: Line) -> None:
-        """Registered for what it can still do."""
-        self._watch_outside(line, wanted=not line.silent)
-        if not line.open:
-            if line.slot in self._watched:
-                self._selector.unregister(line.sock)
-                self._watched.pop(line.slot)
-            return
-        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if line.stuffed else 0)
-        if self._watched.get(line.slot) != wanted:
-            if line.slot in self._watched:
-                self._selector.modify(line.sock, wanted, line)
-            else:
-                self._selector.register(line.sock, wanted, line)
-            self._watched[line.slot] = wanted
-
-    def _watch_outside(self, line: Line, *, wanted: bool) -> None:
-        if line.outside == -1 or wanted == line.overheard:
-            return
-        line.overheard = wanted
-        if wanted:
-            self._selector.register(line.outside, selectors.EVENT_READ, line)
-        else:
-            self._selector.unregister(line.outside)
 
     # processes
 
@@ -378,14 +349,15 @@ class Node:
             case ZygoteDied(status, restarting):
                 self._on_zygote_died(status, restarting)
             case WorkerStarted(slot, _pid, _):
-                if slot in self._lines:
-                    self._lines[slot].handed_over()
+                started = self._lines.get(slot)
+                if started is not None:
+                    started.handed_over()
             case SpawnFailed(slot, reason) if brain:
                 log.warning("a worker could not be started: %s", reason)
-                self._drop(slot)
+                self._lines.drop(slot)
                 self._perform(brain.on_spawn_failed(slot, now))
             case WorkerEnded(slot, pid, status, cpu, peak) if brain:
-                self._went.append({"slot": slot, "pid": pid, "status": status})
+                self._lookout.went(slot, pid, status)
                 self._on_worker_ended(slot, status, cpu, peak)
             case Swept(token, _killed, unkillable) if brain:
                 if unkillable:
@@ -408,13 +380,13 @@ class Node:
             self._pool.restart_zygote()
 
     def _on_guard_died(self, status: int, slots: Iterable[int]) -> None:
-        sights = {slot: line.last_sight() for slot, line in self._all_lines()}
-        for slot in list(self._lines):
-            self._settle_line(slot)
+        sights = self._lines.last_sights()
+        for line in self._lines.all():
+            self._take_in(line)  # before its last word is read
         if self._brain:
             self._perform(self._brain.on_guard_died(sights, self._now()))
-        for slot in list(self._lines):
-            self._drop(slot)
+        for line in self._lines.all():
+            self._lines.drop(line.slot)
         if not self._over:
             log.warning("the guard died (status %s), and all workers with it; starting again", status)
             self._pool.start()
@@ -424,49 +396,32 @@ class Node:
         line = self._lines.get(slot)
         if line is None:
             return
-        self._settle_line(slot)
+        self._take_in(line)  # before its last word is read
         sight = line.last_sight()
         seats = {seat.slot: seat.last_sight() for seat in line.seats}
-        self._drop(slot)
-        starved = status is not None and os.WIFSIGNALED(status) and self._machine.starved()
+        self._lines.drop(slot)
+        starved = status is not None and os.WIFSIGNALED(status) and self._lookout.starved()
         self._perform(self._brain.on_worker_ended(slot, status, cpu, peak, sight, self._now(), starved, seats))
-
-    def _settle_line(self, slot: int) -> None:
-        """Read all that a dead worker has said, before its last word is read."""
-        assert self._brain is not None
-        line = self._lines[slot]
-        results, _ = line.receive()
-        if results:
-            self._perform(self._brain.on_results(slot, results, self._now()))
-        for seat in line.seats:
-            self._read_seat(seat)
-
-    def _drop(self, slot: int) -> None:
-        line = self._lines.pop(slot, None)
-        if line is not None:
-            if slot in self._watched:
-                self._selector.unregister(line.sock)
-                self._watched.pop(slot)
-            self._watch_outside(line, wanted=False)
-            self._drop_seats(line)
-            line.close()
 
     # the beginning
 
     def _on_hello(self, contents: dict[str, Any]) -> None:
         self._choose_spawn(contents.get("threads", ()))
         if self._brain is not None:
-            self._adopt(contents["tasks"])
+            self._brain.conditions = contents.get("conditions", ())
+            self._adopt(contents["tasks"], wanted_schedules(contents), contents.get("conditions", ()))
             self._perform(self._brain.on_zygote(self._now()))
             return
         self._lease = int(contents["lease"])
         self._store = store = open_store(contents["url"], namespace=contents["namespace"])
         store.install()
-        _set_title(f"genba-{contents['namespace']}: /node[{os.getpid()}] {self.settings.name}")
+        store.events.node = self.id
+        set_title(f"genba-{contents['namespace']}: /node[{os.getpid()}] {self.settings.name}")
         tasks = [task["name"] for task in contents["tasks"]]
         self._join(store, contents)
         self._brain = brain = Brain(self.settings, tasks, random.random)
         brain.concurrency = _concurrency(contents["tasks"])
+        brain.conditions = contents.get("conditions", ())
         self._desks = [Desk("writer", store, self.id, tasks, self._post)]
         if store.lanes > 1:
             self._desks.append(Desk("claimer", store, self.id, tasks, self._post))
@@ -477,8 +432,12 @@ class Node:
             poll=self.settings.poll,
             queues=list(self.settings.queues),
             tasks=tasks,
+            conditions=contents.get("conditions", ()),
             keep={task["name"]: task.get("keep") for task in contents["tasks"]},
-            boot_id=_boot_id() if store.lanes == 1 else None,
+            keep_events=contents["keep_events"],
+            max_events=contents["max_events"],
+            schedules=wanted_schedules(contents),
+            boot_id=boot_id() if store.lanes == 1 else None,
             clock=self._clock,
             post=self._post,
         )
@@ -506,12 +465,14 @@ class Node:
             elif self._pool.forks:
                 log.warning("the app starts threads at import (%s): a lock they hold stays locked in workers", names)
 
-    def _adopt(self, tasks: Sequence[dict[str, Any]]) -> None:
+    def _adopt(
+        self, tasks: Sequence[dict[str, Any]], schedules: Sequence[Wanted], conditions: Sequence[str]
+    ) -> None:
         """A zygote that has imported the app again may know other tasks."""
         assert self._brain is not None
         assert self._keeper is not None
         names = sorted(task["name"] for task in tasks)
-        self._keeper.serve(tasks)
+        self._keeper.serve(tasks, schedules, conditions)
         self._brain.concurrency = _concurrency(tasks)
         if names != self._brain.tasks:
             log.info("the app has %d tasks now", len(names))
@@ -521,30 +482,8 @@ class Node:
 
     def _join(self, store: Store, contents: dict[str, Any]) -> None:
         store.presence.appear(self.id)
-        self._bell = store.presence.fileno()
-        if self._bell >= 0:
-            self._selector.register(self._bell, selectors.EVENT_READ, "bell")
-        node = NewNode(
-            id=self.id,
-            name=self.settings.name,
-            host=socket.gethostname(),
-            boot_id=_boot_id(),
-            pid=os.getpid(),
-            slots=self.settings.slots,
-            lease=self._lease,
-            queues=tuple(self.settings.queues),
-            tasks=tuple(contents["tasks"]),
-            version=_version(),
-        )
-        gone = [other for other in store.nodes.live() if other.host == node.host and store.presence.gone(other)]
-        if gone:
-            killed = leftovers([str(other.id) for other in gone])
-            if killed:
-                log.warning("ended %d processes that dead nodes had left behind", killed)
-            for other in gone:
-                if other.name == node.name:
-                    store.nodes.bury(other.id, lambda orphan, now: judge_orphan(orphan, now, random.random))
-        store.nodes.join(node)
+        self._bell.follow(store.presence)
+        join(store, self.id, self.settings, self._lease, contents["tasks"])
 
     # time
 
@@ -559,9 +498,9 @@ class Node:
         if not force and now - self._last_tick < step:
             return
         self._last_tick = now
-        for line in list(self._lines.values()):  # a result may lie there unrung while the next job runs on
+        for line in self._lines.all():  # a result may lie there unrung while the next job runs on
             self._read_line(line)
-        sights = {slot: line.sight() for slot, line in self._all_lines()}
+        sights = self._lines.sights()
         for slot, pid in brain.weighed:
             if slot in sights:
                 sights[slot] = replace(sights[slot], use=use_of(pid))
@@ -569,8 +508,8 @@ class Node:
         if now - self._last_second >= SECOND:
             self._last_second = now
             self._look_around(now)
-        if self._bell_changed():
-            self._listen_again()
+        if self._store is not None:
+            self._bell.follow(self._store.presence)
         for thread in (*self._desks, self._keeper):
             if thread is not None and not thread.is_alive():
                 log.critical("thread %s has died; this node ends, and its jobs go to others", thread.name)
@@ -582,23 +521,16 @@ class Node:
     def _look_around(self, now: Micros) -> None:
         """Once a second: how the machine is, and who has come and gone."""
         assert self._brain is not None
-        self._machine.look()
-        gate = self.settings.gate
-        if gate.watched:
-            why = gate.closed(self._machine.read(now), self._closed is not None)
-            if (why is None) != (self._closed is None):
-                log.warning("claiming nothing: %s", why) if why else log.info("claiming again")
-                self._desks[0].add(events=[("gate_closed", {"reason": why}) if why else ("gate_opened", {})])
-                self._perform(self._brain.on_gate(why is not None, now))
-            self._closed = why
+        turned = self._lookout.look(self.settings.gate, now)
+        if turned is not None:
+            self._perform(self._brain.on_gate(turned, now))
         self._tell_of_workers()
 
     def _tell_of_workers(self) -> None:
-        events = [("worker_started", {"workers": self._came}), ("worker_ended", {"workers": self._went})]
-        told = [(kind, more) for kind, more in events if more["workers"]]
-        if told and self._desks:
-            self._came, self._went = [], []
-            self._desks[0].add(events=told)
+        if self._desks:
+            told = self._lookout.told()
+            if told:
+                self._desks[0].add(events=told)
 
     def _read_settings_again(self) -> None:
         if self._reread is None:
@@ -629,18 +561,6 @@ class Node:
         self._last_beat = self._now()
         self._pool.beat(max(1.0, self._lease / SECOND * 0.8))
 
-    def _bell_changed(self) -> bool:
-        return self._store is not None and self._store.presence.fileno() != self._bell
-
-    def _listen_again(self) -> None:
-        assert self._store is not None
-        if self._bell >= 0:
-            with contextlib.suppress(KeyError, ValueError):  # closed descriptors leave the selector by themselves
-                self._selector.unregister(self._bell)
-        self._bell = self._store.presence.fileno()
-        if self._bell >= 0:
-            self._selector.register(self._bell, selectors.EVENT_READ, "bell")
-
     # deeds
 
     def _perform(self, actions: list[do.Action]) -> None:
@@ -651,18 +571,22 @@ class Node:
                 log.debug("%s", told)
         for action in actions:
             match action:
-                case do.Give(slot, serial, jobs) if slot in self._seats:
-                    self._seats[slot].give(serial, jobs)
-                    self._watch(self._seats[slot].host)
+                case do.Give(slot) | do.Dismiss(slot) if not self._lines.has(slot):
+                    pass  # the worker could not be started, and the brain has its job back
                 case do.Give(slot, serial, jobs):
-                    line = self._lines[slot]
-                    line.give(serial, jobs)
-                    self._watch(line)
+                    self._lines.give(slot, serial, jobs)
                 case do.Share(slot, seats):
-                    self._share(self._lines[slot], seats)
+                    self._lines.share(slot, seats)
                 case do.Interrupt(slot, place):
-                    self._seats[slot].stop(place)
-                    self._watch(self._seats[slot].host)
+                    self._lines.interrupt(slot, place)
+                case do.Ask(slot, serial, job, conditions):
+                    self._lines.ask(slot, serial, job, conditions)
+                case do.Answered(answers):
+                    writer.add(answers=answers)
+                case do.TakeSlots(wanted):
+                    writer.add(wanted=wanted)
+                case do.Opened(key):
+                    writer.add(opened=[key])
                 case do.Succeed(ended):
                     writer.add(succeeded=ended)
                 case do.Claim(wants, only):
@@ -675,56 +599,34 @@ class Node:
                     writer.add(first=jobs) if first else writer.add(marks=jobs)
                 case do.Note(progress):
                     writer.add(notes=progress)
-                case do.TakeBack(slot) if slot in self._seats:
-                    pass  # what is there has started
                 case do.TakeBack(slot):
-                    line = self._lines[slot]
-                    self._perform(self._brain.on_taken_back(slot, line.take_back(), self._now()))
+                    tokens = self._lines.take_back(slot)
+                    if tokens is not None:
+                        self._perform(self._brain.on_taken_back(slot, tokens, self._now()))
+                case do.Refuse(slot, place):
+                    self._lines.refuse(slot, place)
                 case do.AskToStop(slot, place):
-                    (self._seats.get(slot) or self._lines[slot]).slate.ask_to_stop(place)
+                    self._lines.ask_to_stop(slot, place)
                 case do.Signal(slot, number):
                     self._pool.signal(slot, number)
                 case do.Dismiss(slot):
-                    line = self._lines[slot]
-                    line.send((wire.EXIT,))
-                    self._watch(line)
+                    self._lines.dismiss(slot)
                 case do.Spawn(slot):
                     self._spawn(slot)
                 case do.Sweep(token):
                     self._pool.sweep(token)
+                case do.BowOut(slot, place):
+                    self._lines.bow_out(slot, place)
                 case do.DrainAll():
-                    for _, each in self._all_lines():
-                        each.slate.drain()
+                    self._lines.drain()
 
     def _spawn(self, slot: int) -> None:
         assert self._brain is not None
-        line = self._lines[slot] = Line(slot)
-        self._watch(line)
+        line = self._lines.open(slot)
         if not self._pool.spawn(slot, *line.ends()):
-            self._drop(slot)
+            self._lines.drop(slot)
             self._perform(self._brain.on_spawn_failed(slot, self._now()))
 
 
 def _concurrency(tasks: Sequence[dict[str, Any]]) -> dict[str, int]:
     return {task["name"]: task["concurrency"] for task in tasks if task.get("concurrency", 1) > 1}
-
-
-def _boot_id() -> str:
-    with open("/proc/sys/kernel/random/boot_id") as file:
-        return file.read().strip()
-
-
-def _version() -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("genba")
-    except PackageNotFoundError:
-        return "0"
-
-
-def _set_title(title: str) -> None:
-    os.environ["SPT_NOENV"] = "1"  # or it wipes the environment, and with it the incarnation
-    from setproctitle import setproctitle
-
-    setproctitle(title)

@@ -215,7 +215,7 @@ class Pool:
                 setsid=True,
                 setsigmask=(),
             )
-        except BaseException:
+        except BaseException:  # not to leak the socket, whatever stopped us; raised again
             ours.close()
             raise
         finally:

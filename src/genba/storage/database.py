@@ -32,7 +32,9 @@ _COMMENT = re.compile(r"^\s*--.*\n?", re.MULTILINE)
 TABLES = frozenset(
     {
         *("migration", "namespace", "sequence", "job", "tag", "attempt", "event", "dependency", "unsettled", "bucket"),
-        *("slot", "lock", "waiter", "schedule", "tick", "task", "queue", "node", "control", "message", "session"),
+        "question",
+        *("bucket_limit", "recheck", "lock", "waiter", "schedule", "tick", "task", "queue", "node", "control"),
+        *("message", "session", "listener", "fair"),
     }
 )  # ours, of both engines: what an uninstall may drop
 PARAMETER = re.compile(r"(?<![:\w]):([a-z_]\w*)")
@@ -74,12 +76,20 @@ class Tx(Protocol):
 
     def one(self, name: str, /, **values: Any) -> Row | None: ...
 
+    def gather(self, name: str, /, **values: Any) -> list[Row]:
+        """As `all`, for many rows; where each row costs, the query gives them as one JSON array."""
+        ...
+
     def run(self, name: str, /, **values: Any) -> int:
         """How many rows it changed."""
         ...
 
     def batch(self, name: str, rows: Sequence[Row], /, **values: Any) -> list[Row]:
         """The statement for each row, in as few calls as the engine can; gives all rows returned."""
+        ...
+
+    def claim(self, **values: Any) -> list[Row]:
+        """The best jobs that may start, leased; in any order."""
         ...
 
     def insert_jobs(self, columns: Sequence[str], rows: Sequence[Row]) -> None:

@@ -15,19 +15,18 @@ from genba.domain.states import Cause, State
 from genba.domain.verdict import End
 from genba.errors import LeaseLost, Stopped, StoreError
 from genba.storage.database import AnswerLost, Database, Joint, Tx
+from genba.storage.events import Events
 from genba.storage.membership import EndJobs, Orphan
 from genba.storage.records import Ending, Micros
 from genba.storage.verdicts import PLAIN, judged, read_options
 
 LIMIT = 5.0  # seconds that a job's own transaction may be open where it blocks all other writers
 
-_json = msgspec.json.Encoder()
-
 
 class Inside:
-    def __init__(self, database: Database, namespace: str, end: EndJobs, after: Callable[[], None]) -> None:
+    def __init__(self, database: Database, events: Events, end: EndJobs, after: Callable[[], None]) -> None:
         self._db = database
-        self._namespace = namespace
+        self._events = events
         self._end = end
         self._after = after  # what follows the end of a job, outside of its transaction
 
@@ -63,14 +62,8 @@ class Inside:
             if log is not None:
                 tx.run("keep_log", log=log, id=fence[0], attempt=fence[1])
             if error is not None:
-                told = {"attempt": fence[1], "error": msgspec.json.decode(error)}
-                tx.run(
-                    "enqueued",
-                    namespace=self._namespace,
-                    kind="error_after_end",
-                    job_id=fence[0],
-                    data=_json.encode(told),
-                )
+                told = msgspec.json.decode(error)
+                self._events.tell(tx, "error_after_end", [fence[0]], attempt=fence[1], error=told)
 
     def _own(self, tx: Tx, fence: Fence) -> tuple[Orphan, int | None]:
         """Our row, locked; LeaseLost if it is not ours any more."""
@@ -88,7 +81,7 @@ class Inside:
                 row, node = self._own(tx, fence)
             if row.cancel_requested is not None:
                 raise Stopped("this job was asked to stop")
-        except BaseException:
+        except BaseException:  # also a stop must not leave it open; raised again
             joint.rollback()
             raise
         return joint, row, node
@@ -100,7 +93,7 @@ class Inside:
             with joint.ours() as tx:
                 tx.run("plan_as_ever")
                 self._end(tx, node, [_ending(row, wish, report, tx.now(), jitter)])
-        except BaseException:
+        except BaseException:  # also a stop must not leave it open; raised again
             joint.rollback()
             raise
         try:
@@ -159,6 +152,7 @@ def _ending(row: Orphan, wish: Wish, report: Report, now: Micros, jitter: float)
     return replace(
         ending,
         reason=None if cancelled else ending.reason,  # the row has the words of whoever cancelled it
+        clones=wish.clones,
         result=wish.result if ending.state == State.SUCCEEDED else None,
         progress=report.progress,
         log=report.log,
@@ -166,6 +160,7 @@ def _ending(row: Orphan, wish: Wish, report: Report, now: Micros, jitter: float)
         pid=report.pid,
         cpu=report.cpu,
         peak=report.peak,
+        locks=True,
     )
 
 

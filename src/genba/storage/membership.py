@@ -9,8 +9,11 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from genba.errors import GenbaError, StoreError
+from genba.domain.limit import Rule
+from genba.errors import BadTask, GenbaError, StoreError
 from genba.storage.database import Database, Tx
+from genba.storage.events import Events
+from genba.storage.limits import Limits
 from genba.storage.presence import Presence
 from genba.storage.records import Command, Ending, JobId, Micros, NewNode, NodeRecord
 
@@ -50,6 +53,12 @@ class Chores(NamedTuple):
     next_expiry: Micros | None
     unsettled: bool
     commands: bool
+    epoch: int
+    pause_ends: Micros | None
+    next_tick: Micros | None
+    recheck: bool
+    next_ripe: Micros | None
+    next_look: Micros | None  # at a condition
     work: bool
 
 
@@ -65,11 +74,21 @@ class NameTaken(GenbaError):
 
 
 class Membership:
-    def __init__(self, database: Database, presence: Presence, namespace: str, end: EndJobs) -> None:
+    def __init__(
+        self,
+        database: Database,
+        presence: Presence,
+        namespace: str,
+        end: EndJobs,
+        events: Events,
+        limits: Limits,
+    ) -> None:
+        self._limits = limits
         self._db = database
         self._presence = presence
         self._namespace = namespace
         self._end = end
+        self._events = events
 
     def join(self, node: NewNode) -> None:
         """Become a member, and tell what it can run; NameTaken if a living one has the name."""
@@ -96,6 +115,7 @@ class Membership:
                 where = f" (host {other[1]}, pid {other[2]})" if other else ""
                 raise NameTaken(f"a live node is called {node.name!r} already{where}: choose another --name")
             self._tell(tx, "node_joined", node.id, name=node.name, host=node.host, pid=node.pid)
+            self._limit(tx, node.tasks)
 
     def declare(self, node: int, tasks: Sequence[dict[str, Any]]) -> None:
         """Tell what `node` can run from now on."""
@@ -104,6 +124,7 @@ class Membership:
             known = tx.one("set_node_tasks", id=node, tasks=names)
             if known:
                 self._declare(tx, tasks, known[0])
+                self._limit(tx, tasks)
 
     def _declare(self, tx: Tx, tasks: Sequence[dict[str, Any]], node: str) -> None:
         for definition in sorted(tasks, key=itemgetter("name")):  # two that join must not cross
@@ -115,6 +136,27 @@ class Membership:
                 definition=msgspec.json.encode(definition, order="deterministic").decode(),
                 by=f"node {node}",
             )
+            fair_by, queue = definition.get("fair_by"), definition.get("queue", "default")
+            if fair_by and tx.one("make_fair", namespace=self._namespace, name=queue, fair_by=fair_by):
+                tx.run("next_epoch", namespace=self._namespace)
+
+    def _limit(self, tx: Tx, tasks: Sequence[dict[str, Any]]) -> None:
+        """What these tasks say of their templates; BadTask if others, that run, say something else."""
+        said = {rule[0]: (Rule(*rule), one["name"]) for one in tasks for rule in one.get("limits", ())}
+        if not said:
+            return
+        ours = {one["name"] for one in tasks}
+        nodes = tx.all("live_nodes", namespace=self._namespace)
+        live = {name for row in nodes for name in msgspec.json.decode(row[11])}
+        for name, _, definition, *_ in tx.all("tasks", namespace=self._namespace):
+            if name in live and name not in ours:
+                for rule in msgspec.json.decode(definition).get("limits", ()):
+                    if rule[0] in said and said[rule[0]][0] != Rule(*rule):
+                        raise BadTask(
+                            f"bucket {rule[0]!r}: task {said[rule[0]][1]!r} says {said[rule[0]][0].n}, and task "
+                            f"{name!r}, of a node that runs, says {rule[1]}; n is the template's"
+                        )
+        self._limits.declare(tx, [rule for rule, _ in said.values()])
 
     def renew(self, node: int) -> Beat:
         """Prolong the lease, and fetch what operators want of us."""
@@ -130,8 +172,7 @@ class Membership:
             row = tx.one("chores", namespace=self._namespace, node=node)
             assert row is not None
             work = tx.one("any_work", namespace=self._namespace, queues=tx.names(queues), tasks=tx.names(tasks))
-            now, next_due, next_expiry, unsettled, commands = row
-            return Chores(now, next_due, next_expiry, unsettled, commands, work is not None)
+            return Chores._make((*row, work is not None))
 
     def commands(self, node: int) -> list[Command]:
         with self._db.single() as tx:
@@ -221,5 +262,4 @@ class Membership:
         return {name for node in self.live() for name in msgspec.json.decode(node.tasks, type=list[str])}
 
     def _tell(self, tx: Tx, kind: str, node: int, **more: Any) -> None:
-        data = msgspec.json.encode({"node": node, **more})
-        tx.run("enqueued", namespace=self._namespace, kind=kind, job_id=None, data=data)
+        self._events.tell(tx, kind, node=node, **more)

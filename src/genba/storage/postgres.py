@@ -72,6 +72,9 @@ class Tx:
     def all(self, name: str, /, **values: Any) -> list[Row]:
         return self._execute(self._sql[name], values).fetchall()  # type: ignore[no-any-return]
 
+    def gather(self, name: str, /, **values: Any) -> list[Row]:
+        return self.all(name, **values)
+
     def one(self, name: str, /, **values: Any) -> Row | None:
         return self._execute(self._sql[name], values).fetchone()  # type: ignore[no-any-return]
 
@@ -88,6 +91,9 @@ class Tx:
             values[column] = _column(cells)
         done = self._execute(query, values)
         return done.fetchall() if done.description else []
+
+    def claim(self, **values: Any) -> list[Row]:
+        return self.all("claim", **values)
 
     def insert_jobs(self, columns: Sequence[str], rows: Sequence[Row]) -> None:
         with self._cursor.copy(f"COPY genba.job ({', '.join(columns)}) FROM STDIN") as copy:

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from genba.domain.limit import Needs, Rule
+
 Micros = int
 JobId = int
 
@@ -34,12 +36,24 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True):
     parent_id: JobId | None = None
     tags: tuple[str, ...] = ()
     options: str | None = None
+    fair_key: str | None = None  # who takes turns with others, in a fair queue
+    fair_by: str | None = None  # makes its queue a fair one
     after: tuple[Edge, ...] = ()
+    needs: Needs = ()
+    rules: tuple[Rule, ...] = ()  # of the templates of its needs
+    capped: bool = False  # counts for its task's max_waiting
+    max_waiting: int | None = None  # refused if so many wait
+    ready: tuple[str, ...] = ()
 
     @property
     def plain(self) -> bool:
         """True if it needs nothing but its row."""
-        return self.identity is None and not self.after and not self.tags
+        plain = self.identity is None and not self.after and not self.tags and not self.ready
+        return plain and not self.limited and self.fair_key is None
+
+    @property
+    def limited(self) -> bool:
+        return bool(self.needs) or self.capped
 
 
 class Edge(NamedTuple):
@@ -74,6 +88,7 @@ class Claimed(NamedTuple):
     claimed_at: Micros
     expires_at: Micros | None
     queue: str = "default"
+    buckets: str | None = None
 
 
 class Success(NamedTuple):
@@ -89,6 +104,24 @@ class Success(NamedTuple):
     pid: int | None
     cpu: Micros | None
     peak: int | None
+    quiet: bool = False  # of a task that keeps final states only; not a column
+    limited: bool = False  # it may have slots to free; not a column either
+
+    def as_ending(self) -> Ending:
+        return Ending(
+            id=self.id,
+            attempt=self.attempt,
+            claim=self.claim,
+            state="succeeded",
+            cause="returned",
+            result=self.result,
+            started=self.started,
+            ended=self.ended,
+            pid=self.pid,
+            cpu=self.cpu,
+            peak=self.peak,
+            quiet=self.quiet,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +148,12 @@ class Ending:
     pid: int | None = None
     cpu: Micros | None = None
     peak: int | None = None
+    clones: tuple[bytes, ...] = ()  # jobs that come with the success
     happened: bool = True  # False: it never started, and leaves no trace
+    locks: bool = False  # it may hold locks, or wait for some
+    told: bool = False  # that it is running was told before
+    quiet: bool = False  # only a final state goes into the history
+    hooked: bool = False  # its task wants to be told when it is final
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,136 +1,31 @@
-"""SQLite: one file, many processes.
-
-Writers queue on a lock file beside the database before `BEGIN IMMEDIATE`, because SQLite's own busy handler
-sleeps and guesses, and starves whoever is unlucky.  The kernel hands our lock on in order, and drops it when
-its holder dies.  A checkpoint happens inside a commit, so it happens under the lock too.
-"""
+"""SQLite: one file, many processes; writers take turns (`turns`), before they even ask SQLite for its lock."""
 
 from __future__ import annotations
 
-import fcntl
-import json
 import os
-import stat
-import sys
+import re
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
+from itertools import chain
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from genba.domain.clock import Clock
 from genba.errors import StoreError, StoreUnreachable
 from genba.storage.database import PARAMETER, TABLES, Query, Row
-
-BUSY = 10.0  # seconds a writer waits for its turn before it gives up
-NETWORK = ("nfs", "cifs", "smb", "9p", "lustre", "gpfs", "ceph", "glusterfs", "afs", "fuse.")
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where the database is: a path, or None for one in memory."""
-
-    path: Path | None
-    driver: str = "apsw"
-    allow_network: bool = False
-
-
-class Turns:
-    """The queue of writers of one file, for one process.
-
-    POSIX locks belong to the process: a child does not inherit them, the kernel frees them at death, and
-    `holder()` can name who has it.  Such a lock falls when *any* descriptor of the file is closed, hence one
-    descriptor per process and file, kept for good.
-    """
-
-    _all: dict[tuple[int, str], Turns] = {}  # noqa: RUF012  per process, because the kernel counts per process
-    _at_rest: list[Turns] = []  # noqa: RUF012  while a fork is under way
-    _guard = threading.Lock()
-    opening = threading.Lock()  # who looks at which library has the file must not meet a half-open connection
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._mine = threading.Lock()
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-
-    @classmethod
-    def of(cls, database: Path) -> Turns:
-        key = (os.getpid(), str(database))
-        with cls._guard:
-            if key not in cls._all:
-                cls._all[key] = cls(Path(f"{database}-turn"))
-            return cls._all[key]
-
-    @classmethod
-    def before_fork(cls) -> None:
-        """No thread may be writing: SQLite keeps what it has locked in the memory that the child inherits."""
-        cls._at_rest = [turns for turns in list(cls._all.values()) if turns._mine.acquire(timeout=BUSY)]
-
-    @classmethod
-    def after_fork(cls) -> None:
-        for turns in cls._at_rest:
-            turns._mine.release()
-
-    @classmethod
-    def in_child(cls) -> None:
-        cls._all, cls._at_rest = {}, []
-        cls._guard, cls.opening = threading.Lock(), threading.Lock()
-
-    def take(self, within: float) -> None:
-        if not self._mine.acquire(timeout=within):
-            raise StoreUnreachable(f"{self._path}: another thread of this process has been writing for {within:g} s")
-        try:
-            fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._stand_in_line(within)
-        except OSError:
-            self._mine.release()
-            raise
-
-    def _stand_in_line(self, within: float) -> None:
-        """A thread waits in the kernel's queue, since a lock has no deadline of its own."""
-        came = threading.Event()
-        story = threading.Lock()
-        state = "waiting"
-
-        def wait() -> None:
-            nonlocal state
-            fcntl.lockf(self._fd, fcntl.LOCK_EX)
-            with story:
-                if state == "late":
-                    self.give()
-                state = "ours"
-            came.set()
-
-        threading.Thread(target=wait, name="genba-turn", daemon=True).start()
-        came.wait(within)
-        with story:
-            if state == "ours":
-                return
-            state = "late"
-        raise StoreUnreachable(f"{self._path}: process {self.holder() or '?'} has been writing for {within:g} s")
-
-    def give(self) -> None:
-        fcntl.lockf(self._fd, fcntl.LOCK_UN)
-        self._mine.release()
-
-    def holder(self) -> int | None:
-        """The process that has the turn."""
-        for line in Path("/proc/locks").read_text().splitlines() if os.path.exists("/proc/locks") else ():
-            words = line.split()
-            if "->" not in words and words[5].endswith(f":{os.fstat(self._fd).st_ino}"):
-                return int(words[4])
-        return None
-
-
-os.register_at_fork(before=Turns.before_fork, after_in_parent=Turns.after_fork, after_in_child=Turns.in_child)
+from genba.storage.place import Place, check_place
+from genba.storage.turns import BUSY, Turns
 
 
 class Tx:
-    def __init__(self, conn: Any, database: SqliteDatabase) -> None:
+    def __init__(self, conn: Any, database: SqliteDatabase, *, begun: bool = False) -> None:
         self._conn = conn
+        self._untouched = database.driver.changes(conn) if begun else -1  # just begun by us, and nothing is written
         self._sql = database.queries
         self._clock = database.clock
         self._batches = database.batches
@@ -153,14 +48,63 @@ class Tx:
         return self._driver.run(self._conn, self._sql[name].text, self._bound(values))
 
     def batch(self, name: str, rows: Sequence[Row], /, **values: Any) -> list[Row]:
-        text, tail = self._batches[name]
-        if not rows or not text:
+        batch = self._batches[name]
+        if not rows or not batch.text:
             return []
-        if tail:
-            shared = self._bound(values)
-            same = tuple(shared[column] for column in tail)
-            rows = [(*row, *same) for row in rows]
-        return self._driver.batch(self._conn, text, rows)
+        shared = self._bound(values)
+        same = tuple(shared[column] for column in batch.tail)
+        if batch.wide:
+            return self._wide(batch, rows, same)
+        return self._driver.batch(self._conn, batch.text, [(*row, *same) for row in rows] if same else rows)
+
+    def _wide(self, batch: Batch, rows: Sequence[Row], same: Row) -> list[Row]:
+        """Many rows to a statement.  To ask each for its id costs half an update more, so they are counted first."""
+        if not batch.returning:
+            self._in_parts(batch, rows, same, "")
+            return []
+        conn, before = self._conn, self._driver.changes(self._conn)
+        alone = before == self._untouched
+        if not alone:
+            conn.execute("SAVEPOINT genba_batch")
+        self._in_parts(batch, rows, same, "")
+        complete = self._driver.changes(conn) - before == len(rows)
+        if alone and not complete:  # a savepoint would copy every page for the case that this happens
+            conn.execute("ROLLBACK")
+            conn.execute("BEGIN IMMEDIATE")
+            self._untouched = self._driver.changes(conn)
+        elif not alone:
+            conn.execute("RELEASE genba_batch" if complete else "ROLLBACK TO genba_batch")
+            if not complete:
+                conn.execute("RELEASE genba_batch")
+        if complete:
+            return [row[: batch.returned] for row in rows]
+        return self._in_parts(batch, rows, same, batch.returning)
+
+    def _in_parts(self, batch: Batch, rows: Sequence[Row], same: Row, returning: str) -> list[Row]:
+        found: list[Row] = []
+        at = 0
+        for size in _SIZES:
+            while len(rows) - at >= size:
+                values = chain(same, chain.from_iterable(map(batch.of, rows[at : at + size])))
+                found += self._conn.execute(batch.for_rows(size, returning), tuple(values)).fetchall()
+                at += size
+        return found
+
+    def gather(self, name: str, /, **values: Any) -> list[Row]:
+        ((found,),) = self._conn.execute(self._sql[name].text, self._bound(values)).fetchall()
+        return [tuple(row) for row in _rows.decode(found)]
+
+    def claim(self, **values: Any) -> list[Row]:
+        values = self._bound(values)
+        ((found,),) = self._conn.execute(self._sql["claim"].text, values).fetchall()
+        try:
+            rows = [_unpacked(row) for row in _rows.decode(found)]
+        except (msgspec.DecodeError, UnicodeDecodeError, AttributeError):
+            rows = self._conn.execute(self._sql["claim_one_by_one"].text, values).fetchall()
+        if rows:
+            values["ids"] = self.numbers([row[1] for row in rows])
+            self._conn.execute(self._sql["claim_these"].text, values).fetchall()
+        return rows
 
     def insert_jobs(self, columns: Sequence[str], rows: Sequence[Row]) -> None:
         marks = ", ".join("?" * len(columns))
@@ -171,10 +115,10 @@ class Tx:
         return self._conn.execute(text.replace("genba.", "genba_"), values).fetchall()  # type: ignore[no-any-return]
 
     def names(self, values: Sequence[str]) -> Any:
-        return json.dumps(list(values))
+        return _json.encode(values).decode()
 
     def numbers(self, values: Sequence[int]) -> Any:
-        return json.dumps(list(values))
+        return _json.encode(values).decode()
 
     def ids(self, count: int) -> list[int]:
         ((last,),) = self.all("next_ids", count=count)
@@ -184,11 +128,55 @@ class Tx:
         return self._clock.now()
 
 
-def _batched(query: Query) -> tuple[str, tuple[str, ...]]:
-    """The text with numbered places, and the parameters that are the same for every row."""
-    tail = tuple(dict.fromkeys(name for name in PARAMETER.findall(query.text) if name not in query.columns))
-    places = {name: str(i + 1) for i, name in enumerate((*query.columns, *tail))}
-    return PARAMETER.sub(lambda m: "?" + places[m[1]], query.text), tail
+class Batch:
+    """A statement for many rows.
+
+    One with `FROM /* rows */ AS batch` takes 64 of them at a time.  Each step of SQLite gives Python's lock away and
+    wants it back, and another thread may keep it for milliseconds: with 64 rows to a step the loop and the desk of a
+    node run beside each other and not in turns.  Such a statement returns its first columns, or nothing.
+    """
+
+    def __init__(self, query: Query) -> None:
+        found = PARAMETER.findall(query.text)
+        self.wide = _ROWS in query.text
+        self.tail = tuple(dict.fromkeys(name for name in found if name not in query.columns))  # the same for every row
+        if self.wide:
+            used = [name for name in query.columns if f"batch.{name}" in query.text]
+            self.of = itemgetter(*map(query.columns.index, used))
+            numbers = {name: f"?{i + 1}" for i, name in enumerate(self.tail)}
+            text = re.sub(r"\bbatch\.(\w+)", lambda m: f"batch.column{used.index(m[1]) + 1}", query.text)
+            self._width = len(used)
+        else:
+            numbers = {name: f"?{i + 1}" for i, name in enumerate((*query.columns, *self.tail))}
+            text = query.text
+        self.text, _, returning = PARAMETER.sub(lambda m: numbers[m[1]], text).partition("RETURNING ")
+        self.returning = f"RETURNING {returning}" if returning else ""
+        self.returned = returning.count(",") + 1
+        if not self.wide:
+            self.text += self.returning
+        self._texts: dict[tuple[int, str], str] = {}
+
+    def for_rows(self, count: int, returning: str) -> str:
+        key = (count, returning)
+        if key not in self._texts:
+            numbers = iter(range(len(self.tail) + 1, len(self.tail) + 1 + count * self._width))
+            rows = ", ".join(f"({', '.join(f'?{next(numbers)}' for _ in range(self._width))})" for _ in range(count))
+            self._texts[key] = self.text.replace(_ROWS, f"(VALUES {rows})") + returning
+        return self._texts[key]
+
+
+def _unpacked(row: list[Any]) -> Row:
+    """As the claim of PostgreSQL gives it: arguments and checkpoint are bytes."""
+    row[4] = row[4].encode()
+    if row[10] is not None:
+        row[10] = row[10].encode()
+    return tuple(row)
+
+
+_json = msgspec.json.Encoder()
+_rows = msgspec.json.Decoder(list[list[Any]])
+_ROWS = "/* rows */"
+_SIZES = (64, 16, 4, 1)  # few, so that all of them stay prepared
 
 
 class Apsw:
@@ -213,20 +201,12 @@ class Apsw:
 
     @staticmethod
     def batch(conn: Any, text: str, rows: Sequence[Row]) -> list[Row]:
-        """A batch that only tells which rows it matched is counted first: RETURNING costs half an update more."""
-        bare, _, columns = text.rpartition("RETURNING ")
-        if columns not in ("id", "id, attempt") or len(rows) < 8:
-            return conn.executemany(text, rows).fetchall()  # type: ignore[no-any-return]
-        before = conn.total_changes()
-        conn.execute("SAVEPOINT genba_batch")
-        conn.executemany(bare, rows).fetchall()
-        if conn.total_changes() - before == len(rows):
-            conn.execute("RELEASE genba_batch")
-            width = columns.count(",") + 1
-            return [row[:width] for row in rows]
-        conn.execute("ROLLBACK TO genba_batch")
-        conn.execute("RELEASE genba_batch")
         return conn.executemany(text, rows).fetchall()  # type: ignore[no-any-return]
+
+    @staticmethod
+    def changes(conn: Any) -> int:
+        """Since it was opened."""
+        return int(conn.total_changes())
 
     @staticmethod
     def in_transaction(conn: Any) -> bool:
@@ -259,6 +239,10 @@ class StandardLibrary:
         return [found for row in rows for found in conn.execute(text, row).fetchall()]
 
     @staticmethod
+    def changes(conn: Any) -> int:
+        return int(conn.total_changes)
+
+    @staticmethod
     def in_transaction(conn: Any) -> bool:
         return bool(conn.in_transaction)
 
@@ -269,7 +253,7 @@ class SqliteDatabase:
 
     def __init__(self, place: Place, queries: Mapping[str, Query], clock: Clock) -> None:
         self.queries = {name: _translated(query) for name, query in queries.items()}
-        self.batches = {name: _batched(query) for name, query in self.queries.items() if query.columns}
+        self.batches = {name: Batch(query) for name, query in self.queries.items() if query.columns}
         self.clock = clock
         self.driver: Apsw | StandardLibrary = Apsw() if place.driver == "apsw" else StandardLibrary()
         self._place = place
@@ -300,7 +284,7 @@ class SqliteDatabase:
         try:
             with Turns.opening:
                 if path is not None and not self._opened:
-                    _check_place(self._place, path)
+                    check_place(self._place, path)
                     self._opened = True
                 conn = self.driver.connect(str(path) if path else ":memory:")
             if path is not None:
@@ -333,9 +317,9 @@ class SqliteDatabase:
             try:
                 conn.execute("BEGIN IMMEDIATE")
                 try:
-                    yield Tx(conn, self)
+                    yield Tx(conn, self, begun=True)
                     conn.execute("COMMIT")
-                except BaseException:
+                except BaseException:  # also a stop must not leave it open; raised again
                     if self.driver.in_transaction(conn):
                         conn.execute("ROLLBACK")
                     raise
@@ -377,7 +361,7 @@ class SqliteDatabase:
             try:
                 if turn:
                     turn.take(BUSY)
-            except BaseException:
+            except BaseException:  # also a stop must not leave it open; raised again
                 self.retire(conn)
                 raise
             return Joint(self, conn, turn, within)
@@ -440,7 +424,7 @@ class Joint:
         try:
             conn.execute("BEGIN IMMEDIATE")
             self._timer.start()
-        except BaseException:
+        except BaseException:  # also a stop must not leave it open; raised again
             self._close()
             raise
 
@@ -522,7 +506,7 @@ class Migrating:
                 (version, name, self._clock.now()),
             )
             self._conn.execute("COMMIT")
-        except BaseException:
+        except BaseException:  # also a stop must not leave it open; raised again
             self._conn.execute("ROLLBACK")
             raise
 
@@ -535,7 +519,7 @@ class Migrating:
             for name in ours:
                 self._conn.execute(f'DROP TABLE "{name}"')
             self._conn.execute("COMMIT")
-        except BaseException:
+        except BaseException:  # also a stop must not leave it open; raised again
             self._conn.execute("ROLLBACK")
             raise
         return ours
@@ -555,87 +539,6 @@ def _translated(query: Query) -> Query:
 @contextmanager
 def _nothing() -> Iterator[None]:
     yield
-
-
-# The place: what must be true before SQLite may touch it
-
-MOUNTS = Path("/proc/self/mountinfo")
-
-
-def _check_place(place: Place, path: Path) -> None:
-    folder = path.parent
-    if not folder.is_dir():
-        raise StoreUnreachable(f"cannot open {path}: there is no folder {folder}")
-    if path.exists() and not stat.S_ISREG(path.stat().st_mode):
-        raise StoreUnreachable(f"cannot open {path}: it is not a file")
-    if not os.access(folder, os.W_OK) or (path.exists() and not os.access(path, os.R_OK | os.W_OK)):
-        raise StoreUnreachable(f"cannot open {path}: this user may not write there (SQLite needs the folder too)")
-    kind = file_system(folder)
-    if not place.allow_network and any(kind == bad or kind.startswith(bad) for bad in NETWORK):
-        raise StoreError(
-            f"{path} is on a {kind} file system, where SQLite's locks cannot be trusted. Use a local disk or "
-            "PostgreSQL; if you know better, add ?network=allow to the URL"
-        )
-    if not path.exists():
-        try:
-            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-        except FileExistsError:
-            return  # another process was quicker; to open and close it now would drop the locks of ours
-        except OSError as error:
-            raise StoreUnreachable(f"cannot create {path}: {error.strerror}") from error
-        return
-    owner = _library(path)
-    if owner not in (None, place.driver):
-        raise StoreError(
-            f"{path} is open in this process through {owner}, and two SQLite libraries drop each other's locks. "
-            f"Add ?driver={owner} to the URL, so that genba uses the same one"
-        )
-
-
-def _library(path: Path) -> str | None:
-    """Which library has the file open in this process: apsw can name its connections, so the rest is sqlite3's."""
-    real = os.path.realpath(path)
-    try:
-        here = any(_link(f"/proc/self/fd/{fd}") == real for fd in os.listdir("/proc/self/fd"))
-    except FileNotFoundError:
-        here = False
-    if not here:
-        return None
-    apsw = sys.modules.get("apsw")
-    return "apsw" if apsw and any(_opens(conn, real) for conn in apsw.connections()) else "sqlite3"
-
-
-def _opens(conn: Any, real: str) -> bool:
-    import apsw
-
-    try:
-        return bool(os.path.realpath(conn.filename) == real)
-    except apsw.ThreadingViolationError:  # at work in another thread, it cannot be asked: it may well be the one
-        return True
-
-
-def _link(path: str) -> str:
-    try:
-        return os.readlink(path)
-    except OSError:
-        return ""
-
-
-def file_system(folder: Path) -> str:
-    """The kind of file system that holds `folder`, as the kernel names it ("" where it cannot be known)."""
-    real = os.path.realpath(folder)
-    best, kind = "", ""
-    try:
-        mounts = MOUNTS.read_text()
-    except OSError:
-        return ""
-    for line in mounts.splitlines():
-        left, _, right = line.partition(" - ")
-        point = left.split()[4].replace("\\040", " ")
-        inside = real == point or real.startswith(point.rstrip("/") + "/")
-        if inside and len(point) >= len(best):
-            best, kind = point, right.split()[0]
-    return kind
 
 
 def _spoken(error: Exception, path: Path | None) -> StoreError:

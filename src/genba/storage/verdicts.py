@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import msgspec
 
 from genba.domain.rank import rank
+from genba.domain.states import Cause
 from genba.domain.verdict import End, Standing, judge
 from genba.options import Snapshot
 from genba.storage.membership import Orphan
@@ -53,4 +57,22 @@ def judged(job: Claimed | Orphan, claim: int, options: Snapshot, end: End, wall:
         rank=rank(due, verdict.rank_priority) if moved and verdict.rank_priority is not None else None,
         reason=verdict.reason,
         ended=wall,
+        told=isinstance(job, Orphan) and job.started_mark is not None,
+        quiet=options.history == "final",
+        hooked=options.on_final is not None,
     )
+
+
+def judge_orphan(orphan: Orphan, wall: Micros, random: Callable[[], float]) -> Ending:
+    """What becomes of a job whose node is gone.
+
+    Nobody can know whether an unmarked one had started: it counts as lost, and its number is not given again.
+    """
+    options = read_options(orphan.options) or PLAIN
+    end = End(
+        cause=Cause.NODE_LOST,
+        started=orphan.started_mark is not None,
+        cancel_requested=orphan.cancel_requested is not None,
+        reason="cancelled" if orphan.cancel_requested else None,
+    )
+    return replace(judged(orphan, orphan.claim, options, end, wall, random()), locks=True)

@@ -63,6 +63,24 @@ class Capture:
             self.sink.write(text)
 
 
+class Outside:
+    """Where a standard stream led before; most workers never write there, so it is opened by the first who does."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._stream: TextIO | None = None
+
+    @property
+    def stream(self) -> TextIO:
+        if self._stream is None:
+            self._stream = os.fdopen(self._fd, "w", buffering=1, encoding="utf-8", errors="replace")
+        return self._stream
+
+    def flush(self) -> None:
+        if self._stream is not None and not self._stream.closed:  # at the end of all, it may be gone before us
+            self._stream.flush()
+
+
 class Stream(io.TextIOBase):
     """Stands for one of the two standard streams."""
 
@@ -72,19 +90,19 @@ class Stream(io.TextIOBase):
     def __init__(self, capture: Capture, before: TextIO, fd: int) -> None:
         before.flush()
         self._capture = capture
-        self._before = os.fdopen(os.dup(fd), "w", buffering=1, encoding="utf-8", errors="replace")
+        self.outside = Outside(os.dup(fd))
         self._fd = fd
-        self.buffer = _Bytes(capture, self._before, fd)
+        self.buffer = _Bytes(capture, self.outside, fd)
 
     def write(self, text: str) -> int:
         if self._capture.on:
             self._capture.write(text)
             return len(text)
-        return self._before.write(text)
+        return self.outside.stream.write(text)
 
     def flush(self) -> None:
         if not self._capture.on:
-            self._before.flush()
+            self.outside.flush()
 
     def writable(self) -> bool:
         return True
@@ -94,9 +112,9 @@ class Stream(io.TextIOBase):
 
 
 class _Bytes(io.RawIOBase):
-    def __init__(self, capture: Capture, before: TextIO, fd: int) -> None:
+    def __init__(self, capture: Capture, outside: Outside, fd: int) -> None:
         self._capture = capture
-        self._before = before
+        self._outside = outside
         self._fd = fd
 
     def write(self, text: Any) -> int:
@@ -104,7 +122,7 @@ class _Bytes(io.RawIOBase):
         if self._capture.on:
             self._capture.write_bytes(given)
         else:
-            self._before.buffer.write(given)
+            self._outside.stream.buffer.write(given)
         return len(given)
 
     def writable(self) -> bool:

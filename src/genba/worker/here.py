@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import socket
+from contextlib import closing
 from typing import Any
 
 from genba import wire
+from genba.domain.clock import Clock
 from genba.worker.run import App, Worker
 
 
@@ -24,13 +26,15 @@ class _Outbox(socket.socket):
                 self.results += message[1]
 
 
-def run_here(app: App, serial: int, job: wire.Job, slate: wire.Slate) -> list[list[Any]]:
+def run_here(
+    app: App, serial: int, job: wire.Job, slate: wire.Slate, clock: Clock | None = None
+) -> list[list[Any]]:
     """Run it inside the app's lifespans; gives its result, as a worker sends it."""
     tokens, token_in = os.pipe()
     with _Outbox() as outbox:
         try:
-            worker = Worker(app, outbox, tokens, slate)
-            with worker.surroundings():
+            worker = Worker(app, outbox, tokens, slate, clock)
+            with closing(worker), worker.surroundings():
                 worker.run_one(serial, job)
             return [*slate.take(), *outbox.results]
         finally:

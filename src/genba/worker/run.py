@@ -24,17 +24,21 @@ from setproctitle import getproctitle, setproctitle
 
 from genba import context, wire
 from genba.context import RunningJob
-from genba.domain.clock import SystemClock
+from genba.domain.clock import Clock, SystemClock
 from genba.domain.duration import duration, to_datetime
 from genba.domain.outcome import Report, Wish
 from genba.errors import BadArguments, BadOption, FailJob, GenbaError, RetryJob, Stopped
 from genba.options import Snapshot
+from genba.ready import Conditions
 from genba.tasks import Task
 from genba.worker.capture import Capture
+from genba.worker.leavings import children, end_strays, threads, threads_left
+from genba.worker.questioning import Questioning
 from genba.worker.surround import Callee, LifespanFailed, Middleware, enter
 
 UNABLE = 4  # exit code
-BELL_AFTER = 2_000  # µs: how long a result may lie in the ring before the node is told
+BELL_AFTER = 4_000  # µs: how long a result may lie in the ring before the node is told
+QUICK = 50  # µs: too short to start a process, or to fill so much memory that one could see it
 ERROR_LIMIT = 64 * 1024
 MESSAGE_LIMIT = 8 * 1024
 
@@ -45,11 +49,18 @@ class App(Protocol):
     lifespans: list[Callable[[], Any]]
     middlewares: list[Callable[..., Any]]
 
+    @property
+    def conditions(self) -> Conditions: ...
+
     def task_table(self) -> dict[str, Task[..., Any]]: ...
 
     def results_of_parents(self, job_id: int) -> dict[int, Any]: ...
 
     def moment(self, value: Any) -> int: ...
+
+    def inbox(self, job: RunningJob) -> context.Inbox: ...
+
+    def clone(self, job_id: int, changes: dict[str, Any]) -> bytes: ...
 
     @property
     def store(self) -> Any: ...
@@ -78,7 +89,9 @@ class _Dismissed(BaseException):
 
 
 class Worker:
-    def __init__(self, app: App, sock: socket.socket, token_fd: int, slate: wire.Slate) -> None:
+    def __init__(
+        self, app: App, sock: socket.socket, token_fd: int, slate: wire.Slate, clock: Clock | None = None
+    ) -> None:
         self._app = app
         self._tasks = app.task_table()
         self._sock = sock
@@ -86,19 +99,23 @@ class Worker:
         self._slate = slate
         self._frames = wire.Frames()
         self._bunches: list[tuple[int, list[list[Any]]]] = []
+        self._questions: list[list[Any]] = []
         self._last_bell = 0
         self._rung = True
         self._cpu = 0
+        self._peak = 0
         self._place = 0
         self._stoppable: Callable[[], None] | None = None
         self._loop: asyncio.Runner | None = None
         self._signalled = False
         self._kept: frozenset[int] = frozenset()
+        self._threads: frozenset[int] | None = None  # those of no job; None: whoever is here is left alone
         self._leaving = False
+        self._last = False  # what it has in hand is all that it will run
         self._idle = False
         self._title = getproctitle()
         self._shown = False
-        self._clock = SystemClock()
+        self._clock = clock or SystemClock()
         self._middleware: Middleware | None = None
         if app.middlewares:
             self._middleware = Middleware(app.middlewares, self._run_plain, self._run_async)
@@ -125,6 +142,9 @@ class Worker:
     def moment(self, value: Any) -> int:
         return self._app.moment(value)
 
+    def clone(self, job_id: int, changes: dict[str, Any]) -> bytes:
+        return self._app.clone(job_id, changes)
+
     def encode_result(self, task: str, value: Any) -> tuple[bytes | None, str | None]:
         return self._tasks[task].arguments.encode_result(value)
 
@@ -136,9 +156,12 @@ class Worker:
             log=self._slate.log(),
             ran=max(0, self._clock.now() - self._started),
             pid=os.getpid(),
-            cpu=int((usage.ru_utime + usage.ru_stime) * 1_000_000) - self._cpu,
+            cpu=_cpu() - self._cpu,
             peak=int(usage.ru_maxrss),
         )
+
+    def inbox(self, job: RunningJob) -> context.Inbox:
+        return self._app.inbox(job)
 
     def log(self, text: str) -> None:
         self._capture.write(f"{to_datetime(self._clock.now()):%H:%M:%S.%f} {text}\n")
@@ -163,12 +186,17 @@ class Worker:
         else:
             socket.send_fds(self._sock, [ready], [self._outside])
             os.close(self._outside)
-        self._cpu = _cpu()
+        self._cpu, self._peak = _cpu(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         self._kept = children() or frozenset()  # started with the worker, by no job
+        self._threads = threads()
         token = b""
         while not self._leaving:
+            while self._questions:
+                self._answer(*self._questions.pop(0))
             if not self._bunches:
                 self._ring()
+                if self._last:
+                    return
                 if self._shown:
                     self._show(self._title)
                 try:
@@ -226,8 +254,12 @@ class Worker:
             message = heard.pop(0)
             if message[0] == wire.BUNCH:
                 self._bunches.append((message[1], message[2]))
+            elif message[0] == wire.EXIT and self._bunches:
+                self._last = True
             elif message[0] == wire.EXIT:
                 self._leaving = True
+            elif message[0] == wire.ASK:
+                self._questions.append(message[1:])
             elif message[0] == wire.SHARE:
                 heard = self._share(message[1], heard)
         return True
@@ -258,19 +290,34 @@ class Worker:
         self._shown = title is not self._title
         setproctitle(title)
 
+    # may it start?
+
+    def _answer(self, serial: int, job: list[Any], names: list[str]) -> None:
+        """Ask these conditions; whoever raises is not ready."""
+        asking = Questioning(self._app.conditions, self._event_loop)
+        told: list[Any]
+        try:
+            verdict = asking.ask(wire.Job(*job), names)
+            told = [serial, verdict.ways, verdict.wait, verdict.said, None]
+        except BaseException as error:  # noqa: BLE001  whatever the user's code raises is an answer
+            told = [serial, (), None, asking.name, describe(error)]
+        if children() is not None:
+            end_strays(self._kept)
+        self._sock.sendall(wire.frame((wire.ANSWER, told)))
+
     # one job
 
     def run_one(self, serial: int, job: wire.Job) -> None:
         """Without tokens and without a node that listens."""
-        self._cpu = _cpu()
+        self._cpu, self._peak = _cpu(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         self._kept = children() or frozenset()
         self._run(serial, 0, job)
 
     def _run(self, serial: int, index: int, job: wire.Job) -> None:
         place = self._place = wire.place(serial, index)
         self._signalled = False
-        self._slate.begin(place)
         started = self._started = self._clock.now()
+        self._slate.begin(place, started)
         made: list[RunningJob] = []
 
         def make() -> RunningJob:
@@ -281,22 +328,25 @@ class Worker:
         context.enter(make)
         self._capture.on = True
         outcome, payload, extra = self._call(job)
+        if self._signalled or made:
+            self._end_with_threads(place)
         if made:
             outcome, payload, extra = self._as_asked(made[0], outcome, payload, extra)
         self._capture.on = False
         context.enter(None)
         if self._slate.logged() and outcome != wire.APPLIED:
             extra = {**(extra or {}), "log": self._slate.log()}
+        if self._slate.locked(place):
+            extra = {**(extra or {}), "locks": True}
         ended = self._clock.now()
-        if children() is not None:
-            killed = end_strays(self._kept)
-            if killed:
-                extra = {**(extra or {}), "strays": killed}
-        usage = resource.getrusage(resource.RUSAGE_SELF)
-        cpu = int((usage.ru_utime + usage.ru_stime) * 1_000_000)
-        result = wire.Result(
-            serial, index, outcome, payload, started, ended, cpu - self._cpu, int(usage.ru_maxrss), extra
-        )
+        if not 0 <= ended - started < QUICK:
+            self._peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            if children() is not None:
+                killed = end_strays(self._kept)
+                if killed:
+                    extra = {**(extra or {}), "strays": killed}
+        cpu = _cpu()
+        result = wire.Result(serial, index, outcome, payload, started, ended, cpu - self._cpu, self._peak, extra)
         self._cpu = cpu
         if not self._slate.put(result):
             self._sock.sendall(wire.frame((wire.RESULTS, [result])))
@@ -318,6 +368,8 @@ class Worker:
             return wire.APPLIED, None, None
         if job.told is not None:
             extra = {**(extra or {}), "progress": job.told}
+        if job.clones and outcome == wire.RETURNED:
+            extra = {**(extra or {}), "clones": job.clones}
         if outcome not in (wire.RETURNED, wire.RAISED):
             return outcome, payload, extra
         if left_open:
@@ -342,6 +394,14 @@ class Worker:
         if wish.at is not None:
             wanted["at"] = wish.at
         return wanted
+
+    def _end_with_threads(self, place: int) -> None:
+        """A job that was told to stop is not over while its threads run, and they end only with this process."""
+        if self._threads is not None and self._slate.asked_to_stop() == place:
+            left = threads_left(self._threads)
+            if left:
+                self.log(f"it was stopped, but not its threads ({left}): their worker is killed with them")
+                os.kill(os.getpid(), signal.SIGKILL)
 
     def _tell_late(self, job: RunningJob, error: bytes | None) -> None:
         """What happened after the job had ended itself."""
@@ -413,6 +473,12 @@ class Worker:
             self._loop = asyncio.Runner()
         return self._loop.get_loop()
 
+    def close(self) -> None:
+        """For who goes on in this process: a worker of its own just ends."""
+        if self._loop is not None:
+            self._loop.close()
+            self._loop = None
+
     def _run_async(self, task: Callee, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         loop = self._event_loop()
 
@@ -468,37 +534,7 @@ def _worth_a_retry(job: wire.Job, error: BaseException) -> bool:
 
 
 def _cpu() -> int:
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    return int((usage.ru_utime + usage.ru_stime) * 1_000_000)
-
-
-def children() -> frozenset[int] | None:
-    """The children of this process; None, at the price of one system call, if there are none."""
-    try:
-        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:
-        return None
-    with open(f"/proc/self/task/{os.getpid()}/children") as file:
-        return frozenset(map(int, file.read().split()))
-
-
-def end_strays(before: frozenset[int]) -> int:
-    """Kill and reap what a job left behind, with all its descendants (we are their reaper)."""
-    killed = 0
-    deadline = time.monotonic() + 5
-    while time.monotonic() < deadline:
-        strays = (children() or frozenset()) - before
-        if not strays:
-            break
-        for pid in strays:
-            try:
-                if os.waitpid(pid, os.WNOHANG)[0] == 0:
-                    os.kill(pid, signal.SIGKILL)
-                    killed += 1
-                    os.waitpid(pid, 0)
-            except (ChildProcessError, ProcessLookupError):
-                continue
-    return killed
+    return time.process_time_ns() // 1000
 
 
 def _clean(text: str) -> str:

@@ -13,7 +13,8 @@ from typing import Any
 
 from genba import context, wire
 from genba.context import RunningJob
-from genba.worker.run import App, Worker, children, end_strays
+from genba.worker.leavings import children, end_strays
+from genba.worker.run import App, Worker
 
 _BELL = wire.frame((wire.BELL,))
 _seat: contextvars.ContextVar[Seat | None] = contextvars.ContextVar("genba_seat", default=None)
@@ -43,8 +44,8 @@ class Seat(Worker):
     async def live(self, serial: int, job: wire.Job) -> None:
         """Run one job, and tell how it ended."""
         place = self._place
-        self._slate.begin(place)
         started = self._started = self._clock.now()
+        self._slate.begin(place, started)
         running = RunningJob(job, place, self)
         context.enter_task(running)
         _seat.set(self)
@@ -52,6 +53,8 @@ class Seat(Worker):
         outcome, payload, extra = told
         if self._slate.logged() and outcome != wire.APPLIED:
             extra = {**(extra or {}), "log": self._slate.log()}
+        if self._slate.locked(place):
+            extra = {**(extra or {}), "locks": True}
         # The CPU time of one among several is not known.
         peak = int(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
         result = wire.Result(serial, 0, outcome, payload, started, self._clock.now(), None, peak, extra)

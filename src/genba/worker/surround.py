@@ -34,7 +34,7 @@ def enter(lifespans: Sequence[Callable[[], Any]], loop: Callable[[], asyncio.Abs
     for lifespan in lifespans:
         try:
             stack.enter_context(_manager(lifespan, loop))
-        except BaseException as error:
+        except BaseException as error:  # whatever the user's lifespan raises ends this worker, and is told
             name = f"{lifespan.__module__}.{getattr(lifespan, '__qualname__', lifespan)}"
             stack.close()
             raise LifespanFailed(f"the lifespan {name} could not be entered: {type(error).__name__}") from error

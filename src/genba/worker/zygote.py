@@ -26,6 +26,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 import traceback
 from collections import deque
 from collections.abc import Callable
@@ -41,6 +42,7 @@ IMPORT_FAILED = 3  # exit code
 SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER
 _FLUSH_MS = 5000
 _LOOK_MS = 500  # between two looks at the files of the app
+_LISTEN_AGAIN, _LISTEN_WITHIN = 1.0, 5.0  # seconds
 _FAR = 10  # beyond the descriptors that a fresh worker finds its own at
 
 App = Any  # anything with hello(); the zygote asks no more of it
@@ -72,8 +74,10 @@ def main(argv: list[str], run: Run | None = None) -> NoReturn:
 
     title = f"genba-{hello.get('namespace', 'default')}: {node_title}"
     set_title(f"{title}/zygote")
-    _send_now(node, "HELLO", greeting)
-    serve(node, app, run, title, target, Watch() if reload else None)
+    prepare(app)
+    gc.collect()  # before the node asks for the first worker, who would wait for it
+    gc.freeze()  # a collection in a worker must not copy every page of the app
+    serve(node, app, run, title, target, Watch() if reload else None, greeting)
 
 
 def load(target: str) -> App:
@@ -125,12 +129,20 @@ def thread_names() -> list[str]:
 
 
 def serve(
-    node: socket.socket, app: App, run: Run, title: str = "genba", target: str = "", watch: Watch | None = None
+    node: socket.socket,
+    app: App,
+    run: Run,
+    title: str = "genba",
+    target: str = "",
+    watch: Watch | None = None,
+    greeting: bytes | None = None,
 ) -> NoReturn:
     """Start workers on request and report their ends, until the node closes `node`."""
-    gc.collect()
-    gc.freeze()  # a collection in a worker must not copy every page of the app
-    _Zygote(node, app, run, title, target, watch).loop()
+    zygote = _Zygote(node, app, run, title, target, watch)
+    zygote.keep_listener()  # before the node is there, and does the first thing
+    if greeting is not None:
+        _send_now(node, "HELLO", greeting)
+    zygote.loop()
 
 
 class _Zygote:
@@ -144,6 +156,9 @@ class _Zygote:
         self._target = target
         self._watch = watch
         self._workers: set[int] = set()
+        self._handled = bool(getattr(app, "handlers", ()))
+        self._listener = 0
+        self._listen_after = 0.0
         self._outbox: deque[tuple[bytes, list[int]]] = deque()
         self._prctl = ctypes.CDLL(None, use_errno=True).prctl
         self._wake, self._wake_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -157,12 +172,45 @@ class _Zygote:
         self._reap()  # children of the import may have ended before we listened
         while True:
             self._poll.register(self._node, select.POLLIN | (select.POLLOUT if self._outbox else 0))
-            self._poll.poll(None if self._watch is None else _LOOK_MS)
+            self.keep_listener()
+            alone = self._watch is None and (not self._handled or self._listener)
+            self._poll.poll(None if alone else _LOOK_MS)
             self._clear_wake()
             self._reap()
             self._obey()
             self._look()
             self._flush()
+
+    def keep_listener(self) -> None:
+        """One, if the app has handlers of events; another if it died.  Returns when it misses nothing any more."""
+        if not self._handled or self._listener or time.monotonic() < self._listen_after:
+            return
+        self._listen_after = time.monotonic() + _LISTEN_AGAIN
+        out, ready = os.pipe()
+        self._listener = self._start_listener(out, ready)
+        os.close(ready)
+        select.select([out], [], [], _LISTEN_WITHIN)
+        os.close(out)
+
+    def _start_listener(self, out: int, ready: int) -> int:
+        title, zygote = f"{self._title}/listener", os.getpid()
+        if thread_names():
+            os.set_inheritable(ready, True)
+            argv = [sys.executable, "-m", "genba.worker.listen", self._target, title, str(zygote), str(ready)]
+            return os.posix_spawn(sys.executable, argv, os.environ, setsigdef=(*_IGNORED, signal.SIGCHLD))
+        pid = os.fork()
+        if pid:
+            return pid
+        try:
+            os.close(out)
+            self._leave_zygote(0)
+            from genba.worker.listen import serve
+
+            serve(self._app, title, zygote, ready)
+        except BaseException:  # noqa: BLE001 - the last frame of the listener
+            traceback.print_exc()
+        finally:
+            leave(1)
 
     def _look(self) -> None:
         changed = self._watch and self._watch.changed()
@@ -284,6 +332,8 @@ class _Zygote:
                 return
             if pid == 0:
                 return
+            if pid == self._listener:
+                self._listener = 0
             if pid in self._workers:
                 self._workers.remove(pid)
                 user, system = int(usage.ru_utime * 1e6), int(usage.ru_stime * 1e6)
@@ -308,6 +358,13 @@ class _Zygote:
 
 def _never(*_: object) -> None:
     """What workers do of an app that could not be imported."""
+
+
+def prepare(app: App) -> None:
+    """Do once what each worker would do for its first job."""
+    tasks: dict[str, Any] = getattr(app, "task_table", dict)()
+    for task in tasks.values():
+        task.arguments.prepare()
 
 
 def _real_run() -> Run:

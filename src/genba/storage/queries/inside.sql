@@ -17,4 +17,4 @@ UPDATE genba.attempt SET log = :log WHERE job_id = :id AND attempt = :attempt;
 -- name: mark_late(id, attempt, claim, started)
 UPDATE genba.job SET started_mark = :started
  WHERE id = :id AND attempt = :attempt AND claim_id = :claim AND started_mark IS NULL
-RETURNING id;
+RETURNING id, options;

@@ -2,23 +2,20 @@
 SELECT /* now */;
 
 -- name: enqueue_one
--- In VALUES the parameters take the types of the columns; in a SELECT they would all be text.
+-- Nothing, if an operator has changed the rules since :epoch.
 INSERT INTO genba.job (id, created_at, due_at, rank, state, expires_at, unique_until, parent_id, priority,
                        open_deps, once_waiting, namespace, queue, task, key, key_hash, tags, options, args)
-VALUES (:id, /* now */,
+SELECT :id, /* now */,
         CASE WHEN CAST(:due_at AS bigint) > /* now */ THEN CAST(:due_at AS bigint) ELSE /* now */ + CAST(:delay AS bigint) END,
         CASE WHEN CAST(:due_at AS bigint) > /* now */ THEN CAST(:due_at AS bigint) ELSE /* now */ + CAST(:delay AS bigint) END - CAST(:boost AS bigint),
         CASE WHEN CAST(:open_deps AS bigint) > 0 THEN 'blocked'
              WHEN CAST(:due_at AS bigint) > /* now */ OR CAST(:delay AS bigint) > 0 THEN 'scheduled'
              ELSE 'waiting' END,
         COALESCE(CAST(:expires_at AS bigint), /* now */ + CAST(:expires_in AS bigint)), /* now */ + CAST(:unique_for AS bigint), :parent_id, :priority,
-        :open_deps, :once_waiting, :namespace, :queue, :task, :key, :key_hash, :tags, :options, :args)
+        :open_deps, :once_waiting, :namespace, :queue, :task, :key, :key_hash, :tags, :options, :args
+  FROM genba.namespace s WHERE s.name = :namespace AND (:epoch IS NULL OR s.epoch = :epoch)
     ON CONFLICT (namespace, key_hash) WHERE key_hash IS NOT NULL DO NOTHING
 RETURNING id, state;
-
--- name: enqueued
--- One event for all the jobs of a call.
-INSERT INTO genba.event (at, namespace, kind, job_id, data) VALUES (/* now */, :namespace, :kind, :job_id, :data);
 
 -- name: claim_this
 -- By a person: neither the moment nor the queue's order nor a limit holds for it.
@@ -27,7 +24,7 @@ UPDATE genba.job
        parked_on = NULL, key_hash = CASE WHEN once_waiting THEN NULL ELSE key_hash END
  WHERE id = :id AND namespace = :namespace AND state IN ('waiting', 'scheduled', 'held')
    AND EXISTS (SELECT 1 FROM genba.node n WHERE n.id = :node AND n.state = 'live' AND n.lease_until > /* boot */)
-RETURNING rank, id, attempt, task, args, options, priority, retries, crashes, losses, saved, due_at, open_deps, claimed_at, expires_at, queue;
+RETURNING rank, id, attempt, task, args, options, priority, retries, crashes, losses, saved, due_at, open_deps, claimed_at, expires_at, queue, buckets;
 
 -- name: dedicated_ahead
 -- Among the next few hundred only: a look at all that wait would cost too much, and what is behind them comes nearer.
@@ -42,7 +39,8 @@ UPDATE genba.job
        key_hash = CASE WHEN once_waiting THEN NULL ELSE key_hash END
  WHERE id IN (SELECT id FROM genba.job WHERE id = :id AND state = 'waiting' AND parked_on IS NULL /* lock */)
    AND EXISTS (SELECT 1 FROM genba.node n WHERE n.id = :node AND n.state = 'live' AND n.lease_until > /* boot */)
-RETURNING rank, id, attempt, task, args, options, priority, retries, crashes, losses, saved, due_at, open_deps, claimed_at, expires_at, queue;
+   AND EXISTS (SELECT 1 FROM genba.namespace s WHERE s.name = :namespace AND s.epoch = CAST(:epoch AS bigint))
+RETURNING rank, id, attempt, task, args, options, priority, retries, crashes, losses, saved, due_at, open_deps, claimed_at, expires_at, queue, buckets;
 
 -- name: with_identity
 SELECT id, state, unique_until FROM genba.job WHERE namespace = :namespace AND key_hash = :key_hash;
@@ -71,14 +69,17 @@ UPDATE genba.job
    SET state = 'cancelled', reason = :reason, finished_at = /* now */, parked_on = NULL, version = version + 1,
        key_hash = CASE WHEN unique_until > /* now */ THEN key_hash END
  WHERE id = :id AND namespace = :namespace AND state IN ('blocked', 'scheduled', 'waiting', 'held')
-RETURNING id;
+RETURNING id, schedule_id;
 
 -- name: ask_to_stop
 UPDATE genba.job
    SET cancel_requested = CASE WHEN cancel_requested = 'kill' THEN 'kill' ELSE :how END,
        reason = COALESCE(CAST(:reason AS text), reason)
- WHERE id = :id AND namespace = :namespace AND state = 'running'
+ WHERE id IN (SELECT id FROM genba.job WHERE id = :id AND namespace = :namespace AND state = 'running' /* lock */)
 RETURNING node, attempt;
+
+-- name: who_runs
+SELECT node, attempt FROM genba.job WHERE id = :id AND namespace = :namespace AND state = 'running';
 
 -- name: command
 INSERT INTO genba.control (node, at, job_id, attempt, verb, data) VALUES (:node, /* now */, :job_id, :attempt, :verb, :data);
@@ -92,7 +93,7 @@ RETURNING id;
 -- By the facts: what it waited for may still be open, its moment may lie ahead.
 UPDATE genba.job
    SET state = CASE WHEN open_deps > 0 THEN 'blocked' WHEN due_at > /* now */ THEN 'scheduled' ELSE 'waiting' END,
-       rank = due_at - priority * CAST(:age_step AS bigint), reason = NULL, crashes = 0, losses = 0, version = version + 1
+       rank = CASE WHEN fair_key IS NULL THEN due_at - priority * CAST(:age_step AS bigint) ELSE 9223372036854775807 END, reason = NULL, crashes = 0, losses = 0, version = version + 1
  WHERE id = :id AND namespace = :namespace AND state = 'held'
 RETURNING state;
 
@@ -100,91 +101,52 @@ RETURNING state;
 -- Counters start anew, the attempts so far stay in the history; a checkpoint stays, unless all was done.
 UPDATE genba.job
    SET state = CASE WHEN open_deps > 0 THEN 'blocked' ELSE 'waiting' END, due_at = /* now */,
-       rank = /* now */ - priority * CAST(:age_step AS bigint),
+       rank = CASE WHEN fair_key IS NULL THEN /* now */ - priority * CAST(:age_step AS bigint) ELSE 9223372036854775807 END,
        retries = 0, crashes = 0, losses = 0, reason = NULL, error = NULL, result = NULL, progress = NULL, finished_at = NULL,
        saved = CASE WHEN state <> 'succeeded' THEN saved END,
-       cancel_requested = NULL, expires_at = NULL, key_hash = NULL, started_mark = NULL, version = version + 1
+       cancel_requested = NULL, granted_at = NULL, expires_at = NULL, key_hash = NULL, started_mark = NULL, version = version + 1
  WHERE id = :id AND namespace = :namespace AND state IN ('succeeded', 'failed', 'timed_out', 'cancelled')
 RETURNING state;
 
 -- name: next_due
 SELECT min(due_at) FROM genba.job WHERE namespace = :namespace AND state = 'scheduled';
 
--- name: children
-SELECT child_id, wants FROM genba.dependency WHERE parent_id = :parent_id AND state = 'open';
-
--- name: edge_done
-UPDATE genba.dependency SET state = :state WHERE child_id = :child_id AND parent_id = :parent_id AND state = 'open' RETURNING child_id;
-
--- name: one_dep_less
-UPDATE genba.job
-   SET open_deps = open_deps - 1,
-       state = CASE WHEN open_deps > 1 OR state <> 'blocked' THEN state WHEN due_at > /* now */ THEN 'scheduled' ELSE 'waiting' END,
-       rank = CASE WHEN open_deps > 1 OR state <> 'blocked' OR due_at > /* now */ THEN rank ELSE /* now */ - priority * CAST(:age_step AS bigint) END
- WHERE id = :id AND open_deps > 0
-RETURNING id, state;
-
--- name: one_settler
--- Writers take turns here anyway.
-
--- name: options_of
-SELECT options FROM genba.job WHERE id = :id;
-
--- name: add_edges(child_id, parent_id, wants)
-INSERT INTO genba.dependency (child_id, parent_id, wants) VALUES (:child_id, :parent_id, :wants);
-
--- name: look_at(parent_id)
-INSERT INTO genba.unsettled (parent_id, namespace) VALUES (:parent_id, :namespace);
-
--- name: forget_unsettled
-DELETE FROM genba.unsettled WHERE seq = :seq;
-
--- name: broken_children
-SELECT child_id FROM genba.dependency WHERE parent_id = :parent_id AND state = 'broken' ORDER BY child_id;
-
--- name: reopen_edges
-UPDATE genba.dependency SET state = 'open' WHERE child_id = :child_id AND state = 'broken' RETURNING parent_id;
-
--- name: reblock
-UPDATE genba.job
-   SET state = 'blocked', finished_at = NULL, reason = NULL, cancel_requested = NULL, version = version + 1,
-       open_deps = open_deps + (SELECT count(*) FROM genba.dependency d WHERE d.child_id = :id AND d.state = 'broken')
- WHERE id = :id AND state IN ('cancelled', 'held') AND reason LIKE 'dependency %'
-RETURNING id;
-
 -- name: expire
 UPDATE genba.job SET state = 'cancelled', reason = 'expired', finished_at = /* now */, parked_on = NULL,
        key_hash = CASE WHEN unique_until > /* now */ THEN key_hash END
  WHERE id IN (SELECT id FROM genba.job WHERE namespace = :namespace AND expires_at <= /* now */ AND finished_at IS NULL
                  AND state IN ('blocked', 'scheduled', 'waiting') LIMIT 500 /* lock */)
-RETURNING id;
+RETURNING id, schedule_id;
 
 -- name: unpark
 UPDATE genba.job SET parked_on = NULL
  WHERE id IN (SELECT id FROM genba.job WHERE namespace = :namespace AND parked_on = :parked_on
-               ORDER BY rank, id LIMIT 1000 /* lock */);
+               ORDER BY rank, id LIMIT 1000 /* lock */)
+RETURNING id, buckets;
 
 -- name: parked_anything
-SELECT DISTINCT parked_on FROM genba.job WHERE namespace = :namespace AND parked_on IS NOT NULL;
+-- From one reason to the next, however many jobs are parked on each.
+WITH RECURSIVE reasons (reason) AS (
+    SELECT min(parked_on) FROM genba.job WHERE namespace = :namespace AND parked_on IS NOT NULL
+     UNION ALL
+    SELECT (SELECT min(j.parked_on) FROM genba.job j WHERE j.namespace = :namespace AND j.parked_on > reasons.reason)
+      FROM reasons WHERE reasons.reason IS NOT NULL)
+SELECT reason FROM reasons WHERE reason IS NOT NULL;
 
 -- name: ahead
 SELECT count(*) FROM (SELECT 1 FROM genba.job WHERE namespace = :namespace AND queue = :queue AND state = 'waiting'
                          AND parked_on IS NULL AND (rank < :rank OR rank = :rank AND id < :id) LIMIT 10000) AS front;
 
--- name: open_parents
-SELECT d.parent_id, p.state FROM genba.dependency d LEFT JOIN genba.job p ON p.id = d.parent_id
- WHERE d.child_id = :id AND d.state = 'open' ORDER BY d.parent_id;
-
--- name: results_of_parents
-SELECT d.parent_id, p.result FROM genba.dependency d JOIN genba.job p ON p.id = d.parent_id WHERE d.child_id = :id ORDER BY d.parent_id;
-
 -- name: prune
+-- Not while somebody who waits for it, or will read its result, is open.
 -- The state is asked for twice: when a requeue has come between, only the outer question is asked again.
 DELETE FROM genba.job
  WHERE id IN (SELECT j.id FROM genba.job j
                WHERE j.namespace = :namespace AND j.finished_at < :before
-                 AND NOT EXISTS (SELECT 1 FROM genba.dependency d WHERE d.parent_id = j.id AND d.state = 'open')
+                 AND NOT EXISTS (SELECT 1 FROM genba.dependency d JOIN genba.job c ON c.id = d.child_id
+                                  WHERE d.parent_id = j.id AND c.finished_at IS NULL)
                  AND (CAST(:task AS text) IS NULL OR j.task = :task)
+                 AND (CAST(:state AS text) IS NULL OR j.state = :state)
                ORDER BY j.finished_at LIMIT 500)
    AND state IN ('succeeded', 'failed', 'timed_out', 'cancelled')
 RETURNING id;
@@ -198,10 +160,5 @@ DELETE FROM genba.tag WHERE job_id = :job_id;
 -- name: prune_edges(job_id)
 DELETE FROM genba.dependency WHERE child_id = :job_id;
 
--- name: prune_events
--- From the oldest on, without an index of its own; the newest stays, so that numbers are never given twice.
-DELETE FROM genba.event
- WHERE seq IN (SELECT seq FROM genba.event ORDER BY seq LIMIT 500) AND at < :before AND seq < (SELECT max(seq) FROM genba.event);
-
 -- name: enqueue_one_event
-INSERT INTO genba.event (at, namespace, kind, job_id) VALUES (/* now */, :namespace, 'enqueued', :job_id);
+INSERT INTO genba.event (at, namespace, kind, job_id, node) SELECT /* now */, :namespace, :kind, :job_id, :node WHERE NOT :quiet;

@@ -57,6 +57,9 @@ INSERT INTO genba.namespace (name) VALUES (:namespace) ON CONFLICT DO NOTHING;
 -- name: namespace_known
 SELECT 1 FROM genba.namespace WHERE name = :namespace;
 
+-- name: definition
+SELECT name, definition FROM genba.task WHERE namespace = :namespace AND name = :name;
+
 -- name: tasks
 SELECT name, title, definition, override, enabled FROM genba.task WHERE namespace = :namespace ORDER BY name;
 
@@ -79,4 +82,10 @@ SELECT /* now */,
        (SELECT min(due_at) FROM genba.job WHERE namespace = :namespace AND state = 'scheduled'),
        (SELECT min(expires_at) FROM genba.job WHERE namespace = :namespace AND expires_at IS NOT NULL AND finished_at IS NULL AND state <> 'running'),
        EXISTS (SELECT 1 FROM genba.unsettled WHERE namespace = :namespace),
-       EXISTS (SELECT 1 FROM genba.control WHERE node = :node);
+       EXISTS (SELECT 1 FROM genba.control WHERE node = :node),
+       (SELECT epoch FROM genba.namespace WHERE name = :namespace),
+       (SELECT min(paused_until) FROM genba.queue WHERE namespace = :namespace AND paused),
+       (SELECT min(next_at) FROM genba.schedule WHERE namespace = :namespace AND next_at IS NOT NULL AND NOT paused),
+       EXISTS (SELECT 1 FROM genba.recheck WHERE namespace = :namespace),
+       (SELECT min(next_at) FROM genba.bucket WHERE namespace = :namespace AND next_at IS NOT NULL),
+       (SELECT min(look_at) FROM genba.question WHERE namespace = :namespace);

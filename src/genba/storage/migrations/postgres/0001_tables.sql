@@ -3,7 +3,8 @@
 
 CREATE TABLE genba.namespace (
     name  text PRIMARY KEY,
-    epoch bigint NOT NULL DEFAULT 0          -- grows with every operator's change; a claim shows the one it knows
+    epoch bigint NOT NULL DEFAULT 0,         -- grows with every operator's change; a claim shows the one it knows
+    pruned bigint NOT NULL DEFAULT 0         -- the last event that is gone
 );
 
 -- Clients take blocks of ids, so that they know a job's id before they write it.
@@ -22,6 +23,8 @@ CREATE TABLE genba.job (
     finished_at      bigint,
     expires_at       bigint,
     unique_until     bigint,
+    granted_at       bigint,                  -- since when it has a slot of each of its buckets
+    capped           integer,                 -- 1: counts for its task's max_waiting
     parent_id        bigint,
     schedule_id      bigint,
     moment           bigint,
@@ -42,7 +45,8 @@ CREATE TABLE genba.job (
     reason           text,
     key              text,
     key_hash         text,
-    buckets          text,
+    buckets          text,                    -- JSON: name, template and kind of each bucket it needs a slot of
+    fair_key         text,                    -- of a fair queue: who takes turns with others
     tags             text,
     options          text,                    -- JSON; only what differs from the defaults
     progress         text,
@@ -60,12 +64,15 @@ CREATE TABLE genba.job (
 -- All but the primary key are partial: an update writes only into the indexes that its new row belongs to.
 CREATE INDEX job_claim    ON genba.job (namespace, queue, rank, id) WHERE state = 'waiting' AND parked_on IS NULL;
 CREATE INDEX job_parked   ON genba.job (namespace, parked_on, rank, id) WHERE parked_on IS NOT NULL;
+CREATE INDEX job_granted  ON genba.job (namespace, granted_at) WHERE granted_at IS NOT NULL AND claim_id IS NULL AND finished_at IS NULL;
+CREATE INDEX job_capped   ON genba.job (namespace, task) WHERE capped IS NOT NULL AND claim_id IS NULL AND finished_at IS NULL;
 CREATE INDEX job_due      ON genba.job (namespace, due_at) WHERE state = 'scheduled';
 CREATE INDEX job_running  ON genba.job (node) WHERE node IS NOT NULL;
 CREATE INDEX job_finished ON genba.job (namespace, finished_at) WHERE finished_at IS NOT NULL;
+CREATE INDEX job_rare     ON genba.job (namespace, id) WHERE state IN ('failed', 'timed_out', 'cancelled', 'held', 'blocked');
 CREATE INDEX job_expires  ON genba.job (namespace, expires_at) WHERE expires_at IS NOT NULL AND finished_at IS NULL;
 CREATE INDEX job_parent   ON genba.job (parent_id) WHERE parent_id IS NOT NULL;
-CREATE INDEX job_schedule ON genba.job (schedule_id, moment) WHERE schedule_id IS NOT NULL;
+CREATE INDEX job_schedule ON genba.job (schedule_id, moment) WHERE schedule_id IS NOT NULL AND finished_at IS NULL;
 CREATE INDEX job_key      ON genba.job (namespace, key) WHERE key IS NOT NULL;
 CREATE UNIQUE INDEX job_unique ON genba.job (namespace, key_hash) WHERE key_hash IS NOT NULL;
 
@@ -93,11 +100,13 @@ CREATE TABLE genba.attempt (
     PRIMARY KEY (job_id, attempt)
 );
 
+-- xid stands before seq: a transaction has its number before it takes one here, which readers rely on.
 CREATE TABLE genba.event (
-    seq       bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     xid       xid8 NOT NULL DEFAULT pg_current_xact_id(),
+    seq       bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     at        bigint NOT NULL,
-    job_id    bigint,                         -- NULL: of many jobs, listed in data
+    job_id    bigint,                         -- NULL: of many jobs, listed in data, or of none
+    node      bigint,                         -- whose doing it was; NULL: a client's
     namespace text NOT NULL,
     kind      text NOT NULL,
     data      bytea
@@ -111,6 +120,7 @@ CREATE TABLE genba.dependency (
     PRIMARY KEY (child_id, parent_id)
 );
 CREATE INDEX dependency_parent ON genba.dependency (parent_id) WHERE state = 'open';
+CREATE INDEX dependency_all ON genba.dependency (parent_id);
 
 -- Parents whose children must be looked at; written with what made it so, emptied by any node.
 CREATE TABLE genba.unsettled (
@@ -120,37 +130,76 @@ CREATE TABLE genba.unsettled (
 );
 CREATE INDEX unsettled_namespace ON genba.unsettled (namespace, seq);
 
+-- What must be answered with yes before any job that is parked on it may start; equal ones are asked once for all.
+CREATE TABLE genba.question (
+    namespace  text NOT NULL,
+    key        text NOT NULL,
+    task       text NOT NULL,
+    conditions text NOT NULL,                 -- JSON: their names
+    look_at    bigint NOT NULL,
+    looks      integer NOT NULL DEFAULT 0,    -- that were answered with no, in a row
+    raised     integer NOT NULL DEFAULT 0,    -- that raised, in a row
+    scout      bigint,                        -- the job that is to be asked for all
+    said       text,                          -- why not, in words
+    said_at    bigint,
+    PRIMARY KEY (namespace, key)
+);
+CREATE INDEX question_look ON genba.question (namespace, look_at);
+
+-- What holds for all buckets of a template; an operator's n wins until it is removed.
+CREATE TABLE genba.bucket_limit (
+    namespace text NOT NULL,
+    template  text NOT NULL,
+    n         bigint NOT NULL,
+    override  bigint,
+    ordered   boolean NOT NULL DEFAULT false,
+    per       bigint,                         -- n starts in so much time; NULL: n at a time
+    burst     bigint,
+    PRIMARY KEY (namespace, template)
+);
+
+-- One row per bucket that somebody uses or waits for. Its lock is the right to take, free and hand on its slots.
 CREATE TABLE genba.bucket (
     namespace text NOT NULL,
     name      text NOT NULL,
     template  text NOT NULL,
-    n         integer NOT NULL,
+    n         bigint NOT NULL,
     ordered   boolean NOT NULL DEFAULT false,
-    tokens    double precision,
-    filled_at bigint,
-    PRIMARY KEY (namespace, name)
-);
+    per       bigint,
+    burst     bigint,
+    taken     bigint NOT NULL DEFAULT 0,
+    owner     bigint,                         -- of an ordered one: the job whose turn it is
+    full_at   bigint,                         -- of a rate: when as many as the burst may start again
+    next_at   bigint,                         -- of a rate that jobs wait for: when the next may start
+    PRIMARY KEY (name, namespace)             -- the name first: by the namespace alone the planner would read them all
+) WITH (fillfactor = 50);
+CREATE INDEX bucket_next ON genba.bucket (namespace, next_at) WHERE next_at IS NOT NULL;
 
-CREATE TABLE genba.slot (
-    namespace  text NOT NULL,
-    bucket     text NOT NULL,
-    job_id     bigint NOT NULL,
-    attempt    integer,
-    claim_id   bigint,
-    granted_at bigint NOT NULL,
-    PRIMARY KEY (namespace, bucket, job_id)
+-- Buckets whose line must be looked at; written by those who could not look themselves, emptied by any node.
+CREATE TABLE genba.recheck (
+    seq       bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    namespace text NOT NULL,
+    name      text NOT NULL,
+    template  text NOT NULL,
+    n         bigint,                         -- with the four below: what its template means, if nobody has said yet
+    ordered   bigint,
+    per       bigint,
+    burst     bigint
 );
-CREATE INDEX slot_job ON genba.slot (job_id);
+CREATE INDEX recheck_namespace ON genba.recheck (namespace, seq);
 
+-- Whoever takes or frees a lock of a name stands in line for that name first. The owner is an attempt or a session.
 CREATE TABLE genba.lock (
     namespace  text NOT NULL,
     name       text NOT NULL,
     place      integer NOT NULL DEFAULT 0,
-    token      bigint NOT NULL,
+    n          integer NOT NULL,                -- places in all: 1 for a mutex
+    token      bigint NOT NULL,                 -- grows with every grant, of whatever name
     job_id     bigint,
     attempt    integer,
     claim_id   bigint,
     session_id bigint,
+    pid        integer NOT NULL,
     since      bigint NOT NULL,
     PRIMARY KEY (namespace, name, place)
 );
@@ -161,13 +210,19 @@ CREATE TABLE genba.waiter (
     seq        bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     namespace  text NOT NULL,
     name       text NOT NULL,
+    n          integer NOT NULL,
     job_id     bigint,
     attempt    integer,
     claim_id   bigint,
     session_id bigint,
-    since      bigint NOT NULL
+    pid        integer NOT NULL,
+    bell       bigint NOT NULL,                 -- where it hears that it is its turn
+    since      bigint NOT NULL,
+    called_at  bigint                           -- since when it has been its turn
 );
 CREATE INDEX waiter_name ON genba.waiter (namespace, name, seq);
+CREATE INDEX waiter_job ON genba.waiter (job_id) WHERE job_id IS NOT NULL;
+CREATE INDEX waiter_session ON genba.waiter (session_id) WHERE session_id IS NOT NULL;
 
 CREATE TABLE genba.schedule (
     id         bigint GENERATED BY DEFAULT AS IDENTITY PRIMARY KEY,
@@ -183,7 +238,8 @@ CREATE TABLE genba.schedule (
     runs       bigint NOT NULL DEFAULT 0,
     failures   integer NOT NULL DEFAULT 0,
     version    integer NOT NULL DEFAULT 0,
-    seen_at    bigint,
+    seen_at    bigint,                        -- when a node last declared it
+    deleted    boolean NOT NULL DEFAULT false,    -- stays, so that its ticks stay unique if it comes again
     UNIQUE (namespace, name)
 );
 CREATE INDEX schedule_next ON genba.schedule (namespace, next_at) WHERE next_at IS NOT NULL AND NOT paused;
@@ -193,7 +249,10 @@ CREATE TABLE genba.tick (
     schedule_id bigint NOT NULL,
     moment      bigint NOT NULL,
     job_id      bigint,
-    skipped     text,
+    skipped     text,                     -- why it made no job
+    last_moment bigint,                   -- of many that were skipped together, and how many
+    count       bigint,
+    at          bigint NOT NULL,
     PRIMARY KEY (schedule_id, moment)
 );
 
@@ -220,6 +279,15 @@ CREATE TABLE genba.queue (
     changed_by   text,
     PRIMARY KEY (namespace, name)
 );
+
+-- The clocks of fair queues: the virtual start of the last job of each key.
+CREATE TABLE genba.fair (
+    namespace text NOT NULL,
+    queue     text NOT NULL,
+    key       text NOT NULL,
+    last      bigint NOT NULL,
+    PRIMARY KEY (namespace, queue, key)
+) WITH (fillfactor = 70);
 
 -- One row per start of a node: an incarnation. A job's lease is its node's.
 CREATE TABLE genba.node (
@@ -266,13 +334,31 @@ CREATE TABLE genba.message (
 CREATE INDEX message_job ON genba.message (job_id, seq) WHERE job_id IS NOT NULL;
 CREATE INDEX message_topic ON genba.message (namespace, topic, seq) WHERE topic IS NOT NULL;
 
--- Clients that hold locks outside of jobs.
+-- Processes that hold locks outside of jobs, wait for them, or listen to topics.
 CREATE TABLE genba.session (
     id          bigint PRIMARY KEY,
+    started_at  bigint NOT NULL,
+    beat_at     bigint NOT NULL,
+    lease_until bigint NOT NULL,
+    lease       bigint NOT NULL,
+    pid         integer NOT NULL,
+    born        bigint NOT NULL,                -- when the process began, as its machine counts
     namespace   text NOT NULL,
     host        text NOT NULL,
-    boot_id     text NOT NULL,
-    pid         integer NOT NULL,
-    started_at  bigint NOT NULL,
-    lease_until bigint NOT NULL
+    machine     text NOT NULL                 -- its boot, and the space in which its pid counts
 );
+CREATE INDEX session_namespace ON genba.session (namespace, id);
+
+-- Who hears a topic, or waits for messages to a job.
+CREATE TABLE genba.listener (
+    id         bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    namespace  text NOT NULL,
+    topic      text,
+    job_id     bigint,
+    session_id bigint,
+    bell       bigint NOT NULL,
+    passed     bigint NOT NULL                  -- the last message it has heard
+);
+CREATE INDEX listener_topic ON genba.listener (namespace, topic) WHERE topic IS NOT NULL;
+CREATE INDEX listener_job ON genba.listener (job_id) WHERE job_id IS NOT NULL;
+CREATE INDEX listener_session ON genba.listener (session_id) WHERE session_id IS NOT NULL;

@@ -3,7 +3,8 @@
 
 CREATE TABLE genba.namespace (
     name  TEXT PRIMARY KEY,
-    epoch INTEGER NOT NULL DEFAULT 0          -- grows with every operator's change; a claim shows the one it knows
+    epoch INTEGER NOT NULL DEFAULT 0,         -- grows with every operator's change, a claim shows the one it knows
+    pruned INTEGER NOT NULL DEFAULT 0         -- the last event that is gone
 );
 
 -- Ids are handed out inside the transaction that uses them.
@@ -25,6 +26,8 @@ CREATE TABLE genba.job (
     finished_at      INTEGER,
     expires_at       INTEGER,
     unique_until     INTEGER,
+    granted_at       INTEGER,                  -- since when it has a slot of each of its buckets
+    capped           INTEGER,                  -- 1: counts for its task's max_waiting
     parent_id        INTEGER,
     schedule_id      INTEGER,
     moment           INTEGER,
@@ -45,7 +48,8 @@ CREATE TABLE genba.job (
     reason           TEXT,
     key              TEXT,
     key_hash         TEXT,
-    buckets          TEXT,
+    buckets          TEXT,                    -- JSON: name, template and kind of each bucket it needs a slot of
+    fair_key         TEXT,                    -- of a fair queue: who takes turns with others
     tags             TEXT,
     options          TEXT,                    -- JSON; only what differs from the defaults
     progress         TEXT,
@@ -58,12 +62,15 @@ CREATE TABLE genba.job (
 -- All are partial: an update writes only into the indexes that its new row belongs to.
 CREATE INDEX genba.job_claim    ON genba.job (namespace, queue, rank, id) WHERE state = 'waiting' AND parked_on IS NULL;
 CREATE INDEX genba.job_parked   ON genba.job (namespace, parked_on, rank, id) WHERE parked_on IS NOT NULL;
+CREATE INDEX genba.job_granted  ON genba.job (namespace, granted_at) WHERE granted_at IS NOT NULL AND claim_id IS NULL AND finished_at IS NULL;
+CREATE INDEX genba.job_capped   ON genba.job (namespace, task) WHERE capped IS NOT NULL AND claim_id IS NULL AND finished_at IS NULL;
 CREATE INDEX genba.job_due      ON genba.job (namespace, due_at) WHERE state = 'scheduled';
 CREATE INDEX genba.job_running  ON genba.job (node) WHERE node IS NOT NULL;
 CREATE INDEX genba.job_finished ON genba.job (namespace, finished_at) WHERE finished_at IS NOT NULL;
+CREATE INDEX genba.job_rare     ON genba.job (namespace, id) WHERE state IN ('failed', 'timed_out', 'cancelled', 'held', 'blocked');
 CREATE INDEX genba.job_expires  ON genba.job (namespace, expires_at) WHERE expires_at IS NOT NULL AND finished_at IS NULL;
 CREATE INDEX genba.job_parent   ON genba.job (parent_id) WHERE parent_id IS NOT NULL;
-CREATE INDEX genba.job_schedule ON genba.job (schedule_id, moment) WHERE schedule_id IS NOT NULL;
+CREATE INDEX genba.job_schedule ON genba.job (schedule_id, moment) WHERE schedule_id IS NOT NULL AND finished_at IS NULL;
 CREATE INDEX genba.job_key      ON genba.job (namespace, key) WHERE key IS NOT NULL;
 CREATE UNIQUE INDEX genba.job_unique ON genba.job (namespace, key_hash) WHERE key_hash IS NOT NULL;
 
@@ -94,7 +101,8 @@ CREATE TABLE genba.attempt (
 CREATE TABLE genba.event (
     seq       INTEGER PRIMARY KEY,
     at        INTEGER NOT NULL,
-    job_id    INTEGER,                         -- NULL: of many jobs, listed in data
+    job_id    INTEGER,                         -- NULL: of many jobs, listed in data, or of none
+    node      INTEGER,                         -- whose doing it was, NULL: a client's
     namespace TEXT NOT NULL,
     kind      TEXT NOT NULL,
     data      BLOB
@@ -108,6 +116,7 @@ CREATE TABLE genba.dependency (
     PRIMARY KEY (child_id, parent_id)
 ) WITHOUT ROWID;
 CREATE INDEX genba.dependency_parent ON genba.dependency (parent_id) WHERE state = 'open';
+CREATE INDEX genba.dependency_all ON genba.dependency (parent_id);
 
 -- Parents whose children must be looked at; written with what made it so, emptied by any node.
 CREATE TABLE genba.unsettled (
@@ -117,37 +126,76 @@ CREATE TABLE genba.unsettled (
 );
 CREATE INDEX genba.unsettled_namespace ON genba.unsettled (namespace, seq);
 
+-- What must be answered with yes before any job that is parked on it may start; equal ones are asked once for all.
+CREATE TABLE genba.question (
+    namespace  TEXT NOT NULL,
+    key        TEXT NOT NULL,
+    task       TEXT NOT NULL,
+    conditions TEXT NOT NULL,                 -- JSON: their names
+    look_at    INTEGER NOT NULL,
+    looks      INTEGER NOT NULL DEFAULT 0,    -- that were answered with no, in a row
+    raised     INTEGER NOT NULL DEFAULT 0,    -- that raised, in a row
+    scout      INTEGER,                        -- the job that is to be asked for all
+    said       TEXT,                          -- why not, in words
+    said_at    INTEGER,
+    PRIMARY KEY (namespace, key)
+) WITHOUT ROWID;
+CREATE INDEX genba.question_look ON genba.question (namespace, look_at);
+
+-- What holds for all buckets of a template; an operator's n wins until it is removed.
+CREATE TABLE genba.bucket_limit (
+    namespace TEXT NOT NULL,
+    template  TEXT NOT NULL,
+    n         INTEGER NOT NULL,
+    override  INTEGER,
+    ordered   INTEGER NOT NULL DEFAULT 0,
+    per       INTEGER,                         -- n starts in so much time; NULL: n at a time
+    burst     INTEGER,
+    PRIMARY KEY (namespace, template)
+) WITHOUT ROWID;
+
+-- One row per bucket that somebody uses or waits for. Its lock is the right to take, free and hand on its slots.
 CREATE TABLE genba.bucket (
     namespace TEXT NOT NULL,
     name      TEXT NOT NULL,
     template  TEXT NOT NULL,
     n         INTEGER NOT NULL,
     ordered   INTEGER NOT NULL DEFAULT 0,
-    tokens    REAL,
-    filled_at INTEGER,
+    per       INTEGER,
+    burst     INTEGER,
+    taken     INTEGER NOT NULL DEFAULT 0,
+    owner     INTEGER,                         -- of an ordered one: the job whose turn it is
+    full_at   INTEGER,                         -- of a rate: when as many as the burst may start again
+    next_at   INTEGER,                         -- of a rate that jobs wait for: when the next may start
     PRIMARY KEY (namespace, name)
 ) WITHOUT ROWID;
+CREATE INDEX genba.bucket_next ON genba.bucket (namespace, next_at) WHERE next_at IS NOT NULL;
 
-CREATE TABLE genba.slot (
-    namespace  TEXT NOT NULL,
-    bucket     TEXT NOT NULL,
-    job_id     INTEGER NOT NULL,
-    attempt    INTEGER,
-    claim_id   INTEGER,
-    granted_at INTEGER NOT NULL,
-    PRIMARY KEY (namespace, bucket, job_id)
-) WITHOUT ROWID;
-CREATE INDEX genba.slot_job ON genba.slot (job_id);
+-- Buckets whose line must be looked at; written by those who could not look themselves, emptied by any node.
+CREATE TABLE genba.recheck (
+    seq       INTEGER PRIMARY KEY AUTOINCREMENT,
+    namespace TEXT NOT NULL,
+    name      TEXT NOT NULL,
+    template  TEXT NOT NULL,
+    n         INTEGER,                         -- with the four below: what its template means, if nobody has said yet
+    ordered   INTEGER,
+    per       INTEGER,
+    burst     INTEGER
+);
+CREATE INDEX genba.recheck_namespace ON genba.recheck (namespace, seq);
 
+-- Whoever takes or frees a lock of a name stands in line for that name first. The owner is an attempt or a session.
 CREATE TABLE genba.lock (
     namespace  TEXT NOT NULL,
     name       TEXT NOT NULL,
     place      INTEGER NOT NULL DEFAULT 0,
-    token      INTEGER NOT NULL,
+    n          INTEGER NOT NULL,                -- places in all: 1 for a mutex
+    token      INTEGER NOT NULL,                 -- grows with every grant, of whatever name
     job_id     INTEGER,
     attempt    INTEGER,
     claim_id   INTEGER,
     session_id INTEGER,
+    pid        INTEGER NOT NULL,
     since      INTEGER NOT NULL,
     PRIMARY KEY (namespace, name, place)
 ) WITHOUT ROWID;
@@ -158,13 +206,19 @@ CREATE TABLE genba.waiter (
     seq        INTEGER PRIMARY KEY AUTOINCREMENT,
     namespace  TEXT NOT NULL,
     name       TEXT NOT NULL,
+    n          INTEGER NOT NULL,
     job_id     INTEGER,
     attempt    INTEGER,
     claim_id   INTEGER,
     session_id INTEGER,
-    since      INTEGER NOT NULL
+    pid        INTEGER NOT NULL,
+    bell       INTEGER NOT NULL,                 -- where it hears that it is its turn
+    since      INTEGER NOT NULL,
+    called_at  INTEGER                           -- since when it has been its turn
 );
 CREATE INDEX genba.waiter_name ON genba.waiter (namespace, name, seq);
+CREATE INDEX genba.waiter_job ON genba.waiter (job_id) WHERE job_id IS NOT NULL;
+CREATE INDEX genba.waiter_session ON genba.waiter (session_id) WHERE session_id IS NOT NULL;
 
 CREATE TABLE genba.schedule (
     id         INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -180,7 +234,8 @@ CREATE TABLE genba.schedule (
     runs       INTEGER NOT NULL DEFAULT 0,
     failures   INTEGER NOT NULL DEFAULT 0,
     version    INTEGER NOT NULL DEFAULT 0,
-    seen_at    INTEGER,
+    seen_at    INTEGER,                        -- when a node last declared it
+    deleted    INTEGER NOT NULL DEFAULT 0,    -- stays, so that its ticks stay unique if it comes again
     UNIQUE (namespace, name)
 );
 CREATE INDEX genba.schedule_next ON genba.schedule (namespace, next_at) WHERE next_at IS NOT NULL AND NOT paused;
@@ -190,7 +245,10 @@ CREATE TABLE genba.tick (
     schedule_id INTEGER NOT NULL,
     moment      INTEGER NOT NULL,
     job_id      INTEGER,
-    skipped     TEXT,
+    skipped     TEXT,                     -- why it made no job
+    last_moment INTEGER,                   -- of many that were skipped together, and how many
+    count       INTEGER,
+    at          INTEGER NOT NULL,
     PRIMARY KEY (schedule_id, moment)
 ) WITHOUT ROWID;
 
@@ -217,6 +275,15 @@ CREATE TABLE genba.queue (
     changed_by   TEXT,
     PRIMARY KEY (namespace, name)
 );
+
+-- The clocks of fair queues: the virtual start of the last job of each key.
+CREATE TABLE genba.fair (
+    namespace TEXT NOT NULL,
+    queue     TEXT NOT NULL,
+    key       TEXT NOT NULL,
+    last      INTEGER NOT NULL,
+    PRIMARY KEY (namespace, queue, key)
+) WITHOUT ROWID;
 
 -- One row per start of a node: an incarnation. A job's lease is its node's.
 CREATE TABLE genba.node (
@@ -262,13 +329,31 @@ CREATE TABLE genba.message (
 CREATE INDEX genba.message_job ON genba.message (job_id, seq) WHERE job_id IS NOT NULL;
 CREATE INDEX genba.message_topic ON genba.message (namespace, topic, seq) WHERE topic IS NOT NULL;
 
--- Clients that hold locks outside of jobs.
+-- Processes that hold locks outside of jobs, wait for them, or listen to topics.
 CREATE TABLE genba.session (
     id          INTEGER PRIMARY KEY,
+    started_at  INTEGER NOT NULL,
+    beat_at     INTEGER NOT NULL,
+    lease_until INTEGER NOT NULL,
+    lease       INTEGER NOT NULL,
+    pid         INTEGER NOT NULL,
+    born        INTEGER NOT NULL,                -- when the process began, as its machine counts
     namespace   TEXT NOT NULL,
     host        TEXT NOT NULL,
-    boot_id     TEXT NOT NULL,
-    pid         INTEGER NOT NULL,
-    started_at  INTEGER NOT NULL,
-    lease_until INTEGER NOT NULL
+    machine     TEXT NOT NULL                 -- its boot, and the space in which its pid counts
 );
+CREATE INDEX genba.session_namespace ON genba.session (namespace, id);
+
+-- Who hears a topic, or waits for messages to a job.
+CREATE TABLE genba.listener (
+    id         INTEGER PRIMARY KEY AUTOINCREMENT,
+    namespace  TEXT NOT NULL,
+    topic      TEXT,
+    job_id     INTEGER,
+    session_id INTEGER,
+    bell       INTEGER NOT NULL,
+    passed     INTEGER NOT NULL                  -- the last message it has heard
+);
+CREATE INDEX genba.listener_topic ON genba.listener (namespace, topic) WHERE topic IS NOT NULL;
+CREATE INDEX genba.listener_job ON genba.listener (job_id) WHERE job_id IS NOT NULL;
+CREATE INDEX genba.listener_session ON genba.listener (session_id) WHERE session_id IS NOT NULL;

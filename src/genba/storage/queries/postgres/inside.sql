@@ -13,4 +13,4 @@ UPDATE genba.job AS j SET started_mark = e.started
   FROM unnest(:id, :attempt, :claim, :started) AS e (id, attempt, claim, started)
  WHERE j.id = e.id AND j.attempt = e.attempt AND j.claim_id = e.claim AND j.started_mark IS NULL
    AND j.id = ANY(ARRAY(SELECT id FROM genba.job WHERE id = ANY(:id) FOR UPDATE SKIP LOCKED))
-RETURNING j.id;
+RETURNING j.id, j.options;

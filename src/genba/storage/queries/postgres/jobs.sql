@@ -13,8 +13,9 @@ UPDATE genba.job AS j
             WHERE namespace = :namespace AND queue = :queue AND state = 'waiting' AND parked_on IS NULL
               AND task = ANY(:tasks)
               AND EXISTS (SELECT 1 FROM genba.node n WHERE n.id = :node AND n.state = 'live' AND n.lease_until > /* boot */)
+              AND EXISTS (SELECT 1 FROM genba.namespace s WHERE s.name = :namespace AND s.epoch = CAST(:epoch AS bigint))
             ORDER BY rank, id LIMIT :limit FOR UPDATE SKIP LOCKED))
-RETURNING j.rank, j.id, j.attempt, j.task, j.args, j.options, j.priority, j.retries, j.crashes, j.losses, j.saved, j.due_at, j.open_deps, j.claimed_at, j.expires_at, j.queue;
+RETURNING j.rank, j.id, j.attempt, j.task, j.args, j.options, j.priority, j.retries, j.crashes, j.losses, j.saved, j.due_at, j.open_deps, j.claimed_at, j.expires_at, j.queue, j.buckets;
 
 -- name: succeed(id, attempt, claim, result, claimed, started, ended, pid, cpu, peak)
 -- The fence alone guards: a test of the state makes the planner walk the running rows instead of the primary key.
@@ -26,7 +27,7 @@ WITH done AS (
       FROM unnest(:id, :attempt, :claim, CAST(:result AS bytea[]), CAST(:claimed AS bigint[]), CAST(:started AS bigint[]), :ended,
                   CAST(:pid AS bigint[]), CAST(:cpu AS bigint[]), CAST(:peak AS bigint[]))
                AS e (id, attempt, claim, result, claimed, started, ended, pid, cpu, peak)
-     WHERE j.id = e.id AND j.attempt = e.attempt AND j.claim_id = e.claim AND j.cancel_requested IS NULL
+     WHERE j.id = e.id AND j.attempt = e.attempt AND j.claim_id = e.claim AND j.cancel_requested IS NULL AND j.schedule_id IS NULL
     RETURNING e.id, e.attempt, e.claimed, e.started, e.ended, e.pid, e.cpu, e.peak
 )
 INSERT INTO genba.attempt (job_id, attempt, claimed_at, started_at, ended_at, cause, node, pid, cpu, peak)
@@ -57,7 +58,7 @@ UPDATE genba.job AS j
                        AND (j.unique_until IS NULL OR j.unique_until <= /* now */) THEN NULL ELSE j.key_hash END
   FROM e
  WHERE j.id = e.id AND j.attempt = e.attempt AND j.claim_id = e.claim
-RETURNING j.id, e.attempt, j.claimed_at, j.state;
+RETURNING j.id, e.attempt, j.claimed_at, j.state, j.schedule_id, j.buckets, j.granted_at;
 
 -- name: history(job_id, attempt, claimed_at, started_at, ended_at, cause, node, pid, cpu, peak, error, log)
 INSERT INTO genba.attempt (job_id, attempt, claimed_at, started_at, ended_at, cause, node, pid, cpu, peak, error, log)
@@ -69,7 +70,7 @@ SELECT * FROM unnest(:job_id, CAST(:attempt AS integer[]), CAST(:claimed_at AS b
 UPDATE genba.job AS j SET started_mark = e.started
   FROM unnest(:id, :attempt, :claim, :started) AS e (id, attempt, claim, started)
  WHERE j.id = e.id AND j.attempt = e.attempt AND j.claim_id = e.claim AND j.started_mark IS NULL
-RETURNING j.id;
+RETURNING j.id, j.options;
 
 -- name: note_progress(id, attempt, claim, progress)
 -- Not of a job that has locked its own row: the node must not wait for it.
@@ -77,34 +78,20 @@ UPDATE genba.job AS j SET progress = e.progress
   FROM unnest(:id, :attempt, :claim, :progress) AS e (id, attempt, claim, progress)
  WHERE j.id = e.id AND j.attempt = e.attempt AND j.claim_id = e.claim
    AND j.id = ANY(ARRAY(SELECT id FROM genba.job WHERE id = ANY(:id) FOR UPDATE SKIP LOCKED))
-RETURNING j.id;
+RETURNING j.id, j.options;
 
 -- name: promote
-UPDATE genba.job AS j SET state = 'waiting', rank = j.due_at - (CAST(j.priority AS bigint) - j.crashes) * CAST(:age_step AS bigint)
+UPDATE genba.job AS j SET state = 'waiting',
+       rank = CASE WHEN j.fair_key IS NULL THEN j.due_at - (CAST(j.priority AS bigint) - j.crashes) * CAST(:age_step AS bigint) ELSE 9223372036854775807 END
  WHERE j.id = ANY(ARRAY(SELECT id FROM genba.job WHERE namespace = :namespace AND state = 'scheduled' AND due_at <= /* now */
-                         ORDER BY due_at LIMIT 500 FOR UPDATE SKIP LOCKED));
+                         ORDER BY due_at LIMIT 500 FOR UPDATE SKIP LOCKED))
+RETURNING j.id, j.state, j.options, j.buckets;
 
 -- name: park_unknown
 UPDATE genba.job AS j SET parked_on = 'unknown task ' || j.task
  WHERE j.id = ANY(ARRAY(SELECT id FROM genba.job WHERE namespace = :namespace AND queue = :queue AND state = 'waiting' AND parked_on IS NULL
                            AND NOT (task = ANY(:tasks))
                          ORDER BY rank, id LIMIT 500 FOR UPDATE SKIP LOCKED));
-
--- name: with_children
-SELECT DISTINCT parent_id FROM genba.dependency WHERE parent_id = ANY(:ids) AND state = 'open';
-
--- name: unsettled
-SELECT u.seq, u.parent_id, j.state
-  FROM genba.unsettled u LEFT JOIN LATERAL (SELECT state FROM genba.job p WHERE p.id = u.parent_id) j ON true
- WHERE u.namespace = :namespace ORDER BY u.seq LIMIT 200 FOR UPDATE OF u SKIP LOCKED;
-
--- name: one_settler
--- Two of them would take the rows of shared children in different orders, and each wait for the other.
-SELECT pg_advisory_xact_lock(hashtextextended('genba settle ' || CAST(:namespace AS text), 0));
-
--- name: parent_state
--- Shared lock: whoever is just ending this parent has looked for children before us, or will see ours after.
-SELECT state FROM genba.job WHERE id = :id FOR SHARE SKIP LOCKED;
 
 -- name: states(id)
 SELECT id, state FROM genba.job WHERE id = ANY(:id) AND namespace = :namespace;
@@ -131,21 +118,24 @@ SELECT pg_notify('genba_' || CAST(:node AS bigint), '');
 
 -- name: enqueue_one
 -- The job and its event in one statement, so that a single enqueue is one round trip and one commit.
+-- Nothing, if an operator has changed the rules since :epoch.  In a SELECT a parameter is text unless it is cast.
 WITH made AS (
     INSERT INTO genba.job (id, created_at, due_at, rank, state, expires_at, unique_until, parent_id, priority,
                            open_deps, once_waiting, namespace, queue, task, key, key_hash, tags, options, args)
-    VALUES (:id, /* now */,
+    SELECT CAST(:id AS bigint), /* now */,
             CASE WHEN CAST(:due_at AS bigint) > /* now */ THEN CAST(:due_at AS bigint) ELSE /* now */ + CAST(:delay AS bigint) END,
             CASE WHEN CAST(:due_at AS bigint) > /* now */ THEN CAST(:due_at AS bigint) ELSE /* now */ + CAST(:delay AS bigint) END - CAST(:boost AS bigint),
             CASE WHEN CAST(:open_deps AS bigint) > 0 THEN 'blocked'
                  WHEN CAST(:due_at AS bigint) > /* now */ OR CAST(:delay AS bigint) > 0 THEN 'scheduled'
                  ELSE 'waiting' END,
-            COALESCE(CAST(:expires_at AS bigint), /* now */ + CAST(:expires_in AS bigint)), /* now */ + CAST(:unique_for AS bigint), :parent_id, :priority,
-            :open_deps, :once_waiting, :namespace, :queue, :task, :key, :key_hash, :tags, :options, :args)
+            COALESCE(CAST(:expires_at AS bigint), /* now */ + CAST(:expires_in AS bigint)), /* now */ + CAST(:unique_for AS bigint), CAST(:parent_id AS bigint), CAST(:priority AS integer),
+            CAST(:open_deps AS integer), CAST(:once_waiting AS boolean), :namespace, :queue, :task, :key, :key_hash, :tags, :options, CAST(:args AS bytea)
+          FROM genba.namespace s WHERE s.name = :namespace AND (CAST(:epoch AS bigint) IS NULL OR s.epoch = CAST(:epoch AS bigint))
         ON CONFLICT (namespace, key_hash) WHERE key_hash IS NOT NULL DO NOTHING
         RETURNING id, state
 ), told AS (
-    INSERT INTO genba.event (at, namespace, kind, job_id) SELECT /* now */, :namespace, 'enqueued', id FROM made
+    INSERT INTO genba.event (at, namespace, kind, job_id, node)
+    SELECT /* now */, :namespace, state, id, CAST(:node AS bigint) FROM made WHERE NOT CAST(:quiet AS boolean)
 )
 SELECT id, state FROM made;
 
@@ -156,12 +146,6 @@ UPDATE genba.node SET hungry = :hungry FROM quick WHERE id = :id AND hungry <> :
 
 -- name: add_tags(name, job_id)
 INSERT INTO genba.tag (namespace, name, job_id) SELECT :namespace, * FROM unnest(:name, :job_id) ON CONFLICT DO NOTHING;
-
--- name: add_edges(child_id, parent_id, wants)
-INSERT INTO genba.dependency (child_id, parent_id, wants) SELECT * FROM unnest(:child_id, :parent_id, :wants);
-
--- name: look_at(parent_id)
-INSERT INTO genba.unsettled (parent_id, namespace) SELECT *, :namespace FROM unnest(:parent_id);
 
 -- name: prune_attempts(job_id)
 DELETE FROM genba.attempt WHERE job_id = ANY(:job_id);

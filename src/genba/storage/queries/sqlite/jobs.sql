@@ -2,26 +2,45 @@
 UPDATE genba.sequence SET value = value + :count WHERE name = 'job_id' RETURNING value;
 
 -- name: claim
+-- All rows in one value: each row that SQLite hands over on its own costs a change of Python's lock, and another thread may keep it.
+-- Nobody else writes between this and claim_these, which take a turn together.
+SELECT CAST(json_group_array(json_array(rank, id, attempt + 1, task, CAST(args AS TEXT), options, priority, retries, crashes, losses, CAST(saved AS TEXT),
+                                        due_at, open_deps, /* now */, expires_at, queue, buckets)) AS BLOB)
+  FROM (SELECT * FROM genba.job
+         WHERE namespace = :namespace AND queue = :queue AND state = 'waiting' AND parked_on IS NULL
+           AND task IN (SELECT value FROM json_each(:tasks))
+           AND EXISTS (SELECT 1 FROM genba.node n WHERE n.id = :node AND n.state = 'live' AND n.lease_until > /* boot */)
+           AND EXISTS (SELECT 1 FROM genba.namespace s WHERE s.name = :namespace AND s.epoch = :epoch)
+         ORDER BY rank, id LIMIT :limit);
+
+-- name: claim_one_by_one
+-- The same for rows that are no text: somebody else than genba has written them.
+SELECT rank, id, attempt + 1, task, CAST(args AS BLOB), options, priority, retries, crashes, losses, CAST(saved AS BLOB), due_at, open_deps, /* now */, expires_at, queue, buckets
+  FROM genba.job
+ WHERE namespace = :namespace AND queue = :queue AND state = 'waiting' AND parked_on IS NULL
+   AND task IN (SELECT value FROM json_each(:tasks))
+   AND EXISTS (SELECT 1 FROM genba.node n WHERE n.id = :node AND n.state = 'live' AND n.lease_until > /* boot */)
+   AND EXISTS (SELECT 1 FROM genba.namespace s WHERE s.name = :namespace AND s.epoch = :epoch)
+ ORDER BY rank, id LIMIT :limit;
+
+-- name: claim_these
 UPDATE genba.job
    SET state = 'running', attempt = attempt + 1, claim_id = :claim, node = :node, claimed_at = /* now */, started_mark = NULL,
        key_hash = CASE WHEN once_waiting THEN NULL ELSE key_hash END
- WHERE id IN (SELECT id FROM genba.job
-               WHERE namespace = :namespace AND queue = :queue AND state = 'waiting' AND parked_on IS NULL
-                 AND task IN (SELECT value FROM json_each(:tasks))
-                 AND EXISTS (SELECT 1 FROM genba.node n WHERE n.id = :node AND n.state = 'live' AND n.lease_until > /* boot */)
-               ORDER BY rank, id LIMIT :limit)
-RETURNING rank, id, attempt, task, args, options, priority, retries, crashes, losses, saved, due_at, open_deps, claimed_at, expires_at, queue;
+ WHERE id IN (SELECT value FROM json_each(:ids));
 
 -- name: succeed(id, attempt, claim, result, claimed, started, ended, pid, cpu, peak)
 UPDATE genba.job
-   SET state = 'succeeded', result = :result, finished_at = /* now */, claim_id = NULL, node = NULL, reason = NULL, error = NULL,
+   SET state = 'succeeded', result = batch.result, finished_at = /* now */, claim_id = NULL, node = NULL, reason = NULL, error = NULL,
        key_hash = CASE WHEN unique_until > /* now */ THEN key_hash END
- WHERE id = :id AND attempt = :attempt AND claim_id = :claim AND cancel_requested IS NULL
+  FROM /* rows */ AS batch
+ WHERE genba.job.id = batch.id AND attempt = batch.attempt AND claim_id = batch.claim AND cancel_requested IS NULL AND schedule_id IS NULL
 RETURNING id, attempt;
 
 -- name: succeed_history(id, attempt, claim, result, claimed, started, ended, pid, cpu, peak)
 INSERT INTO genba.attempt (job_id, attempt, claimed_at, started_at, ended_at, cause, node, pid, cpu, peak)
-VALUES (:id, :attempt, :claimed, :started, :ended, 'returned', :node, :pid, :cpu, :peak);
+SELECT batch.id, batch.attempt, batch.claimed, batch.started, batch.ended, 'returned', :node, batch.pid, batch.cpu, batch.peak
+  FROM /* rows */ AS batch;
 
 -- name: end(id, attempt, claim, state, attempt_after, due_at, rank, retries, crashes, losses, reason, error, result, progress)
 -- Asked to stop, it does not come back: the request may have crossed this end on its way.
@@ -38,7 +57,7 @@ UPDATE genba.job
        key_hash = CASE WHEN (:state IN ('succeeded', 'failed', 'timed_out', 'cancelled') OR cancel_requested IS NOT NULL)
                        AND (unique_until IS NULL OR unique_until <= /* now */) THEN NULL ELSE key_hash END
  WHERE id = :id AND attempt = :attempt AND claim_id = :claim
-RETURNING id, :attempt, claimed_at, state;
+RETURNING id, :attempt, claimed_at, state, schedule_id, buckets, granted_at;
 
 -- name: history(job_id, attempt, claimed_at, started_at, ended_at, cause, node, pid, cpu, peak, error, log)
 INSERT INTO genba.attempt (job_id, attempt, claimed_at, started_at, ended_at, cause, node, pid, cpu, peak, error, log)
@@ -48,31 +67,23 @@ VALUES (:job_id, :attempt, :claimed_at, :started_at, :ended_at, :cause, :node, :
 -- name: mark(id, attempt, claim, started)
 UPDATE genba.job SET started_mark = :started
  WHERE id = :id AND attempt = :attempt AND claim_id = :claim AND started_mark IS NULL
-RETURNING id;
+RETURNING id, options;
 
 -- name: note_progress(id, attempt, claim, progress)
-UPDATE genba.job SET progress = :progress WHERE id = :id AND attempt = :attempt AND claim_id = :claim RETURNING id;
+UPDATE genba.job SET progress = :progress WHERE id = :id AND attempt = :attempt AND claim_id = :claim RETURNING id, options;
 
 -- name: promote
-UPDATE genba.job SET state = 'waiting', rank = due_at - (priority - crashes) * :age_step
+UPDATE genba.job SET state = 'waiting', 
+       rank = CASE WHEN fair_key IS NULL THEN due_at - (priority - crashes) * :age_step ELSE 9223372036854775807 END
  WHERE id IN (SELECT id FROM genba.job WHERE namespace = :namespace AND state = 'scheduled' AND due_at <= /* now */
-               ORDER BY due_at LIMIT 500);
+               ORDER BY due_at LIMIT 500)
+RETURNING id, state, options, buckets;
 
 -- name: park_unknown
 UPDATE genba.job SET parked_on = 'unknown task ' || task
  WHERE id IN (SELECT id FROM genba.job WHERE namespace = :namespace AND queue = :queue AND state = 'waiting' AND parked_on IS NULL
                  AND task NOT IN (SELECT value FROM json_each(:tasks))
                ORDER BY rank, id LIMIT 500);
-
--- name: with_children
-SELECT DISTINCT parent_id FROM genba.dependency WHERE state = 'open' AND parent_id IN (SELECT value FROM json_each(:ids));
-
--- name: unsettled
-SELECT u.seq, u.parent_id, j.state FROM genba.unsettled u LEFT JOIN genba.job j ON j.id = u.parent_id
- WHERE u.namespace = :namespace ORDER BY u.seq LIMIT 200;
-
--- name: parent_state
-SELECT state FROM genba.job WHERE id = :id;
 
 -- name: states(id)
 SELECT id, state FROM genba.job WHERE id = :id AND namespace = :namespace;

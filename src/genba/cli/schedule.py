@@ -1,0 +1,161 @@
+"""`genba schedule`: what runs again and again, and when."""
+
+from __future__ import annotations
+
+from datetime import UTC
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from genba.cli.output import Asked, common, moment_text, pass_asked, say, say_json, table
+from genba.domain.schedule import plain
+
+if TYPE_CHECKING:
+    from genba.schedule import Schedule
+
+
+@click.group()
+@common
+def schedule() -> None:
+    """Rules that make jobs: by cron, or every so often.
+
+    They are made in code, by app.recur(…) or @app.task(cron=…).
+    """
+
+
+@schedule.command()
+@common
+@pass_asked
+def ls(asked: Asked) -> None:
+    """List the schedules, with their next moment.
+
+    \b
+    Example:
+      genba schedule ls
+    """
+    found = asked.app().schedules()
+    if asked.json:
+        say_json([_json(one) for one in found])
+        return
+    table(
+        ("NAME", "TASK", "WHEN", "NEXT", "RUNS", "STATE"),
+        [(one.name, one.task, one.rule.words(), _next(one), one.runs, _state(one)) for one in found],
+    )
+
+
+@schedule.command()
+@click.argument("name")
+@click.option("-n", "count", default=5, show_default=True, type=click.IntRange(1, 1000), help="How many.")
+@common
+@pass_asked
+def next(asked: Asked, name: str, count: int) -> None:
+    """Show the next moments of a schedule, in its own time zone.
+
+    \b
+    Example:
+      genba schedule next nightly -n 3
+    """
+    moments = asked.app().schedule(name).next(count)
+    if asked.json:
+        say_json({"name": name, "next": [moment.isoformat() for moment in moments]})
+        return
+    for moment in moments:
+        say(moment.isoformat(sep=" "))
+
+
+@schedule.command()
+@click.argument("name")
+@click.option("--reason", help="Why, for those who see it.")
+@common
+@pass_asked
+def pause(asked: Asked, name: str, reason: str | None) -> int:
+    """No run starts until it is resumed; one that runs, runs on.
+
+    \b
+    Example:
+      genba schedule pause nightly --reason "the printer is broken"
+    """
+    return _tell(asked, name, asked.app().schedule(name).pause(reason), "paused", "was paused already")
+
+
+@schedule.command()
+@click.argument("name")
+@common
+@pass_asked
+def resume(asked: Asked, name: str) -> int:
+    """Let a paused schedule go on with its next moment.
+
+    \b
+    Example:
+      genba schedule resume nightly
+    """
+    return _tell(asked, name, asked.app().schedule(name).resume(), "resumed", "was not paused")
+
+
+@schedule.command()
+@click.argument("name")
+@common
+@pass_asked
+def trigger(asked: Asked, name: str) -> int:
+    """Run it once, now; its rhythm stays as it is.
+
+    \b
+    Example:
+      genba schedule trigger nightly
+    """
+    job = asked.app().schedule(name).trigger()
+    if asked.json:
+        say_json({"name": name, "job": job.id if job else None})
+    else:
+        say(f"job {job.id}" if job else f"{name}: a run of it is open, and overlap=\"skip\"")
+    return 0 if job else 1
+
+
+@schedule.command()
+@click.argument("name")
+@common
+@pass_asked
+def delete(asked: Asked, name: str) -> int:
+    """It makes no more jobs.  What code declares comes back when a node starts: pause that instead.
+
+    \b
+    Example:
+      genba schedule delete nightly
+    """
+    asked.app().schedule(name).delete()
+    return _tell(asked, name, True, "deleted", "")
+
+
+def _tell(asked: Asked, name: str, done: bool, word: str, otherwise: str) -> int:
+    if asked.json:
+        say_json({"name": name, word: done})
+    else:
+        say(f"{name}: {word if done else otherwise}")
+    return 0 if done else 1
+
+
+def _next(one: Schedule) -> str:
+    moments = [] if one.paused else one.next(1)
+    return moment_text(moments[0].astimezone(UTC)) if moments else "-"
+
+
+def _state(one: Schedule) -> str:
+    if one.paused:
+        return f"paused: {one.reason}"
+    return "by hand" if one.by_hand else "in code"
+
+
+def _json(one: Schedule) -> dict[str, Any]:
+    return {
+        "name": one.name,
+        "task": one.task,
+        "queue": one.queue,
+        "args": one.args,
+        "rule": plain(one.rule),
+        "paused": one.paused,
+        "reason": one.reason,
+        "runs": one.runs,
+        "failures": one.failures,
+        "by_hand": one.by_hand,
+        "next": [moment.isoformat() for moment in one.next(1)],
+    }

@@ -1,0 +1,63 @@
+"""How a node comes: under which name others see it, and what dead ones have left on its machine."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+from genba.node.pool import leftovers
+from genba.node.settings import NodeSettings
+from genba.storage.burial import judged
+from genba.storage.records import Micros, NewNode
+from genba.storage.store import Store
+
+log = logging.getLogger("genba.node")
+
+
+def join(store: Store, id: int, settings: NodeSettings, lease: Micros, tasks: Sequence[dict[str, Any]]) -> None:
+    """From now on it counts as alive; what dead nodes of this machine have left running is ended before."""
+    node = NewNode(
+        id=id,
+        name=settings.name,
+        host=socket.gethostname(),
+        boot_id=boot_id(),
+        pid=os.getpid(),
+        slots=settings.slots,
+        lease=lease,
+        queues=tuple(settings.queues),
+        tasks=tuple(tasks),
+        version=_version(),
+    )
+    gone = [other for other in store.nodes.live() if other.host == node.host and store.presence.gone(other)]
+    if gone:
+        killed = leftovers([str(other.id) for other in gone])
+        if killed:
+            log.warning("ended %d processes that dead nodes had left behind", killed)
+        for other in gone:
+            if other.name == node.name:
+                store.nodes.bury(other.id, judged)
+    store.nodes.join(node)
+
+
+def boot_id() -> str:
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        return file.read().strip()
+
+
+def set_title(title: str) -> None:
+    os.environ["SPT_NOENV"] = "1"  # or it wipes the environment, and with it the incarnation
+    from setproctitle import setproctitle
+
+    setproctitle(title)
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("genba")
+    except PackageNotFoundError:
+        return "0"

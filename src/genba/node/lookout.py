@@ -1,0 +1,51 @@
+"""What is worth telling others about a node: gates that close and open, workers that come and go."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from genba.node.gates import Gate
+from genba.node.machine import Machine
+from genba.storage.records import Micros
+
+log = logging.getLogger("genba.node")
+
+
+class Lookout:
+    def __init__(self) -> None:
+        self._machine = Machine()
+        self._closed: str | None = None  # why nothing is claimed
+        self._gates: list[tuple[str, dict[str, Any]]] = []
+        self._came: list[dict[str, Any]] = []
+        self._went: list[dict[str, Any]] = []
+
+    def came(self, slot: int, pid: int) -> None:
+        self._came.append({"slot": slot, "pid": pid})
+
+    def went(self, slot: int, pid: int, status: int | None) -> None:
+        self._went.append({"slot": slot, "pid": pid, "status": status})
+
+    def starved(self) -> bool:
+        """The kernel has killed for memory."""
+        return self._machine.starved()
+
+    def look(self, gate: Gate, now: Micros) -> bool | None:
+        """True if the gate has just closed, False if it has opened."""
+        self._machine.look()
+        if not gate.watched:
+            return None
+        why = gate.closed(self._machine.read(now), self._closed is not None)
+        turned = (why is None) != (self._closed is None)
+        if turned:
+            log.warning("claiming nothing: %s", why) if why else log.info("claiming again")
+            self._gates.append(("gate_closed", {"reason": why}) if why else ("gate_opened", {}))
+        self._closed = why
+        return why is not None if turned else None
+
+    def told(self) -> list[tuple[str, dict[str, Any]]]:
+        """Events since it was asked last: (kind, more)."""
+        events = [("worker_started", {"workers": self._came}), ("worker_ended", {"workers": self._went})]
+        told = self._gates + [(kind, more) for kind, more in events if more["workers"]]
+        self._gates, self._came, self._went = [], [], []
+        return told

@@ -1,0 +1,154 @@
+"""How attempts ended: what workers tell, and what is left to say when one cannot tell any more."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from genba import wire
+from genba.domain.states import Cause
+from genba.domain.verdict import End
+from genba.node.endings import cause_of_death, headline, text_of
+from genba.node.floor import Floor
+from genba.node.hands import Hand, Held, Sight
+from genba.storage.records import Ending, Micros, Success
+
+_STRAYS = {"strays"}  # all that is told of a call that ended well and left processes behind
+
+
+def take_results(
+    floor: Floor, hand: Hand, worker: Hand, results: Sequence[Sequence[Any]], now: Micros
+) -> tuple[list[Success], list[Ending]]:
+    """What they say of the jobs in `hand`, which is a seat in `worker` or the worker itself."""
+    fine: list[Success] = []
+    other: list[Ending] = []
+    skew, mean = floor.skew, floor.mean
+    for serial, index, outcome, payload, started, ended, cpu, peak, extra in results:
+        bunch = hand.bunches.get(serial)
+        held = bunch.jobs[index] if bunch else None
+        if bunch is None or held is None:
+            continue
+        bunch.jobs[index] = None
+        bunch.left -= 1
+        if not bunch.left:
+            del hand.bunches[serial]
+        hand.outstanding -= 1
+        hand.slow = False
+        hand.cpu_told += cpu or 0
+        spent = max(1, ended - started)  # the clock may have been set back
+        if worker is hand:
+            mean = mean + (spent - mean) * 0.05 if mean else spent
+        else:
+            worker.outstanding -= 1
+        job = held.job
+        if (
+            outcome == wire.RETURNED
+            and (extra is None or extra.keys() == _STRAYS)
+            and not (held.snapshot and (held.snapshot.explicit_outcome or held.snapshot.on_final))
+            and job.id not in floor.cancelled
+        ):
+            fine.append(
+                Success(
+                    job.id,
+                    job.attempt,
+                    held.claim,
+                    payload,
+                    job.claimed_at,
+                    started + skew,
+                    ended + skew,
+                    hand.pid,
+                    cpu,
+                    peak,
+                    held.snapshot is not None and held.snapshot.history == "final",
+                    job.buckets is not None,
+                )
+            )
+        elif outcome == wire.APPLIED:
+            floor.cancelled.pop(job.id, None)  # it has written its end itself
+        else:
+            result = wire.Result(serial, index, outcome, payload, started, ended, cpu, peak, extra)
+            other.append(_other_end(floor, hand, held, result, now))
+        if hand.stop is not None and hand.stop.place == wire.place(serial, index):
+            hand.stop = None
+    floor.mean = mean
+    hand.idle_since = worker.idle_since = now
+    worker.ended += len(results)
+    if not hand.outstanding:
+        hand.alone = hand.weighed = False
+    return fine, other
+
+
+def _other_end(floor: Floor, hand: Hand, held: Held, result: wire.Result, now: Micros) -> Ending:
+    """Anything but a plain return."""
+    extra = result.extra or {}
+    wants, reason = extra.get("wants"), extra.get("reason")
+    place = wire.place(result.serial, result.at)
+    error: str | None = None
+    match result.outcome:
+        case wire.UNFIT:
+            end = End(cause=Cause.EXCEPTION, started=True, wants="hold", reason=reason)
+        case wire.STOPPED:
+            cause = hand.stop.cause if hand.stop and hand.stop.place == place else Cause.DRAIN
+            error = None if cause in (Cause.DRAIN, Cause.CANCELLED) else text_of(result.payload)
+            end = End(cause=cause, started=True)
+        case wire.RETURNED:
+            if wants is None and held.options.explicit_outcome:
+                wants, reason = "hold", "panic: it returned no outcome"
+            end = End(cause=Cause.RETURNED, started=True, wants=wants, reason=reason)
+        case _:
+            error = text_of(result.payload)
+            reason = reason or headline(error)
+            if extra.get("final") and wants is None and held.options.on_exception == "retry":
+                wants = "fail"
+            end = End(cause=Cause.EXCEPTION, started=True, wants=wants, reason=reason)
+    if wants == "retry":
+        retry_at = extra["delay"] + floor.skew if "delay" in extra else extra.get("at")
+        end = replace(end, retry_at=retry_at, free_retry=extra.get("free", False))
+    return replace(
+        floor.ending(held, end, now),
+        error=error,
+        result=result.payload if result.outcome == wire.RETURNED else None,
+        progress=extra.get("progress"),
+        log=extra.get("log"),
+        locks="locks" in extra,
+        clones=tuple(extra.get("clones", ())),
+        started=result.started + floor.skew,
+        ended=result.ended + floor.skew,
+        pid=hand.pid,
+        cpu=result.cpu,
+        peak=result.peak,
+    )
+
+
+def refused(floor: Floor, lost: Sequence[Success]) -> list[Ending]:
+    """Successes that the store refused: asked to stop meanwhile, or not ours any more; the fence will tell."""
+    return [
+        Ending(
+            id=s.id,
+            attempt=s.attempt,
+            claim=s.claim,
+            state="cancelled",
+            cause=Cause.CANCELLED,
+            reason=floor.cancelled.pop(s.id, None),  # the store may know better
+            started=s.started,
+            ended=s.ended,
+            pid=s.pid,
+            cpu=s.cpu,
+            peak=s.peak,
+            quiet=s.quiet,
+        )
+        for s in lost
+    ]
+
+
+def leave_seat(
+    floor: Floor, seat: Hand, sight: Sight, forced: bool, status: int | None, endings: list[Ending], now: Micros
+) -> list[Ending]:
+    """Of a dead worker.  If we had to kill it for one of its jobs, that is not the fault of the others."""
+    victim = seat.at(sight.place) if sight.phase == wire.RUNNING else None
+    if victim is not None:
+        stopped = seat.stop is not None and seat.stop.place == sight.place
+        cause = Cause.COLLATERAL if forced and not stopped else cause_of_death(seat, sight.place, status)
+        endings.append(floor.last_seen(floor.ending(victim, End(cause=cause, started=True), now), seat, sight))
+    return floor.put_back([held for held in seat.unfinished() if held is not victim], now)

@@ -1,0 +1,109 @@
+"""What runs too long or takes too much, and how it is stopped: flag, SIGTERM, SIGKILL."""
+
+from __future__ import annotations
+
+import signal
+
+from genba import wire
+from genba.domain.states import Cause
+from genba.node.actions import Action, AskToStop, BowOut, Interrupt, Mark, Note, Signal, TakeBack
+from genba.node.endings import progress_text
+from genba.node.floor import LONG, SECOND, WORTH, Floor
+from genba.node.hands import Hand, Held, Sight, Stop, Use
+from genba.storage.records import Micros
+
+MARK_AFTER = 1 * SECOND
+DRAIN_KILL = 1 * SECOND  # a node is gone 2 s after its grace: one is for the sweep and the last writes
+
+
+def stop_for(hand: Hand, place: int, held: Held, how: str, now: Micros) -> None:
+    """If it has started; else it comes back by its token.  To ask again never gives it more time."""
+    cause, grace = (Cause.KILLED, 0) if how == "kill" else (Cause.CANCELLED, held.options.grace)
+    before = hand.stop
+    if before is not None and before.place == place:
+        before.kill_at = min(before.kill_at, now + grace)
+        if before.cause != Cause.KILLED:
+            before.cause = cause
+    else:
+        hand.stop = Stop(place, cause, now, now + grace)
+
+
+def watch(floor: Floor, actions: list[Action], hand: Hand, sight: Sight, now: Micros) -> None:
+    running = sight.phase == wire.RUNNING
+    if (running and sight.place != hand.seen_place) or not (running or hand.alone):
+        hand.seen_place, hand.seen_since = sight.place, now if not hand.alone else hand.given_at
+        hand.beats, hand.beat_at = sight.beats, now
+        hand.slow = False
+    held = hand.at(sight.place) if running else None
+    if held is None:
+        return
+    ran = now - hand.seen_since
+    if ran >= LONG:
+        hand.slow = True
+        if hand.host is None:
+            floor.mean = max(floor.mean, WORTH)  # no more in advance, while jobs are like this
+        if hand.outstanding > 1:
+            actions.append(TakeBack(hand.slot))
+    job, options = held.job, held.options
+    if job.task in floor.disabled and hand.bowing != sight.place:
+        hand.bowing = sight.place
+        actions.append(BowOut(hand.slot, sight.place))
+    if ran >= MARK_AFTER and not held.marked:
+        held.marked = True
+        actions.append(Mark([(job.id, job.attempt, held.claim, floor.wall(hand.seen_since))]))
+    if sight.beats != hand.beats:
+        hand.beats, hand.beat_at = sight.beats, now
+    noted = sight.noted
+    fresh = noted is not None and noted[1] == sight.place and noted[0] != hand.noted
+    if noted and fresh and now - hand.noted_at >= options.progress_every:
+        hand.noted, hand.noted_at = noted[0], now
+        actions.append(Note([(job.id, job.attempt, held.claim, progress_text(noted))]))
+    if sight.use is not None and not floor.settings.debug:
+        _weigh(hand, held, sight.place, sight.use, now)
+    if hand.stop is None and not floor.settings.debug:
+        if options.timeout is not None and ran >= options.timeout:
+            hand.stop = Stop(sight.place, Cause.TIMEOUT, now, now + options.grace)
+        elif options.stall_timeout is not None and now - hand.beat_at >= options.stall_timeout:
+            hand.stop = Stop(sight.place, Cause.STALL, now, now + options.grace)
+        elif floor.too_late(held, now, sight.locked):
+            hand.stop = Stop(sight.place, Cause.LEASE_LOST, now, min(now + options.grace, floor.dead_by))
+
+
+def _weigh(hand: Hand, held: Held, place: int, use: Use, now: Micros) -> None:
+    """For CPU time there is a grace as for any time; memory would be gone before that is over."""
+    options = held.options
+    hand.heaviest = max(hand.heaviest, use.memory)
+    if hand.cpu_before is None:
+        hand.cpu_before = use.cpu
+    if options.memory is not None and use.memory > options.memory:
+        hand.stop = Stop(place, Cause.OUT_OF_MEMORY, now, now)
+    elif options.cpu is not None and use.cpu - hand.cpu_before >= options.cpu and hand.stop is None:
+        hand.stop = Stop(place, Cause.CPU_LIMIT, now, now + options.grace)
+
+
+def press(floor: Floor, actions: list[Action], hand: Hand, sight: Sight | None, now: Micros) -> None:
+    """Flag, then SIGTERM (at half the grace for one that looks at the flag), then SIGKILL."""
+    stop = hand.stop
+    if stop is None:
+        return
+    if not stop.flagged:
+        stop.flagged = True
+        actions.append(AskToStop(hand.slot, stop.place))
+    if sight is None or sight.place != stop.place or sight.phase != wire.RUNNING:
+        return  # its result is on the way; whoever runs now must not be hit
+    term_at = (stop.asked_at + stop.kill_at) // 2 if sight.looked else stop.asked_at
+    if now >= stop.kill_at:
+        if hand.host is not None:
+            floor.hands[hand.host].forced = True
+        actions.append(Signal(hand.slot if hand.host is None else hand.host, signal.SIGKILL))
+    elif not stop.termed and now >= term_at:
+        stop.termed = True
+        seated = hand.host is not None
+        actions.append(Interrupt(hand.slot, stop.place) if seated else Signal(hand.slot, signal.SIGTERM))
+
+
+def end_drain(floor: Floor, sights: dict[int, Sight], now: Micros) -> None:
+    for slot, sight in sights.items():
+        hand = floor.hands.get(slot)
+        if hand and hand.stop is None and sight.phase == wire.RUNNING and hand.at(sight.place):
+            hand.stop = Stop(sight.place, Cause.DRAIN, now, now + DRAIN_KILL)

@@ -1,0 +1,385 @@
+"""Tasks and queues as operators hold them: switch off and on, change, pause and resume, while everything runs."""
+
+from __future__ import annotations
+
+import getpass
+import socket
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from genba.domain.duration import to_datetime
+from genba.domain.fair import key_of
+from genba.errors import BadOption, TaskDisabled, UnknownTask
+from genba.options import DEFAULT_POLICY, NAME, Options, Policy, overridden, override
+from genba.storage.policy import QueueRecord, Rules, RulesChanged, TaskRecord, kept_for
+from genba.storage.records import Enqueued, Micros, NewJob
+from genba.storage.store import Store
+from genba.tasks import Call
+from genba.values import Dep
+
+if TYPE_CHECKING:
+    from genba.app import Genba
+
+_PATIENCE = 20  # operators that change something, one after the other, while one job is enqueued
+
+
+def obey(
+    store: Store, calls: Sequence[Call[Any]], rows: Callable[[Sequence[Call[Any]], Rules], list[NewJob]], conn: Any
+) -> list[Enqueued]:
+    """Enqueue by what operators say now; TaskDisabled if one has switched a task off."""
+    rules = store.policy.rules()
+    for _ in range(_PATIENCE):
+        try:
+            return store.enqueue(rows(_ruled(calls, rules), rules), conn, rules.epoch)
+        except RulesChanged:
+            rules = store.policy.refresh()
+    raise RulesChanged("the rules of tasks and queues change faster than a job can be enqueued")
+
+
+def _ruled(calls: Sequence[Call[Any]], rules: Rules) -> Sequence[Call[Any]]:
+    """The calls with the options that operators want for them."""
+    if not rules.concern_tasks:
+        return calls
+    off = {call.task for call in calls} & rules.disabled
+    if off:
+        raise TaskDisabled(f"task {min(off)!r} is disabled; to enable it: app.tasks[{min(off)!r}].enable()")
+    shared: dict[tuple[int, int, frozenset[str], str], tuple[Options, Policy]] = {}
+    ruled: dict[int, Call[Any]] = {}
+    for call in calls:
+        options, policy = call.options, call.policy
+        changes = rules.overrides.get(call.task)
+        if changes:
+            same = (id(options), id(policy), call.said, call.task)  # most calls of a batch share all
+            if same not in shared:
+                shared[same] = overridden(options, policy, call.said, changes)
+            options, policy = shared[same]
+        if any(id(dep.job) in ruled for dep in options.after):  # a call means what the one before it has become
+            after = tuple(Dep(ruled.get(id(dep.job), dep.job), dep.on) for dep in options.after)
+            options = replace(options, after=after)
+        if options is not call.options or policy is not call.policy:
+            ruled[id(call)] = Call(call.task, call.args, options, policy, call.arguments, call.said)
+    return [ruled.get(id(call), call) for call in calls]
+
+
+def fair(calls: Sequence[Call[Any]], jobs: list[NewJob], rules: Rules) -> list[NewJob]:
+    """The jobs, those of fair queues with the key by which they take turns; without one, a task is its own."""
+    if not rules.fair and all(call.policy.fair_by is None for call in calls):
+        return jobs
+    return [_keyed(call, job, rules) for call, job in zip(calls, jobs, strict=True)]
+
+
+def _keyed(call: Call[Any], job: NewJob, rules: Rules) -> NewJob:
+    fair_by = call.policy.fair_by or rules.fair.get(job.queue)
+    if fair_by is None:
+        return job
+    args = msgspec.json.decode(call.args)
+    key = key_of(fair_by, args if isinstance(args, dict) else {})
+    return msgspec.structs.replace(job, fair_key=key if key is not None else call.task, fair_by=call.policy.fair_by)
+
+
+def who() -> str:
+    """The person, or at least the account, that changes something."""
+    try:
+        return f"{getpass.getuser()}@{socket.gethostname()}"
+    except (KeyError, OSError):  # an account without a name
+        return socket.gethostname()
+
+
+def prune(store: Store, age: Micros | None) -> int:
+    """Delete final jobs that are older than `age`, or than their task wants them kept."""
+    store.install()
+    now, gone = store.now(), 0
+    if age is not None:
+        while some := store.prune(now - age):
+            gone += some
+        return gone
+    for record in store.policy.tasks():
+        said = msgspec.json.decode(record.definition, type=dict[str, Any]).get("keep", DEFAULT_POLICY.keep)
+        keep = kept_for(said, msgspec.json.decode(record.override) if record.override else None)
+        for state, time in keep.items() if isinstance(keep, dict) else [(None, keep)]:
+            while time is not None and (some := store.prune(now - time, record.name, state)):
+                gone += some
+    return gone
+
+
+class TaskControl:
+    """One task.  Its attributes are read anew each time, and so is what the verbs act on."""
+
+    def __init__(self, app: Genba, name: str) -> None:
+        self._app = app
+        self.name = name
+
+    def __repr__(self) -> str:
+        return f"<TaskControl {self.name}>"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TaskControl) and (other.name, other._app) == (self.name, self._app)
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+    def _code(self) -> dict[str, Any] | None:
+        known = self._app.task_table().get(self.name)
+        return known.describe() if known is not None else None
+
+    def _record(self) -> TaskRecord:
+        found = self._app.store.policy.task(self.name)
+        if found is not None:
+            return found
+        code = self._code()
+        if code is None:
+            raise UnknownTask(f"no node has declared a task {self.name!r}, and this app has none")
+        return TaskRecord(self.name, code.get("title"), msgspec.json.encode(code).decode(), None, True, 0, None)
+
+    @property
+    def enabled(self) -> bool:
+        return self._record().enabled
+
+    @property
+    def title(self) -> str | None:
+        return self.settings.get("title")
+
+    @property
+    def definition(self) -> dict[str, Any]:
+        """What the code says, as the node that came last has it."""
+        return msgspec.json.decode(self._record().definition, type=dict[str, Any])
+
+    @property
+    def override(self) -> dict[str, Any]:
+        """What operators say instead."""
+        written = self._record().override
+        return msgspec.json.decode(written, type=dict[str, Any]) if written else {}
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What holds: the definition, and the override over it."""
+        return {**self.definition, **self.override}
+
+    @property
+    def queue(self) -> str:
+        return str(self.settings.get("queue", "default"))
+
+    @property
+    def changed_by(self) -> str | None:
+        return self._record().changed_by
+
+    @property
+    def changed_at(self) -> datetime | None:
+        record = self._record()
+        return to_datetime(record.changed_at) if record.changed_by is not None else None
+
+    def to_json(self) -> dict[str, Any]:
+        record = self._record()
+        definition = msgspec.json.decode(record.definition, type=dict[str, Any])
+        changed = msgspec.json.decode(record.override, type=dict[str, Any]) if record.override else {}
+        return {
+            "name": record.name,
+            "enabled": record.enabled,
+            "title": {**definition, **changed}.get("title"),
+            "queue": {**definition, **changed}.get("queue", "default"),
+            "override": changed,
+            "definition": definition,
+            "changed_by": record.changed_by,
+            "changed_at": to_datetime(record.changed_at) if record.changed_by is not None else None,
+        }
+
+    def disable(self, reason: str | None = None) -> bool:
+        """No job of it starts any more, and none can be enqueued; what waits comes back with `enable`.
+
+        Jobs of it that run see `should_stop`, and may end as they like.  False if it was disabled already.
+        """
+        return self._app.store.policy.switch(self.name, False, who(), reason, self._code())
+
+    async def adisable(self, reason: str | None = None) -> bool:
+        return await self._app.threads(self.disable, reason)
+
+    def enable(self, reason: str | None = None) -> bool:
+        """False if it was enabled already."""
+        return self._app.store.policy.switch(self.name, True, who(), reason, self._code())
+
+    async def aenable(self, reason: str | None = None) -> bool:
+        return await self._app.threads(self.enable, reason)
+
+    def set(self, **changes: Any) -> dict[str, Any]:
+        """Options and policy that hold instead of what the code says, for jobs enqueued from now on.
+
+        What a call gives by `.using(…)` still wins.  None is a value (`timeout=None`: no timeout); `reset` takes a
+        change back.  Gives all that is changed now.
+        """
+        if not changes:
+            raise BadOption("nothing to change: name an option, for example set(timeout='5m')")
+        plain = override(changes)
+        return self._app.store.policy.override(self.name, lambda old: {**old, **plain}, who(), self._code())
+
+    async def aset(self, **changes: Any) -> dict[str, Any]:
+        return await self._app.threads(self.set, **changes)
+
+    def reset(self, *names: str) -> dict[str, Any]:
+        """Let the code decide again about these options, or about all.  Gives what is still changed."""
+
+        def less(old: dict[str, Any]) -> dict[str, Any]:
+            strange = [name for name in names if name not in old]
+            if strange:
+                there = f"changed are {', '.join(sorted(old))}" if old else "nothing is changed"
+                raise BadOption(f"{strange[0]!r} of task {self.name!r} is not changed: {there}")
+            return {name: value for name, value in old.items() if names and name not in names}
+
+        return self._app.store.policy.override(self.name, less, who(), self._code())
+
+    async def areset(self, *names: str) -> dict[str, Any]:
+        return await self._app.threads(self.reset, *names)
+
+
+class Tasks:
+    """All tasks that nodes have declared or this app has, by name."""
+
+    def __init__(self, app: Genba) -> None:
+        self._app = app
+
+    def __getitem__(self, name: str) -> TaskControl:
+        """Looks nothing up: a name that nobody knows is an error of what is then done with it."""
+        if NAME.fullmatch(str(name)) is None:
+            raise BadOption(f"{name!r} is no name of a task")
+        return TaskControl(self._app, name)
+
+    def __iter__(self) -> Iterator[str]:
+        stored = {record.name for record in self._app.store.policy.tasks()}
+        return iter(sorted(stored | self._app.task_table().keys()))
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+    def __contains__(self, name: object) -> bool:
+        return name in list(iter(self))
+
+    def values(self) -> list[TaskControl]:
+        return [TaskControl(self._app, name) for name in self]
+
+    def __repr__(self) -> str:
+        return f"<Tasks of {self._app.namespace}>"
+
+
+class QueueControl:
+    """One queue.  It need not be known to anybody yet."""
+
+    def __init__(self, app: Genba, name: str) -> None:
+        self._app = app
+        self.name = name
+
+    def __repr__(self) -> str:
+        return f"<QueueControl {self.name}>"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, QueueControl) and (other.name, other._app) == (self.name, self._app)
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+    def _record(self) -> QueueRecord:
+        found = [record for record in self._app.store.policy.queues() if record.name == self.name]
+        return found[0] if found else QueueRecord(self.name, False, None, None, 0, None)
+
+    @property
+    def paused(self) -> bool:
+        record = self._record()
+        over = record.paused_until is not None and record.paused_until <= self._app.store.now()
+        return record.paused and not over
+
+    @property
+    def paused_until(self) -> datetime | None:
+        """When a pause ends by itself; None: not at all, or there is none."""
+        until = self._record().paused_until
+        return to_datetime(until) if until is not None and self.paused else None
+
+    @property
+    def fair_by(self) -> str | None:
+        return self._record().fair_by
+
+    @property
+    def changed_by(self) -> str | None:
+        return self._record().changed_by
+
+    @property
+    def waiting(self) -> int:
+        """How many of its jobs wait, parked ones too."""
+        return self._app.count(state="waiting", queue=self.name)
+
+    def pause(self, until: Any = None, reason: str | None = None) -> None:
+        """None of its jobs starts until `resume`, or until a moment or after a time: "5m", "+1 hour", a datetime.
+
+        What runs goes on, and jobs can be enqueued.
+        """
+        end = None if until is None else self._app.later(until)
+        self._app.store.policy.pause(self.name, end, who(), reason)
+
+    async def apause(self, until: Any = None, reason: str | None = None) -> None:
+        await self._app.threads(self.pause, until, reason)
+
+    def resume(self) -> bool:
+        """False if it was not paused."""
+        return self._app.store.policy.resume(self.name, who())
+
+    async def aresume(self) -> bool:
+        return await self._app.threads(self.resume)
+
+
+class Queues:
+    """All queues that nodes serve, that have jobs waiting, or that were paused, by name."""
+
+    def __init__(self, app: Genba) -> None:
+        self._app = app
+
+    def __getitem__(self, name: str) -> QueueControl:
+        if NAME.fullmatch(str(name)) is None:
+            raise BadOption(f"{name!r} is no name of a queue")
+        return QueueControl(self._app, name)
+
+    def __iter__(self) -> Iterator[str]:
+        policy = self._app.store.policy
+        return iter(sorted({record.name for record in policy.queues()} | policy.waiting().keys() | self._parked()))
+
+    def _parked(self) -> set[str]:
+        return {queue for _, queue, _ in self._app.store.policy.parked()}
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+    def __contains__(self, name: object) -> bool:
+        return name in list(iter(self))
+
+    def values(self) -> list[QueueControl]:
+        return [QueueControl(self._app, name) for name in self]
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """All of them at one look, with what waits in each."""
+        policy, now = self._app.store.policy, self._app.store.now()
+        records = {record.name: record for record in policy.queues()}
+        waiting, parked = policy.waiting(), policy.parked()
+        told = []
+        for name in sorted(records.keys() | waiting.keys() | {queue for _, queue, _ in parked}):
+            record = records.get(name) or QueueRecord(name, False, None, None, 0, None)
+            until = record.paused_until
+            paused = record.paused and not (until is not None and until <= now)
+            told.append(
+                {
+                    "name": name,
+                    "paused": paused,
+                    "paused_until": to_datetime(until) if paused and until is not None else None,
+                    "fair_by": record.fair_by,
+                    "waiting": waiting.get(name, 0),
+                    "parked": _counted(parked, name),
+                    "changed_by": record.changed_by,
+                }
+            )
+        return told
+
+    def __repr__(self) -> str:
+        return f"<Queues of {self._app.namespace}>"
+
+
+def _counted(parked: Iterable[tuple[str, str, int]], queue: str) -> dict[str, int]:
+    return {why: count for why, where, count in parked if where == queue}

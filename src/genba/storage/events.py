@@ -1,0 +1,186 @@
+"""What happened, row by row: told in the transaction that makes it so, and read again by whoever is interested.
+
+A row may tell of many jobs: `data` has their ids as `jobs`, and what differs between them as lists in `each`.
+
+Readers never skip what commits late.  On PostgreSQL a transaction may commit after others that took later numbers,
+so a reader goes in passes: each gives what its snapshot sees and the snapshot of the pass before did not.  Below
+`low` nothing can come any more: whoever had not begun when a pass was taken takes numbers above all that the pass saw.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import getpass
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+import msgspec
+
+from genba.errors import BadOption, CursorExpired
+from genba.storage.database import Database, Tx
+from genba.storage.records import JobId, Micros
+
+PAGE = 200  # rows
+_json = msgspec.json.Encoder()
+
+
+class EventRow(NamedTuple):
+    """The order is that of the query."""
+
+    seq: int
+    at: Micros
+    kind: str
+    job_id: JobId | None
+    node: int | None
+    data: bytes | None
+
+
+class Position(msgspec.Struct, frozen=True, array_like=True):
+    """Where a reader stands: behind the `index`-th event of row `seq`, in the pass `current`."""
+
+    seq: int = 0
+    index: int = -1
+    low: int = 0  # what has no greater number is behind us
+    seen: str = ""  # the snapshot of the last pass that is done
+    current: str = ""  # the one that is under way
+    next_low: int = 0  # `low` as soon as all of that time have ended: those with a number below `next_from`
+    next_from: int = 0
+    begun: bool = False
+
+    @property
+    def cursor(self) -> str:
+        return base64.urlsafe_b64encode(msgspec.msgpack.encode(self)).decode().rstrip("=")
+
+    @classmethod
+    def of(cls, cursor: str) -> Position:
+        try:
+            packed = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4))
+            return msgspec.msgpack.decode(packed, type=cls)
+        except (TypeError, ValueError, binascii.Error, msgspec.MsgspecError):
+            raise BadOption(f"after: {cursor!r} is no cursor of an event") from None
+
+    def behind(self, seq: int, index: int) -> Position:
+        return msgspec.structs.replace(self, seq=seq, index=index, begun=True)
+
+    def rested(self, snapshot: str, top: int) -> Position:
+        """The pass is done; `top` is the greatest number that it could see."""
+        oldest, newest, *_ = snapshot.split(":")
+        low, next_low, next_from = self.low, self.next_low, self.next_from
+        if next_from <= int(oldest):
+            low, next_low, next_from = max(low, next_low), top, int(newest)
+        if int(newest) <= int(oldest):  # nobody was at work
+            low = max(low, top)
+        return Position(max(self.seq, top), -1, low, snapshot, "", next_low, next_from, True)
+
+
+class Page(NamedTuple):
+    """`after` is where the reader stands when it has read all of `rows`; `more`: the pass goes on."""
+
+    rows: list[EventRow]
+    during: Position
+    after: Position
+    more: bool
+
+
+@cache
+def operator() -> str:
+    """Who we are, for the history."""
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError):  # no such user on this machine, as in many containers
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"
+
+
+class Events:
+    def __init__(self, database: Database, namespace: str) -> None:
+        self._db = database
+        self._namespace = namespace
+        self.node: int | None = None  # whose doing it is
+
+    def tell(
+        self,
+        tx: Tx,
+        kind: str,
+        ids: Sequence[JobId] = (),
+        *,
+        node: int | None = None,
+        each: Mapping[str, Sequence[Any]] | None = None,
+        **more: Any,
+    ) -> None:
+        """One row for all `ids`; of an event of no job, none.  `each` has one value for each of them."""
+        if len(ids) == 1 and each:
+            more |= {name: values[0] for name, values in each.items() if values[0] is not None}
+        elif len(ids) > 1:
+            more = {"jobs": ids, "each": each, **more} if each else {"jobs": ids, **more}
+        tx.run(
+            "tell",
+            namespace=self._namespace,
+            kind=kind,
+            job_id=ids[0] if len(ids) == 1 else None,
+            node=node if node is not None else self.node,
+            data=_json.encode(more) if more else None,
+        )
+
+    def page(self, at: Position, job: JobId | None = None) -> Page:
+        """The next rows behind `at`; CursorExpired if some of them are gone."""
+        with self._db.statement() as tx:
+            found = tx.all(
+                "event_page",
+                namespace=self._namespace,
+                start=max(at.low + 1, at.seq if at.current else 0),
+                seen=at.seen,
+                current=at.current,
+                job_id=job,
+                digits=str(job).encode(),
+                limit=PAGE,
+            )
+        snapshot, top, pruned = found[0][:3]
+        rows = sorted(EventRow(*row[3:]) for row in found if row[3] is not None)
+        if at.begun and pruned is not None and pruned > max(at.seq, at.low):
+            raise CursorExpired(
+                f"events that this cursor has not seen are gone, up to number {pruned}: start anew with after=None, "
+                "read more often, or keep them longer (keep_events, max_events)"
+            )
+        during = msgspec.structs.replace(at, current=at.current or snapshot)
+        if len(rows) >= PAGE:
+            return Page(rows, during, during.behind(rows[-1].seq, 1 << 60), True)
+        if at.current:  # what this snapshot did not see comes with the next
+            top = rows[-1].seq if rows else at.seq
+            return Page(rows, during, during.rested(at.current, top), at.current != snapshot)
+        return Page(rows, during, during.rested(snapshot, top or 0), False)
+
+    def end(self) -> Position:
+        """Behind all that has happened so far."""
+        with self._db.statement() as tx:
+            found = tx.all(
+                "event_page",
+                namespace=self._namespace,
+                start=1 << 62,
+                seen="",
+                current="",
+                job_id=None,
+                digits=b"",
+                limit=1,
+            )
+        snapshot, top, _ = found[0][:3]
+        return Position().rested(snapshot, top or 0)
+
+    def tasks_of(self, ids: Sequence[JobId]) -> dict[JobId, str]:
+        with self._db.statement() as tx:
+            return {row[0]: row[1] for row in tx.batch("tasks_of", [(id,) for id in ids], namespace=self._namespace)}
+
+    def prune(self, before: Micros, most: int) -> int:
+        """Delete a thousand of the oldest, if they are older than `before` or more than `most`; how many it were."""
+        with self._db.transaction() as tx:
+            gone = tx.all("prune_events", before=before, most=most)
+            last: dict[str, int] = {}
+            for namespace, seq in gone:
+                last[namespace] = max(seq, last.get(namespace, 0))
+            for namespace, seq in sorted(last.items()):
+                tx.run("note_pruned", namespace=namespace, pruned=seq)
+            return len(gone)

@@ -1,0 +1,149 @@
+-- name: know_limits(template, n, ordered, per, burst)
+INSERT INTO genba.bucket_limit (namespace, template, n, ordered, per, burst)
+VALUES (:namespace, :template, :n, :ordered, :per, :burst) ON CONFLICT DO NOTHING;
+
+-- name: declare_limits(template, n, ordered, per, burst)
+INSERT INTO genba.bucket_limit (namespace, template, n, ordered, per, burst)
+VALUES (:namespace, :template, :n, :ordered, :per, :burst)
+    ON CONFLICT (namespace, template) DO UPDATE SET n = excluded.n, ordered = excluded.ordered, per = excluded.per, burst = excluded.burst
+ WHERE genba.bucket_limit.n <> excluded.n OR genba.bucket_limit.ordered <> excluded.ordered
+    OR genba.bucket_limit.per IS DISTINCT FROM excluded.per OR genba.bucket_limit.burst IS DISTINCT FROM excluded.burst
+RETURNING template;
+
+-- name: set_limit
+UPDATE genba.bucket_limit SET override = :n WHERE namespace = :namespace AND template = :template AND per IS NULL AND NOT ordered RETURNING template;
+
+-- name: limit_rules
+SELECT template, n, override, ordered, per, burst FROM genba.bucket_limit WHERE namespace = :namespace ORDER BY template;
+
+-- name: buckets_of_template(template)
+-- In the order in which everybody locks them.
+SELECT name FROM genba.bucket WHERE namespace = :namespace AND template = :template;
+
+-- name: refit(name)
+UPDATE genba.bucket SET (n, ordered, per, burst) = (SELECT COALESCE(l.override, l.n), l.ordered, l.per, l.burst FROM genba.bucket_limit l
+                          WHERE l.namespace = genba.bucket.namespace AND l.template = genba.bucket.template)
+ WHERE namespace = :namespace AND name = :name;
+
+-- name: buckets_there(name)
+SELECT name FROM genba.bucket WHERE namespace = :namespace AND name = :name;
+
+-- name: make_buckets(name, template)
+INSERT INTO genba.bucket (namespace, name, template, n, ordered, per, burst)
+SELECT :namespace, :name, l.template, COALESCE(l.override, l.n), l.ordered, l.per, l.burst
+  FROM genba.bucket_limit l WHERE l.namespace = :namespace AND l.template = :template
+    ON CONFLICT DO NOTHING;
+
+-- name: try_buckets(name)
+SELECT name, template, n, ordered, per, burst, taken, owner, full_at, next_at
+  FROM genba.bucket WHERE namespace = :namespace AND name = :name;
+
+-- name: fill_buckets(name, taken, owner, full_at, next_at)
+UPDATE genba.bucket SET taken = :taken, owner = :owner, full_at = :full_at, next_at = :next_at WHERE namespace = :namespace AND name = :name;
+
+-- name: park(id, line, ordered)
+-- Of rows that we hold. Who has a turn to wait for stands in line by the moment of its enqueue.
+UPDATE genba.job SET parked_on = :line, granted_at = NULL, rank = CASE WHEN :ordered = 1 THEN created_at ELSE rank END WHERE id = :id;
+
+-- name: granted(id)
+-- Of those that were to be granted, if not all were.
+SELECT id FROM genba.job WHERE id = :id AND granted_at IS NOT NULL AND parked_on IS NULL AND claim_id IS NULL;
+
+-- name: move(id, line)
+UPDATE genba.job SET parked_on = :line WHERE id = :id AND parked_on IS NOT NULL AND finished_at IS NULL RETURNING id;
+
+-- name: give_turn(id)
+UPDATE genba.job SET parked_on = NULL WHERE id = :id AND parked_on IS NOT NULL AND finished_at IS NULL RETURNING id;
+
+-- name: drop_grants(id)
+UPDATE genba.job SET granted_at = NULL WHERE id = :id;
+
+-- name: set_buckets
+UPDATE genba.job SET buckets = :buckets, granted_at = CASE WHEN :granted = 1 THEN COALESCE(granted_at, /* now */) ELSE granted_at END WHERE id = :id;
+
+-- name: limit_job
+UPDATE genba.job SET buckets = :buckets, capped = :capped, parked_on = CASE WHEN state = 'waiting' THEN CAST(:line AS text) END,
+       rank = CASE WHEN :ordered = 1 THEN created_at ELSE rank END
+ WHERE id = :id RETURNING state;
+
+-- name: needs_of
+SELECT id, buckets, granted_at, state FROM genba.job WHERE id = :id;
+
+-- name: ask_recheck(name, template, n, ordered, per, burst)
+INSERT INTO genba.recheck (namespace, name, template, n, ordered, per, burst) VALUES (:namespace, :name, :template, :n, :ordered, :per, :burst);
+
+-- name: rechecks
+SELECT seq, name, template, n, ordered, per, burst FROM genba.recheck WHERE namespace = :namespace ORDER BY seq LIMIT 500 /* lock */;
+
+-- name: forget_rechecks(seq)
+DELETE FROM genba.recheck WHERE seq = :seq;
+
+-- name: neglected
+-- The net: buckets with room, and somebody in line.
+SELECT b.name, b.template FROM genba.bucket b
+ WHERE b.namespace = :namespace AND b.per IS NULL AND CASE WHEN b.ordered THEN b.owner IS NULL ELSE b.taken < b.n END
+   AND EXISTS (SELECT 1 FROM genba.job j WHERE j.namespace = :namespace AND j.parked_on = 'limit ' || b.name) LIMIT 200;
+
+-- name: ripe
+SELECT name, template FROM genba.bucket WHERE namespace = :namespace AND next_at <= /* now */ LIMIT 200;
+
+-- name: next_ripe
+SELECT min(next_at) FROM genba.bucket WHERE namespace = :namespace AND next_at IS NOT NULL;
+
+-- name: unclaimed_of
+-- What was let go by a rate, and has not started.
+SELECT count(*) FROM (SELECT 1 FROM genba.job WHERE namespace = :namespace AND granted_at IS NOT NULL AND claim_id IS NULL AND finished_at IS NULL
+                         AND buckets LIKE :mark LIMIT :most) AS these;
+
+-- name: stale_grants
+SELECT id, queue, buckets, parked_on FROM genba.job
+ WHERE namespace = :namespace AND granted_at < /* now */ - 1000000 AND claim_id IS NULL AND finished_at IS NULL AND state = 'waiting'
+ ORDER BY granted_at LIMIT 100;
+
+-- name: other_in_line
+-- Of those in front: one that others can run, while the one that has the slot finds nobody.
+SELECT id, rank, buckets, queue FROM (SELECT id, rank, buckets, queue, state FROM genba.job WHERE namespace = :namespace AND parked_on = :line
+                                ORDER BY rank, id LIMIT 200) AS front
+ WHERE state = 'waiting' AND (CAST(:queue AS text) IS NULL OR queue <> :queue) ORDER BY rank, id LIMIT 1;
+
+-- name: revoke
+UPDATE genba.job SET granted_at = NULL, parked_on = COALESCE(parked_on, CAST(:line AS text))
+ WHERE id IN (SELECT id FROM genba.job WHERE id = :id AND state = 'waiting' AND claim_id IS NULL AND granted_at IS NOT NULL /* lock */)
+RETURNING id;
+
+-- name: empty_buckets
+SELECT b.name FROM genba.bucket b
+ WHERE b.namespace = :namespace AND b.taken = 0 AND b.owner IS NULL AND b.next_at IS NULL AND (b.full_at IS NULL OR b.full_at <= /* now */)
+   AND NOT EXISTS (SELECT 1 FROM genba.job j WHERE j.namespace = :namespace AND j.parked_on = 'limit ' || b.name) LIMIT 500;
+
+-- name: prune_buckets(name)
+-- Locked before, and looked at again in a later statement.
+DELETE FROM genba.bucket
+ WHERE namespace = :namespace AND name = :name AND taken = 0 AND owner IS NULL AND next_at IS NULL AND (full_at IS NULL OR full_at <= /* now */)
+   AND NOT EXISTS (SELECT 1 FROM genba.job j WHERE j.namespace = :namespace AND j.parked_on = 'limit ' || :name);
+
+-- name: bucket
+SELECT name, template, n, ordered, per, burst, taken, owner, full_at, next_at FROM genba.bucket WHERE namespace = :namespace AND name = :name;
+
+-- name: place_in_line
+SELECT count(*) FROM (SELECT 1 FROM genba.job WHERE namespace = :namespace AND parked_on = :line
+                         AND (rank < :rank OR rank = :rank AND id < :id) LIMIT 10000) AS front;
+
+-- name: holders
+-- What runs, and what has its slots and has not started yet.
+SELECT j.id, j.state, j.granted_at, j.claimed_at, n.name, j.buckets
+  FROM genba.job j LEFT JOIN genba.node n ON n.id = j.node
+ WHERE j.node IS NOT NULL AND j.namespace = :namespace AND j.buckets LIKE :mark AND j.granted_at IS NOT NULL
+ ORDER BY j.claimed_at LIMIT 100;
+
+-- name: holders_unclaimed
+SELECT id, state, granted_at, claimed_at, NULL, buckets FROM genba.job
+ WHERE namespace = :namespace AND granted_at IS NOT NULL AND claim_id IS NULL AND finished_at IS NULL AND buckets LIKE :mark
+ ORDER BY granted_at LIMIT 100;
+
+-- name: count_capped
+SELECT count(*) FROM (SELECT 1 FROM genba.job WHERE namespace = :namespace AND task = :task AND capped IS NOT NULL
+                         AND claim_id IS NULL AND finished_at IS NULL AND state <> 'held' LIMIT :most) AS these;
+
+-- name: one_counter
+-- Writers take turns here anyway.

@@ -1,0 +1,44 @@
+-- name: with_children
+SELECT DISTINCT parent_id FROM genba.dependency WHERE parent_id = ANY(:ids) AND state = 'open';
+
+-- name: with_family
+SELECT DISTINCT parent_id FROM genba.job WHERE parent_id = ANY(:ids) AND finished_at IS NULL;
+
+-- name: unsettled
+SELECT u.seq, u.parent_id, j.state
+  FROM genba.unsettled u LEFT JOIN LATERAL (SELECT state FROM genba.job p WHERE p.id = u.parent_id) j ON true
+ WHERE u.namespace = :namespace AND u.seq > :after ORDER BY u.seq LIMIT 200 FOR UPDATE OF u SKIP LOCKED;
+
+-- name: one_settler
+-- Two of them would take the rows of shared children in different orders, and each wait for the other.
+SELECT pg_advisory_xact_lock(hashtextextended('genba settle ' || CAST(:namespace AS text), 0));
+
+-- name: parent_state
+-- Shared lock: whoever is just ending this parent has looked for children before us, or will see ours after.
+SELECT state FROM genba.job WHERE id = :id FOR SHARE SKIP LOCKED;
+
+-- name: edges_done
+UPDATE genba.dependency SET state = :state
+ WHERE parent_id = :parent_id AND state = 'open' AND child_id = ANY(:ids) RETURNING child_id;
+
+-- name: one_dep_less
+UPDATE genba.job
+   SET open_deps = open_deps - 1,
+       state = CASE WHEN open_deps > 1 OR state <> 'blocked' THEN state WHEN due_at > /* now */ THEN 'scheduled' ELSE 'waiting' END,
+       rank = CASE WHEN open_deps > 1 OR state <> 'blocked' OR due_at > /* now */ THEN rank
+                   WHEN fair_key IS NOT NULL THEN 9223372036854775807 ELSE /* now */ - priority * CAST(:age_step AS bigint) END
+ WHERE id = ANY(:ids) AND open_deps > 0
+RETURNING id, state, options, open_deps;
+
+-- name: options_of
+SELECT id, options FROM genba.job WHERE id = ANY(:ids);
+
+-- name: add_edges(child_id, parent_id, wants)
+INSERT INTO genba.dependency (child_id, parent_id, wants) SELECT * FROM unnest(:child_id, :parent_id, :wants);
+
+-- name: look_at(parent_id)
+INSERT INTO genba.unsettled (parent_id, namespace) SELECT *, :namespace FROM unnest(:parent_id);
+
+-- name: given_up(id)
+SELECT id FROM genba.job WHERE id = ANY(:id) AND namespace = :namespace AND state IN ('failed', 'timed_out', 'cancelled')
+   AND (reason IS NULL OR reason NOT LIKE 'dependency %');

@@ -1,0 +1,100 @@
+-- name: know_limits(template, n, ordered, per, burst)
+INSERT INTO genba.bucket_limit (namespace, template, n, ordered, per, burst)
+SELECT :namespace, e.template, e.n, e.ordered <> 0, e.per, e.burst
+  FROM unnest(:template, :n, :ordered, CAST(:per AS bigint[]), CAST(:burst AS bigint[])) AS e (template, n, ordered, per, burst)
+    ON CONFLICT DO NOTHING;
+
+-- name: declare_limits(template, n, ordered, per, burst)
+INSERT INTO genba.bucket_limit AS l (namespace, template, n, ordered, per, burst)
+SELECT :namespace, e.template, e.n, e.ordered <> 0, e.per, e.burst
+  FROM unnest(:template, :n, :ordered, CAST(:per AS bigint[]), CAST(:burst AS bigint[])) AS e (template, n, ordered, per, burst)
+    ON CONFLICT (namespace, template) DO UPDATE SET n = excluded.n, ordered = excluded.ordered, per = excluded.per, burst = excluded.burst
+ WHERE l.n <> excluded.n OR l.ordered <> excluded.ordered OR l.per IS DISTINCT FROM excluded.per OR l.burst IS DISTINCT FROM excluded.burst
+RETURNING l.template;
+
+-- name: buckets_of_template(template)
+SELECT name FROM genba.bucket WHERE namespace = :namespace AND template = ANY(:template);
+
+-- name: refit(name)
+UPDATE genba.bucket AS b SET n = COALESCE(l.override, l.n), ordered = l.ordered, per = l.per, burst = l.burst
+  FROM genba.bucket_limit l
+ WHERE b.namespace = :namespace AND b.name = ANY(:name) AND l.namespace = b.namespace AND l.template = b.template;
+
+-- name: buckets_there(name)
+SELECT name FROM genba.bucket WHERE namespace = :namespace AND name = ANY(:name);
+
+-- name: make_buckets(name, template)
+INSERT INTO genba.bucket (namespace, name, template, n, ordered, per, burst)
+SELECT :namespace, e.name, l.template, COALESCE(l.override, l.n), l.ordered, l.per, l.burst
+  FROM unnest(:name, :template) AS e (name, template) JOIN genba.bucket_limit l ON l.namespace = :namespace AND l.template = e.template
+ ORDER BY e.name
+    ON CONFLICT DO NOTHING;
+
+-- name: lock_buckets
+-- Who waits here for a row gets it as it is then, not as the statement's snapshot had it.
+SELECT name, template, n, ordered, per, burst, taken, owner, full_at, next_at
+  FROM genba.bucket WHERE namespace = :namespace AND name = ANY(:names) ORDER BY name FOR UPDATE;
+
+-- name: try_buckets(name)
+SELECT name, template, n, ordered, per, burst, taken, owner, full_at, next_at
+  FROM genba.bucket WHERE namespace = :namespace AND name = ANY(:name) ORDER BY name FOR UPDATE SKIP LOCKED;
+
+-- name: fill_buckets(name, taken, owner, full_at, next_at)
+-- Not joined to the batch: without statistics the planner would compare each with each.
+UPDATE genba.bucket AS b
+   SET (taken, owner, full_at, next_at) = (SELECT (CAST(:taken AS bigint[]))[p], (CAST(:owner AS bigint[]))[p], (CAST(:full_at AS bigint[]))[p],
+                                                  (CAST(:next_at AS bigint[]))[p] FROM array_position(CAST(:name AS text[]), b.name) AS p)
+ WHERE b.namespace = :namespace AND b.name = ANY(:name);
+
+-- name: heads
+SELECT e.line, j.id, j.rank, j.buckets, j.state
+  FROM unnest(:lines) AS e (line)
+ CROSS JOIN LATERAL (SELECT id, rank, buckets, state FROM genba.job WHERE namespace = :namespace AND parked_on = e.line
+                      ORDER BY rank, id LIMIT :room) AS j;
+
+-- name: park(id, line, ordered)
+-- Of rows that we hold. Who has a turn to wait for stands in line by the moment of its enqueue.
+UPDATE genba.job AS j SET parked_on = e.line, granted_at = NULL, rank = CASE WHEN e.ordered = 1 THEN j.created_at ELSE j.rank END
+  FROM unnest(:id, :line, :ordered) AS e (id, line, ordered) WHERE j.id = e.id;
+
+-- name: grant
+-- Who holds buckets never waits for a job's row: its holder may be waiting for a bucket.
+UPDATE genba.job SET parked_on = NULL, granted_at = /* now */
+ WHERE id = ANY(ARRAY(SELECT id FROM genba.job WHERE id = ANY(:ids) AND parked_on IS NOT NULL AND state = 'waiting' FOR UPDATE SKIP LOCKED));
+
+-- name: granted(id)
+SELECT id FROM genba.job WHERE id = ANY(:id) AND granted_at IS NOT NULL AND parked_on IS NULL AND claim_id IS NULL;
+
+-- name: move(id, line)
+UPDATE genba.job AS j SET parked_on = e.line FROM unnest(:id, :line) AS e (id, line)
+ WHERE j.id = e.id
+   AND j.id = ANY(ARRAY(SELECT id FROM genba.job WHERE id = ANY(:id) AND parked_on IS NOT NULL AND finished_at IS NULL FOR UPDATE SKIP LOCKED))
+RETURNING j.id;
+
+-- name: give_turn(id)
+UPDATE genba.job SET parked_on = NULL
+ WHERE id = ANY(ARRAY(SELECT id FROM genba.job WHERE id = ANY(:id) AND parked_on IS NOT NULL AND finished_at IS NULL FOR UPDATE SKIP LOCKED))
+RETURNING id;
+
+-- name: drop_grants(id)
+UPDATE genba.job SET granted_at = NULL WHERE id = ANY(:id);
+
+-- name: limited
+SELECT id, buckets, granted_at, state FROM genba.job WHERE id = ANY(:ids) AND buckets IS NOT NULL;
+
+-- name: ask_recheck(name, template, n, ordered, per, burst)
+INSERT INTO genba.recheck (namespace, name, template, n, ordered, per, burst)
+SELECT :namespace, * FROM unnest(:name, :template, CAST(:n AS bigint[]), CAST(:ordered AS bigint[]), CAST(:per AS bigint[]), CAST(:burst AS bigint[]));
+
+-- name: forget_rechecks(seq)
+DELETE FROM genba.recheck WHERE seq = ANY(:seq);
+
+-- name: prune_buckets(name)
+-- Locked before, and looked at again in a later statement.
+DELETE FROM genba.bucket
+ WHERE namespace = :namespace AND name = ANY(:name) AND taken = 0 AND owner IS NULL AND next_at IS NULL AND (full_at IS NULL OR full_at <= /* now */)
+   AND NOT EXISTS (SELECT 1 FROM genba.job j WHERE j.namespace = :namespace AND j.parked_on = 'limit ' || bucket.name);
+
+-- name: one_counter
+-- Not the task's row: a task need not have one yet.
+SELECT pg_advisory_xact_lock(hashtextextended('genba max_waiting ' || CAST(:namespace AS text) || ' ' || CAST(:task AS text), 0));

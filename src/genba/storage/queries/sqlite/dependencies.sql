@@ -1,0 +1,32 @@
+-- name: with_children
+SELECT DISTINCT parent_id FROM genba.dependency WHERE state = 'open' AND parent_id IN (SELECT value FROM json_each(:ids));
+
+-- name: with_family
+SELECT DISTINCT parent_id FROM genba.job WHERE parent_id IN (SELECT value FROM json_each(:ids)) AND finished_at IS NULL;
+
+-- name: unsettled
+SELECT u.seq, u.parent_id, j.state FROM genba.unsettled u LEFT JOIN genba.job j ON j.id = u.parent_id
+ WHERE u.namespace = :namespace AND u.seq > :after ORDER BY u.seq LIMIT 200;
+
+-- name: parent_state
+SELECT state FROM genba.job WHERE id = :id;
+
+-- name: edges_done
+UPDATE genba.dependency SET state = :state
+ WHERE parent_id = :parent_id AND state = 'open' AND child_id IN (SELECT value FROM json_each(:ids)) RETURNING child_id;
+
+-- name: one_dep_less
+UPDATE genba.job
+   SET open_deps = open_deps - 1,
+       state = CASE WHEN open_deps > 1 OR state <> 'blocked' THEN state WHEN due_at > /* now */ THEN 'scheduled' ELSE 'waiting' END,
+       rank = CASE WHEN open_deps > 1 OR state <> 'blocked' OR due_at > /* now */ THEN rank
+                   WHEN fair_key IS NOT NULL THEN 9223372036854775807 ELSE /* now */ - priority * CAST(:age_step AS bigint) END
+ WHERE id IN (SELECT value FROM json_each(:ids)) AND open_deps > 0
+RETURNING id, state, options, open_deps;
+
+-- name: options_of
+SELECT id, options FROM genba.job WHERE id IN (SELECT value FROM json_each(:ids));
+
+-- name: given_up(id)
+SELECT id FROM genba.job WHERE id = :id AND namespace = :namespace AND state IN ('failed', 'timed_out', 'cancelled')
+   AND (reason IS NULL OR reason NOT LIKE 'dependency %');

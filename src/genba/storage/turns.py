@@ -1,0 +1,108 @@
+"""The queue of those who write to one SQLite file.
+
+Writers queue on a lock file beside the database before `BEGIN IMMEDIATE`, because SQLite's own busy handler
+sleeps and guesses, and starves whoever is unlucky.  The kernel hands our lock on in order, and drops it when
+its holder dies.  A checkpoint happens inside a commit, so it happens under the lock too.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+from pathlib import Path
+
+from genba.errors import StoreUnreachable
+
+BUSY = 10.0  # seconds a writer waits for its turn before it gives up
+
+
+class Turns:
+    """The queue of writers of one file, for one process.
+
+    POSIX locks belong to the process: a child does not inherit them, the kernel frees them at death, and
+    `holder()` can name who has it.  Such a lock falls when *any* descriptor of the file is closed, hence one
+    descriptor per process and file, kept for good.
+    """
+
+    _all: dict[tuple[int, str], Turns] = {}  # noqa: RUF012  per process, because the kernel counts per process
+    _at_rest: list[Turns] = []  # noqa: RUF012  while a fork is under way
+    _guard = threading.Lock()
+    opening = threading.Lock()  # who looks at which library has the file must not meet a half-open connection
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._mine = threading.Lock()
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+    @classmethod
+    def of(cls, database: Path) -> Turns:
+        key = (os.getpid(), str(database))
+        with cls._guard:
+            if key not in cls._all:
+                cls._all[key] = cls(Path(f"{database}-turn"))
+            return cls._all[key]
+
+    @classmethod
+    def before_fork(cls) -> None:
+        """No thread may be writing: SQLite keeps what it has locked in the memory that the child inherits."""
+        cls._at_rest = [turns for turns in list(cls._all.values()) if turns._mine.acquire(timeout=BUSY)]
+
+    @classmethod
+    def after_fork(cls) -> None:
+        for turns in cls._at_rest:
+            turns._mine.release()
+
+    @classmethod
+    def in_child(cls) -> None:
+        cls._all, cls._at_rest = {}, []
+        cls._guard, cls.opening = threading.Lock(), threading.Lock()
+
+    def take(self, within: float) -> None:
+        if not self._mine.acquire(timeout=within):
+            raise StoreUnreachable(f"{self._path}: another thread of this process has been writing for {within:g} s")
+        try:
+            fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._stand_in_line(within)
+        except OSError:
+            self._mine.release()
+            raise
+
+    def _stand_in_line(self, within: float) -> None:
+        """A thread waits in the kernel's queue, since a lock has no deadline of its own."""
+        came = threading.Event()
+        story = threading.Lock()
+        state = "waiting"
+
+        def wait() -> None:
+            nonlocal state
+            fcntl.lockf(self._fd, fcntl.LOCK_EX)
+            with story:
+                if state == "late":
+                    self.give()
+                state = "ours"
+            came.set()
+
+        threading.Thread(target=wait, name="genba-turn", daemon=True).start()
+        came.wait(within)
+        with story:
+            if state == "ours":
+                return
+            state = "late"
+        raise StoreUnreachable(f"{self._path}: process {self.holder() or '?'} has been writing for {within:g} s")
+
+    def give(self) -> None:
+        fcntl.lockf(self._fd, fcntl.LOCK_UN)
+        self._mine.release()
+
+    def holder(self) -> int | None:
+        """The process that has the turn."""
+        for line in Path("/proc/locks").read_text().splitlines() if os.path.exists("/proc/locks") else ():
+            words = line.split()
+            if "->" not in words and words[5].endswith(f":{os.fstat(self._fd).st_ino}"):
+                return int(words[4])
+        return None
+
+
+os.register_at_fork(before=Turns.before_fork, after_in_parent=Turns.after_fork, after_in_child=Turns.in_child)

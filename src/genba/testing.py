@@ -1,0 +1,193 @@
+"""`with app.testing() as q:` no node, no sleep, a clock that you move.
+
+Jobs are stored in a database of their own (SQLite, in a temporary folder), claimed, run in this process and judged as a
+node does it.  What needs a process of its own is not there: timeouts, memory and CPU limits, kills.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from genba import context, wire
+from genba.domain.clock import Clock, ManualClock, SystemClock
+from genba.domain.duration import Duration, Micros, duration, to_datetime
+from genba.domain.states import FINAL
+from genba.errors import GenbaError, WaitTimeout
+from genba.job import Job
+from genba.node.here import Here
+from genba.worker.here import run_here
+from genba.worker.questioning import Questioning
+
+if TYPE_CHECKING:
+    from genba.app import Genba
+
+FAR = 1 << 55  # micros: a thousand years, no lease ends in a test
+MANY = 10_000  # jobs of one call: then one of them makes the next for ever
+
+
+class Testing:
+    """A queue under test; what it runs, it runs when you say so."""
+
+    __test__ = False  # pytest: this is no test class
+
+    def __init__(self, app: Genba) -> None:
+        self._app = app
+        self.clock = ManualClock(SystemClock().now())
+        self._folder: TemporaryDirectory[str] | None = None
+        self._before: tuple[Any, Clock] | None = None
+        self._node = 0
+        self._listened = False
+
+    def __enter__(self) -> Testing:
+        if self._before is not None:
+            raise GenbaError("this testing() is open already")
+        shm = Path("/dev/shm")  # noqa: S108  a folder of our own in it
+        fast = str(shm) if os.access(shm, os.W_OK) else None
+        self._folder = TemporaryDirectory(prefix="genba-test-", dir=fast)
+        store = self._app.another_store(f"sqlite:///{self._folder.name}/test.db", self.clock)
+        self._listened = self._app.handlers.listening
+        self._app.handlers.close()
+        self._before = self._app.swap(store, self.clock, self)
+        store.install()
+        if self._listened:
+            self._app.handlers.listen()
+        self._here = Here(store, FAR, self.clock, lambda: 0.0)
+        self._node = self._here.join()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._before is not None
+        assert self._folder is not None
+        self._app.handlers.close()
+        store, _ = self._app.swap(*self._before, None)
+        self._before = None
+        if self._listened:
+            self._app.handlers.listen()
+        if store is not None:
+            store.close()
+        self._folder.cleanup()
+
+    # time
+
+    @property
+    def now(self) -> datetime:
+        return to_datetime(self.clock.now())
+
+    def advance(self, by: Duration) -> datetime:
+        """Let time pass, and nothing else happen; gives what time it is then."""
+        self.clock.advance(by)
+        return self.now
+
+    # running
+
+    def run(self, limit: int = MANY) -> list[Job[Any]]:
+        """Run what may start now, and what follows from it now; gives the jobs in the order of their runs."""
+        ran: list[Job[Any]] = []
+        while len(ran) < limit and (id := self._run_next()) is not None:
+            ran.append(self._app.job(id))
+        return ran
+
+    async def arun(self, limit: int = MANY) -> list[Job[Any]]:
+        return await self._app.threads(self.run, limit)
+
+    def run_until_idle(self, within: Duration = "366d", limit: int = MANY) -> list[Job[Any]]:
+        """Run, and move the clock to the next due moment, until nothing is due any more, or not `within` that time."""
+        ran, end = self.run(limit), self.clock.now() + duration(within)
+        while len(ran) < limit and (due := self._next_moment()) is not None and due <= end:
+            self.clock.advance(max(0, due - self.clock.now()) / 1_000_000)
+            ran += self.run(limit - len(ran))
+        return ran
+
+    async def arun_until_idle(self, within: Duration = "366d", limit: int = MANY) -> list[Job[Any]]:
+        return await self._app.threads(self.run_until_idle, within, limit)
+
+    def _next_moment(self) -> int | None:
+        store = self._app.store
+        ticks = [one.next_at for one in store.schedules.all() if one.next_at is not None and not one.paused]
+        due = store.next_due()
+        return min(ticks if due is None else [*ticks, due], default=None)
+
+    def _run_next(self) -> int | None:
+        store = self._app.store
+        while store.schedules.fire() or store.promote() or store.settle():
+            pass
+        store.expire()
+        store.questions.look()
+        tasks = sorted(self._app.task_table())
+        queues = {job.queue for job in self._app.jobs(state="waiting", limit=1000)}
+        claim = secrets.randbits(63)
+        for queue in sorted(queues):
+            for claimed in store.claim(self._node, claim, {queue: 1}, tasks):
+                record = store.job(claimed.id)
+                assert record is not None
+                if not self._here.may_start(claimed, claim, self._ask):
+                    return self._run_next()
+                outer = context.enter(None)
+                try:
+                    self._here.go(record, claimed, claim, self._call)
+                finally:
+                    context.enter(outer)
+                return claimed.id
+        return None
+
+    def _ask(self, job: wire.Job, conditions: Sequence[str]) -> tuple[bool, Micros | None, str, str | None]:
+        """Whether its conditions hold, when to ask again, who said no, and what it raised."""
+        with asyncio.Runner() as runner:
+            asking = Questioning(self._app.conditions, runner.get_loop)
+            try:
+                verdict = asking.ask(job, conditions)
+            except Exception as raised:  # noqa: BLE001  as in a worker: who raises is not ready
+                return False, None, asking.name, f"{type(raised).__name__}: {raised}"
+        return bool(verdict), verdict.wait, asking.name, None
+
+    def _call(self, serial: int, job: wire.Job, slate: wire.Slate) -> list[list[Any]]:
+        return run_here(self._app, serial, job, slate, self.clock)
+
+    def wait(self, jobs: Iterable[Job[Any]], until: str) -> None:
+        """`wait` and `result` in a test: run what may start; WaitTimeout at once if that is not enough."""
+        ids = {job.id for job in jobs}
+        enough = any if until == "any" else all
+
+        def done() -> bool:
+            states = self._app.store.states(sorted(ids))
+            return enough(states.get(id, "gone") in (*FINAL, "gone") for id in ids)
+
+        while ids and not done():
+            if self._run_next() is None:
+                states = self._app.store.states(sorted(ids))
+                told = ", ".join(f"job {id} is {state}" for id, state in sorted(states.items()) if state not in FINAL)
+                raise WaitTimeout(f"in a test nobody else runs jobs, and {told}: q.advance(…) lets time pass")
+
+    # what was asked for
+
+    def enqueued(self, task: Any = None, **arguments: Any) -> list[Job[Any]]:
+        """The jobs that were enqueued in this test, the first one first: all, of a task, with these arguments."""
+        name = None if task is None else str(getattr(task, "name", task))
+        plain = msgspec.json.decode(msgspec.json.encode(arguments))
+        found = self._app.jobs(state="any", task=name, limit=100_000)
+        return [job for job in reversed(found) if plain.items() <= job.args.items()] if plain else found[::-1]
+
+    def assert_enqueued(self, task: Any, /, count: int | None = None, **arguments: Any) -> list[Job[Any]]:
+        """AssertionError unless a job (or `count` of them) of this task was enqueued with these arguments."""
+        found = self.enqueued(task, **arguments)
+        if found and count in (None, len(found)):
+            return found
+        name = str(getattr(task, "name", task))
+        many = "a job" if count is None else f"{count} jobs"
+        wanted = f"{many} of {name} with {arguments}" if arguments else f"{many} of {name}"
+        there = [f"{job.task} {job.args}" for job in self.enqueued()]
+        if count == 0 and not found:
+            return []
+        raise AssertionError(f"{wanted} expected, {len(found)} found; enqueued were {there or 'none at all'}")

@@ -1,0 +1,55 @@
+"""What a job leaves behind: processes and threads."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+
+_LAST_STEPS = 0.05  # seconds: a thread that was joined may still be on its way out
+
+
+def children() -> frozenset[int] | None:
+    """The children of this process; None, at the price of one system call, if there are none."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return None
+    with open(f"/proc/self/task/{os.getpid()}/children") as file:
+        return frozenset(map(int, file.read().split()))
+
+
+def end_strays(before: frozenset[int]) -> int:
+    """Kill and reap what a job left behind, with all its descendants (we are their reaper)."""
+    killed = 0
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline:
+        strays = (children() or frozenset()) - before
+        if not strays:
+            break
+        for pid in strays:
+            try:
+                if os.waitpid(pid, os.WNOHANG)[0] == 0:
+                    os.kill(pid, signal.SIGKILL)
+                    killed += 1
+                    os.waitpid(pid, 0)
+            except (ChildProcessError, ProcessLookupError):
+                continue
+    return killed
+
+
+def threads() -> frozenset[int]:
+    """The threads of this process, those of C libraries too."""
+    return frozenset(map(int, os.listdir("/proc/self/task")))
+
+
+def threads_left(before: frozenset[int]) -> str:
+    """The names of those that are new and stay; empty if there are none."""
+    deadline = time.monotonic() + _LAST_STEPS
+    while left := threads() - before:
+        if time.monotonic() >= deadline:
+            names = {thread.native_id: thread.name for thread in threading.enumerate()}
+            return ", ".join(sorted(names.get(each, str(each)) for each in left))
+        time.sleep(0.002)
+    return ""

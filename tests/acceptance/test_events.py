@@ -1,0 +1,317 @@
+"""Events through the public API: read, followed, handled; and waiting for jobs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from tests.support import eventually, genba_command, lines, load_module, without_settings
+
+from genba import BadOption, CursorExpired, JobCancelled, JobFailed, JobGone, Retry
+
+LONG = 20
+
+
+def kinds(shop, job):
+    return [event.kind for event in shop.app.events(job=job)]
+
+
+def test_the_story_of_a_job_is_read_again_by_its_events(shop):
+    job = shop.jobs.add.enqueue(1)
+    job.wait(LONG)
+    story = list(shop.app.events(job=job))
+
+    assert [event.kind for event in story] == ["waiting", "running", "succeeded"]
+    assert all(event.job == job and event.job_id == job.id for event in story)
+    assert [event.at for event in story] == sorted(event.at for event in story)
+    assert story[-1].job.refresh().state == "succeeded"
+
+
+def test_a_retried_job_tells_of_each_attempt(shop):
+    job = shop.jobs.fail_at_first.using(retry=Retry(times=2, delay="0.1s")).enqueue(1)
+    job.wait(LONG)
+
+    told = [(event.kind, event.data.get("attempt")) for event in shop.app.events(job=job)]
+    assert told == [
+        ("waiting", None), ("running", 1), ("retrying", 1), ("waiting", None), ("running", 2), ("succeeded", 2),
+    ]
+
+
+def test_a_reader_resumes_by_cursor_and_filters_by_kind_and_task(shop):
+    cursor = shop.app.store.events.end().cursor
+    fine, bad = shop.jobs.add.enqueue(1), shop.jobs.fail.enqueue("no")
+    shop.app.wait([fine, bad], timeout=LONG)
+
+    (failed,) = shop.app.events(after=cursor, kinds=["failed"])
+    assert (failed.job_id, failed.data["cause"]) == (bad.id, "exception")
+    assert "no" in failed.data["reason"]
+    assert [e.kind for e in shop.app.events(after=cursor, task="jobs.add")] == ["waiting", "running", "succeeded"]
+    assert bad.id not in [e.job_id for e in shop.app.events(after=failed.cursor, kinds="done")]
+    with pytest.raises(BadOption, match="no event"):
+        shop.app.events(kinds="finnished")
+
+
+def test_a_blocking_reader_gets_what_comes_sync_and_async(shop):
+    cursor = shop.app.store.events.end().cursor
+    seen: list[int] = []
+
+    def follow() -> None:
+        seen.extend(event.job_id for event in [next(shop.app.events(after=cursor, kinds="done", block=True))])
+
+    thread = threading.Thread(target=follow, name="reader")
+    thread.start()
+    job = shop.jobs.add.enqueue(1)
+    thread.join(LONG)
+    assert seen == [job.id]
+
+    async def afollow() -> int:
+        async for event in shop.app.aevents(after=cursor, kinds="done", block=True):
+            return event.job_id
+        raise AssertionError
+
+    assert asyncio.run(afollow()) == job.id
+
+
+def test_listen_ends_when_the_callback_says_so(shop):
+    seen: list[str] = []
+
+    def note(event) -> bool:
+        seen.append(event.kind)
+        return event.kind == "succeeded"
+
+    ready = threading.Timer(0.2, lambda: shop.jobs.add.enqueue(1))
+    ready.start()
+    shop.app.listen(note, task="jobs.add")
+    assert seen == ["waiting", "running", "succeeded"]
+
+    job = shop.jobs.add.enqueue(2)
+
+    async def anote(event) -> bool:
+        return event.kind == "succeeded"
+
+    asyncio.run(asyncio.wait_for(shop.app.alisten(anote, job=job), LONG))
+
+
+def test_regression_04_cancel_is_not_timeout_and_all_gets_both(shop, path):
+    by_name: dict[str, list[tuple[str, int]]] = {"cancel": [], "timeout": [], "*": []}
+    app = shop.app
+    for name in by_name:
+        assert app.on(name, lambda event, name=name: by_name[name].append((event.kind, event.job_id))) is app
+    slow = shop.jobs.wait_for.enqueue(str(path))
+    late = shop.jobs.wait_for.using(timeout="0.2s", grace=0).enqueue(str(path))
+    eventually(lambda: slow.refresh().state == "running")
+    slow.cancel("enough")
+    app.wait([slow, late], timeout=LONG)
+
+    eventually(lambda: by_name["cancel"] and by_name["timeout"])
+    assert by_name["cancel"] == [("cancelled", slow.id)]
+    assert by_name["timeout"] == [("timed_out", late.id)]
+    eventually(lambda: {("cancelled", slow.id), ("timed_out", late.id)} <= set(by_name["*"]))
+
+
+def test_a_handler_that_raises_harms_nobody(shop, caplog):
+    seen: list[int] = []
+
+    @shop.app.on("taskscheduler.onDone")
+    def broken(event) -> None:
+        raise ValueError("broken handler")
+
+    shop.app.on("done", lambda event: seen.append(event.job_id))
+    jobs = [shop.jobs.add.enqueue(i) for i in range(3)]
+    shop.app.wait(jobs, timeout=LONG)
+
+    eventually(lambda: {job.id for job in jobs} <= set(seen))
+    assert "broken handler" in caplog.text
+
+
+def test_nodes_and_workers_are_told_of(shop):
+    shop.jobs.add.enqueue(1).wait(LONG)
+    (joined,) = shop.app.events(kinds="node_joined")
+    assert (joined.job, joined.data["name"]) == (None, "shop")
+
+    spawned = eventually(lambda: list(shop.app.events(kinds="workerSpawn")))
+    assert spawned[0].data["workers"][0]["pid"]
+    assert spawned[0].node == joined.node
+
+
+def test_who_changed_a_job_and_why_is_in_its_history(jobs):
+    job = jobs.add.using(delay="1h").enqueue(1)
+    job.hold("stock-taking")
+    job.resume()
+    job.cancel("not needed")
+
+    told = {event.kind: event.data for event in jobs.app.events(job=job)}
+    assert told["held"]["reason"] == "stock-taking"
+    assert told["cancelled"]["reason"] == "not needed"
+    assert all("@" in told[kind]["by"] for kind in ("held", "resumed", "cancelled"))
+
+
+def test_a_cursor_older_than_what_is_kept_is_refused(jobs):
+    jobs.add.enqueue(1)
+    (first,) = jobs.app.events()
+    for i in range(10):
+        jobs.add.enqueue(i)
+    jobs.app.store.events.prune(0, 3)
+
+    with pytest.raises(CursorExpired):
+        list(jobs.app.events(after=first.cursor))
+    assert len(list(jobs.app.events())) == 3
+
+
+# waiting
+
+
+def test_regression_05_wait_for_a_finished_job_returns_at_once(shop):
+    fine, bad = shop.jobs.add.enqueue(1), shop.jobs.fail.enqueue("no luck")
+    shop.app.wait([fine, bad], timeout=LONG)
+
+    assert fine.wait(0.5).state == "succeeded"
+    assert fine.result(0.5) == 2
+    with pytest.raises(JobFailed, match="no luck") as raised:
+        bad.result(0.5)
+    assert "Traceback" in (raised.value.traceback or "")
+    assert "in fail" in (raised.value.traceback or "")
+
+
+def test_a_wait_with_throw_raises_as_soon_as_one_has_failed(shop, path):
+    slow, bad = shop.jobs.wait_for.enqueue(str(path)), shop.jobs.fail.enqueue("at once")
+
+    with pytest.raises(JobFailed, match="at once"):
+        shop.app.wait([slow, bad], timeout=LONG, throw=True)
+    slow.cancel("no more")
+    with pytest.raises(JobCancelled, match="no more"):
+        shop.app.wait([slow], timeout=LONG, throw=True)
+
+
+def test_a_job_that_is_pruned_meanwhile_is_gone(jobs):
+    job = jobs.add.enqueue(1)
+    failures: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            job.wait(LONG)
+        except JobGone as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=wait, name="waiter")
+    thread.start()
+    with jobs.app.store._db.transaction() as tx:
+        tx.select(f"DELETE FROM genba.job WHERE id = {job.id} RETURNING id")
+    thread.join(LONG)
+    assert len(failures) == 1
+
+
+def test_all_waits_of_a_process_share_one_thread_and_a_cancelled_one_leaves_none(jobs):
+    job = jobs.add.enqueue(1)
+    before = set(threading.enumerate())
+
+    async def give_up() -> None:
+        waits = [asyncio.create_task(job.await_()) for _ in range(50)]
+        await asyncio.sleep(0.05)
+        for one in waits:
+            one.cancel()
+        await asyncio.gather(*waits, return_exceptions=True)
+
+    asyncio.run(give_up())
+    new = {thread.name for thread in set(threading.enumerate()) - before}
+    assert new <= {"genba-waiter"}
+    assert not jobs.app._waiter._waits
+    eventually(lambda: not set(threading.enumerate()) - before)
+
+
+# a consumer that dies
+
+CONSUMER = """
+import os, sys
+from genba import Genba
+app = Genba(sys.argv[1])
+place, seen = sys.argv[2:4]
+cursor = open(place).read() if os.path.exists(place) else None
+out = open(seen, "a", buffering=1)
+for event in app.events(after=cursor, kinds=["waiting", "succeeded", "failed"], block=True):
+    out.write(f"{event.job_id} {event.kind}\\n")
+    with open(place + ".new", "w") as file:
+        file.write(event.cursor)
+    os.replace(place + ".new", place)
+"""
+
+
+@pytest.mark.parametrize(
+    ("count", "deaths"), [(500, 5), pytest.param(5000, 50, marks=pytest.mark.soak)], ids=["tenth", "whole"]
+)
+def test_a_consumer_that_is_killed_again_and_again_sees_every_end_in_order(shop, tmp_path, count, deaths):
+    (tmp_path / "consumer.py").write_text(CONSUMER)
+    place, seen = tmp_path / "place", tmp_path / "seen"
+    place.write_text(shop.app.store.events.end().cursor)
+    command = [sys.executable, "consumer.py", shop.url, str(place), str(seen)]
+
+    def start() -> subprocess.Popen[bytes]:
+        return subprocess.Popen(command, cwd=tmp_path, env=without_settings(os.environ))
+
+    consumer = start()
+    ids: set[int] = set()
+    try:
+        for _ in range(deaths):
+            ids |= {job.id for job in shop.app.enqueue_many([shop.jobs.add.call(i) for i in range(count // deaths)])}
+            told = len(lines(seen))
+            _until_longer(seen, told)
+            consumer.send_signal(signal.SIGKILL)
+            consumer.wait()
+            consumer = start()
+
+        def ended() -> set[int]:
+            return {int(line[0]) for line in lines(seen) if line[-1] == "succeeded"}
+
+        eventually(lambda: ids <= ended(), within=60, every=0.1)
+    finally:
+        consumer.kill()
+        consumer.wait()
+    first: dict[tuple[int, str], int] = {}
+    for number, line in enumerate(lines(seen)):
+        first.setdefault((int(line[0]), line[-1]), number)
+    assert all(first[id, "waiting"] < first[id, "succeeded"] for id in ids)
+
+
+def _until_longer(path: Path, than: int) -> None:
+    eventually(lambda: len(lines(path)) > than, within=LONG)
+
+
+# the command line
+
+
+def test_event_tail_and_job_tail_print_what_happened(shop, tmp_path):
+    job = shop.jobs.add.enqueue(1)
+    job.wait(LONG)
+
+    def said(*words: str) -> str:
+        command = genba_command(*words, "--url", shop.url)
+        return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True, cwd=tmp_path).stdout
+
+    assert [line.split()[2] for line in said("job", "tail", str(job.id), "-f").splitlines()] == [
+        "waiting", "running", "succeeded",
+    ]
+    told = [json.loads(line) for line in said("event", "tail", "--kind", "done", "--json").splitlines()]
+    assert job.id in [one["job"] for one in told]
+    assert told[0].keys() == {"cursor", "kind", "job", "node", "at", "data"}
+    assert said("event", "tail", "--kind", "done", "--after", told[-1]["cursor"]) == ""
+    assert said("event", "tail", "--new") == ""
+
+
+def test_handlers_of_the_apps_module_are_not_for_those_who_import_it(tmp_path: Path):
+    (tmp_path / "handled.py").write_text(
+        "from genba import Genba\napp = Genba('sqlite:///handled.db')\n"
+        "@app.on('done')\ndef note(event): pass\n"
+    )
+    before = set(threading.enumerate())
+    module = load_module("handled", tmp_path, "sqlite:///handled.db")
+
+    assert module.app.handlers
+    assert not Path("handled.db").exists()
+    assert not set(threading.enumerate()) - before

@@ -1,0 +1,215 @@
+"""app.testing(): users' own tests, without a node and without waiting."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from tests.acceptance.test_readme import blocks
+from tests.support import eventually
+
+from genba import FailJob, Genba, JobFailed, Retry, RetryJob, WaitTimeout, current_job
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> Genba:
+    return Genba(f"sqlite:///{tmp_path}/real.db")
+
+
+def test_jobs_run_when_they_are_told_to_and_the_real_database_is_not_touched(app, tmp_path):
+    @app.task(name="add")
+    def add(x: int, y: int = 1) -> int:
+        return x + y
+
+    with app.testing() as q:
+        job = add.enqueue(1, y=2)
+        assert job.refresh().state == "waiting"
+        assert q.run() == [job]
+        assert job.refresh().state == "succeeded"
+        assert job.result() == 3
+        assert [event.kind for event in app.events(job=job)] == ["waiting", "running", "succeeded"]
+        assert add(1) == 2
+    assert not (tmp_path / "real.db").exists()
+    assert app.count(state="any") == 0
+
+
+def test_time_passes_by_hand_and_nobody_sleeps(app):
+    tries: list[int] = []
+
+    @app.task(name="flaky", retry=Retry(times=3, delay="10m", backoff=2))
+    def flaky() -> str:
+        tries.append(current_job().attempt)
+        if len(tries) < 3:
+            raise ValueError("not yet")
+        return "at last"
+
+    began = time.monotonic()
+    with app.testing() as q:
+        job = flaky.using(at="+1 hour").enqueue()
+        assert q.run() == []
+        q.advance("1h")
+        assert q.run() == [job]
+        assert job.refresh().state == "scheduled"
+        before = q.now
+        q.run_until_idle()
+        assert q.now - before == timedelta(minutes=30)
+        assert (job.result(), tries) == ("at last", [1, 2, 3])
+        assert [attempt.cause for attempt in job.attempts] == ["exception", "exception", "returned"]
+    assert time.monotonic() - began < 30
+
+
+def test_failures_are_judged_as_a_node_does(app):
+    @app.task(name="bad")
+    def bad(how: str) -> None:
+        if how == "final":
+            raise FailJob("no use")
+        if how == "later":
+            raise RetryJob(delay="10s")
+        raise KeyError("x")
+
+    with app.testing() as q:
+        with pytest.raises(JobFailed, match="no use"):
+            bad.enqueue("final").result()
+        failed = bad.enqueue("x")
+        later = bad.using(retry=1).enqueue("later")
+        q.run()
+        assert (failed.refresh().state, later.refresh().state) == ("failed", "scheduled")
+        q.advance("10s")
+        assert [job.id for job in q.run()] == [later.id]
+        with pytest.raises(WaitTimeout, match="scheduled"):
+            bad.using(delay="1h").enqueue("x").result(timeout=60)
+
+
+def test_what_a_job_enqueues_and_waits_for_runs_too(app):
+    @app.task(name="inner")
+    def inner(n: int) -> int:
+        return n * 2
+
+    @app.task(name="outer")
+    def outer(n: int) -> int:
+        before = current_job().id
+        value = inner.enqueue(n).result()
+        assert current_job().id == before
+        return value + 1
+
+    @app.task(name="later")
+    async def later(n: int) -> int:
+        return n
+
+    with app.testing() as q:
+        assert outer.enqueue(4).result() == 9
+        child = inner.using(after=[outer.enqueue(1)]).enqueue(5)
+        q.run()
+        assert child.result() == 10
+        assert later.enqueue(3).result() == 3
+
+        async def body() -> int:
+            job = await later.aenqueue(4)
+            await q.arun()
+            return await job.aresult()
+
+        assert asyncio.run(body()) == 4
+
+
+def test_schedules_make_jobs_as_time_passes(app):
+    @app.task(name="report")
+    def report() -> None: ...
+
+    with app.testing() as q:
+        app.recur("hourly", report.call(), cron="0 * * * *")
+        assert len(q.run_until_idle(within="3h")) == 3
+        q.advance("1h")
+        assert len(q.run()) == 1
+
+
+def test_what_was_enqueued_is_asserted(app):
+    @app.task(name="mail")
+    def mail(to: str, subject: str = "hello") -> None: ...
+
+    with app.testing() as q:
+        first = mail.enqueue("ann")
+        mail.enqueue("bob", subject="bye")
+        assert q.assert_enqueued("mail", to="ann") == [first]
+        assert q.assert_enqueued(mail, subject="hello") == [first]
+        q.assert_enqueued(mail, count=2)
+        q.assert_enqueued(mail, count=0, to="eve")
+        with pytest.raises(AssertionError, match=r"mail.*eve.*bob"):
+            q.assert_enqueued("mail", to="eve")
+        with pytest.raises(AssertionError, match="3 jobs"):
+            q.assert_enqueued(mail, count=3)
+
+
+def test_a_test_leaves_nothing_behind_and_another_starts_empty(app):
+    @app.task(name="add")
+    def add(x: int) -> int:
+        return x
+
+    with app.testing() as q:
+        add.enqueue(1)
+        folder = Path(q._folder.name)
+        assert folder.exists()
+    assert not folder.exists()
+    with app.testing() as q:
+        assert q.run() == []
+        assert q.enqueued() == []
+
+
+def test_the_plugin_gives_a_queue_to_each_test(tmp_path):
+    (tmp_path / "shop.py").write_text(
+        "from genba import Genba\napp = Genba('sqlite:///never.db')\n"
+        "@app.task\ndef add(x: int) -> int:\n    return x + 1\n"
+    )
+    (tmp_path / "test_shop.py").write_text(
+        "import shop\n"
+        "def test_one(genba_queue):\n    job = shop.add.enqueue(1)\n    genba_queue.run()\n"
+        "    assert job.result() == 2\n"
+        "def test_two(genba_queue):\n    assert genba_queue.run() == []\n"
+    )
+    (tmp_path / "pytest.ini").write_text("[pytest]\ngenba_app = shop:app\npythonpath = .\n")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:genba", "-p", "genba.pytest_plugin"]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+
+    assert "2 passed" in ran.stdout, ran.stdout + ran.stderr
+    assert not (tmp_path / "never.db").exists()
+
+
+HOWTO = Path(__file__).parents[2] / "docs" / "howto"
+
+
+def test_the_how_to_of_testing_is_true(tmp_path):
+    first, fixture = blocks("python", HOWTO / "testing.md")
+    (tmp_path / "tasks.py").write_text(first.partition("def test_mail()")[0])
+    (tmp_path / "test_tasks.py").write_text(first + "\n\n" + fixture)
+    (tmp_path / "pytest.ini").write_text("[pytest]\ngenba_app = test_tasks:app\npythonpath = .\n")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:genba", "-p", "genba.pytest_plugin"]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+
+    assert "4 passed" in ran.stdout, ran.stdout + ran.stderr
+
+
+def test_the_how_to_of_events_is_true(app, capsys):
+    @app.task(name="render")
+    def render() -> None:
+        raise ValueError("no paint")
+
+    read, resume, handle, hook = blocks("python", HOWTO / "events.md")
+    with app.testing() as q:
+        names = {"app": app, "print": lambda *words: said.append(words), "__name__": "__main__"}
+        said: list[tuple[object, ...]] = []
+        exec(handle, names)
+        render.enqueue()
+        q.run()
+        exec(read, names)
+        assert ("failed", 1, "ValueError: no paint") in [words[1:] for words in said]
+        exec(resume, names)
+        exec(hook, names)
+        names["convert"].enqueue("x")
+        q.run()
+        assert "succeeded" in [words[-1] for words in said]
+        eventually(lambda: ("render failed: ValueError: no paint",) in said)
+    app.close()

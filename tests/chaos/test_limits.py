@@ -1,0 +1,91 @@
+"""Limits and stripes while workers and nodes are killed: never one too many, nothing lost, and in order."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.chaos.test_kills import Killer
+from tests.storage.builders import connection, rows
+from tests.support import eventually, lines, load_module
+
+SOURCE = Path(__file__).parents[1] / "narrow.py"
+
+
+@pytest.fixture
+def narrow(url: str, tmp_path: Path) -> Any:
+    (tmp_path / "narrow.py").write_bytes(SOURCE.read_bytes())
+    module = load_module("narrow", tmp_path, url)
+    yield module
+    module.app.close()
+
+
+def under_fire(narrow: Any, killer: Killer, calls: list[Any], kills: int, node_kills: int) -> None:
+    """Enqueues them, and kills while they run, spread over all of it."""
+    app = narrow.app
+    eventually(lambda: len(app.nodes()) == 2, within=15)
+    group = app.enqueue_many(calls)
+    turns = ["node" if i % (kills // node_kills) == kills // node_kills // 2 else "worker" for i in range(kills)]
+    for turn, who in enumerate(turns):
+        wanted = turn * len(calls) // (kills + 3)
+        eventually(partial(_succeeded, app, wanted), within=60, every=0.05)
+        eventually(killer.kill_node if who == "node" else killer.kill_worker, within=20)
+    group.wait(timeout=240)
+    assert app.count(state="succeeded") == len(calls)
+
+
+def _succeeded(app: Any, wanted: int) -> bool:
+    return bool(app.count(state="succeeded") >= wanted)
+
+
+def slots(url: str) -> set[tuple[Any, ...]]:
+    return set(rows(url, "SELECT taken, owner FROM genba.bucket"))
+
+
+@pytest.mark.parametrize(
+    ("count", "kills", "node_kills"), [(500, 8, 1), pytest.param(5_000, 100, 10, marks=pytest.mark.soak)]
+)
+def test_no_limit_is_ever_exceeded_whatever_is_killed(narrow, url, start_node, tmp_path, count, kills, node_kills):
+    """A hundred buckets with limits of 1 to 5; each job tries its limit with locks of the kernel."""
+    killer = Killer(7, lambda: start_node("narrow:app", url, "--max", "6"))
+    calls = [
+        narrow.app.call(f"narrow.crowd{1 + i % 5}", (str(tmp_path), i % 20, 0.01), {}) for i in range(count)
+    ]
+
+    under_fire(narrow, killer, calls, kills, node_kills)
+
+    assert lines(tmp_path / "broken") == []
+    assert slots(url) <= {(0, None)}
+
+
+@pytest.mark.parametrize(
+    ("count", "stripes", "kills", "node_kills"),
+    [(400, 40, 4, 1), pytest.param(10_000, 1_000, 50, 5, marks=pytest.mark.soak)],
+)
+def test_stripes_run_one_at_a_time_in_order_and_exactly_once(
+    narrow, url, start_node, tmp_path, count, stripes, kills, node_kills
+):
+    """UseCase52, FIFO message groups: retries and kills on the way, effects in the jobs' own transactions."""
+    with connection(url) as conn:
+        serial = "INTEGER PRIMARY KEY" if url.startswith("sqlite") else "bigserial PRIMARY KEY"
+        conn.execute(f"CREATE TABLE effect (seq {serial}, stripe integer, number integer)")
+    killer = Killer(11, lambda: start_node("narrow:app", url, "--max", "3"))
+    calls = [
+        narrow.stripe.using(priority=i % 3).call(str(tmp_path), i % stripes, i // stripes, 0.004, i % 17 == 3)
+        for i in range(count)
+    ]
+
+    under_fire(narrow, killer, calls, kills, node_kills)
+
+    assert lines(tmp_path / "broken") == []
+    done = defaultdict(list)
+    for stripe, number in rows(url, "SELECT stripe, number FROM effect ORDER BY seq"):
+        done[stripe].append(number)
+    assert dict(done) == {stripe: list(range(count // stripes)) for stripe in range(stripes)}
+    times = sorted((float(began), float(ended), stripe) for stripe, began, ended in lines(tmp_path / "times"))
+    assert any(a[1] > b[0] and a[2] != b[2] for a, b in pairwise(times)), "none side by side"
+    assert slots(url) <= {(0, None)}

@@ -1,0 +1,75 @@
+"""When schedules run, as properties."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from genba.domain.cron import cron
+from genba.domain.duration import DAY, MILLISECOND, MINUTE, SECOND
+from genba.domain.schedule import LONGEST_BACKOFF, MOST_AT_ONCE, Rule, after_run, due, first, spread, upcoming
+
+NOW = 1_767_225_600_000_000
+moments = st.integers(NOW - DAY, NOW + DAY)
+lengths = st.integers(1, 3 * DAY)
+texts = st.sampled_from(["* * * * *", "*/5 * * * *", "0 * * * *", "30 2 * * *", "0 0 1 * *"])
+
+
+@given(every=lengths, base=moments, moment=moments, ran=lengths)
+def test_an_anchored_run_comes_at_the_first_slot_after_the_end(every, base, moment, ran):
+    ended = moment + ran
+    rule = Rule(every=every, base=base)
+    found = after_run(rule, moment=moment, started=moment, ended=ended, runs=1, failures=0)
+    assert found is not None
+    assert (found - base) % every == 0
+    assert ended < found <= ended + every
+
+
+@given(every=lengths, moment=moments, late=lengths, ran=lengths, reference=st.sampled_from(["start", "end"]))
+def test_no_run_of_an_interval_comes_before_the_end_of_the_one_before(every, moment, late, ran, reference):
+    started, ended = moment + late, moment + late + ran
+    rule = Rule(every=every, reference=reference)
+    found = after_run(rule, moment=moment, started=started, ended=ended, runs=1, failures=0)
+    assert found == (ended + every if reference == "end" else max(ended, started + every))
+
+
+@given(failures=st.integers(0, 100), ran=st.integers(0, SECOND))
+def test_again_at_once_keeps_its_distance_and_backs_off(failures, ran):
+    found = after_run(Rule(every=-1), moment=NOW, started=NOW, ended=NOW + ran, runs=1, failures=failures)
+    assert found is not None
+    assert found >= NOW + 100 * MILLISECOND
+    assert found - NOW - ran <= LONGEST_BACKOFF
+    if failures == 0:
+        assert found == max(NOW + ran, NOW + 100 * MILLISECOND)
+
+
+@settings(max_examples=60)
+@given(text=texts, asleep=st.integers(0, 2 * DAY), misfire=st.sampled_from(["skip", "once", "all"]))
+def test_every_tick_that_is_due_runs_or_is_skipped_and_none_is_both(text, asleep, misfire):
+    rule = Rule(cron=text, misfire=misfire)
+    begin = first(rule, NOW)
+    assert begin is not None
+    now = begin + asleep
+    plan = due(rule, begin, now, 0)
+    all_of_them = [moment for moment in islice(cron(text).moments(NOW), 3000) if moment <= now]
+    assert len(plan.runs) + sum(skip.count or 0 for skip in plan.skips) == len(all_of_them)
+    assert set(plan.runs) <= set(all_of_them)
+    assert len(plan.runs) <= (MOST_AT_ONCE if misfire == "all" else 1)
+    assert plan.next_at is None or plan.next_at > now
+
+
+@given(text=texts, most=st.integers(1, 20))
+def test_a_schedule_never_makes_more_jobs_than_it_may(text, most):
+    rule = Rule(cron=text, max_runs=most, misfire="all")
+    assert len(list(islice(upcoming(rule, first(rule, NOW) or 0, 0), 50))) == most
+    plan = due(rule, NOW + MINUTE, NOW + 400 * DAY, 0)
+    assert len(plan.runs) <= most
+
+
+@given(jitter=st.integers(0, DAY), moment=moments)
+def test_jitter_stays_within_its_bounds_and_is_the_same_for_all(jitter, moment):
+    rule = Rule(cron="* * * * *", jitter=jitter)
+    assert 0 <= spread(rule, "s", moment) <= jitter
+    assert spread(rule, "s", moment) == spread(rule, "s", moment)
