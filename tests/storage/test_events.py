@@ -169,7 +169,21 @@ def test_of_a_task_that_keeps_final_states_only_nothing_else_is_told(store):
     store.end(1, [ending(jobs[2], state="failed", cause="exception", quiet=True, started=5)])
 
     assert [kinds(store, id) for id in ids] == [["succeeded"], [], ["failed"]]
-    assert [len(store.attempts(id)) for id in ids] == [1, 0, 1]
+    assert [len(store.attempts(id)) for id in ids] == [0, 0, 1]   # of what went well nothing is left to know
+
+
+def test_a_batch_of_both_kinds_leaves_a_trace_of_those_that_want_one(store):
+    joined(store)
+    quiet = enqueued(store, 3, options='{"history":"final"}')
+    loud = enqueued(store, 3)
+    lost, *jobs = claimed(store, 8)
+    store.end(1, [ending(lost, quiet=True)])
+
+    ours = store.finish(1, [success(job, quiet=job.id in quiet) for job in (lost, *jobs)])
+
+    assert ours == {*quiet, *loud} - {lost.id}
+    assert [len(store.attempts(id)) for id in quiet] == [1, 0, 0]   # the first has failed
+    assert [len(store.attempts(id)) for id in loud] == [1, 1, 1]
 
 
 def test_the_attempts_of_a_job_that_is_tried_for_ever_are_bounded(store, clock):

@@ -120,11 +120,12 @@ def test_what_sqlite_has_chosen_it_leases_by_the_primary_key(database, engine):
     assert no_walk(plan), plan
 
 
+@pytest.mark.parametrize("query", ["succeed", "succeed_quietly"])
 @pytest.mark.parametrize("size", [1, 100, 500])
-def test_a_finish_goes_by_the_primary_key(database, engine, size):
+def test_a_finish_goes_by_the_primary_key(database, engine, size, query):
     rows = [(i * 10, 1, CLAIM, b"1", 1, 2, 3, 4, 5, 6) for i in range(1, size + 1)]
     with database.statement() as tx:
-        plan = words(tx.batch("succeed", rows, node=1))
+        plan = words(tx.batch(query, rows, node=1))
         history = words(tx.batch("succeed_history", rows, node=1))
 
     by_key = "job_pkey" if engine == "postgres" else "SEARCH genba_job USING INTEGER PRIMARY KEY"

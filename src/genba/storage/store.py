@@ -511,17 +511,19 @@ class Store:
     def _succeed(self, tx: Tx, node: int, ended: Sequence[Success]) -> set[JobId]:
         if not ended:
             return set()
-        rows = [one[:_WRITTEN] for one in ended]
-        matched = tx.batch("succeed", rows, node=node)
+        loud = [one[:_WRITTEN] for one in ended if not one.quiet]
+        matched = tx.batch("succeed", loud, node=node)
+        if len(loud) < len(ended):
+            matched += tx.batch("succeed_quietly", [one[:_WRITTEN] for one in ended if one.quiet], node=node)
         runs: set[JobId] = set()
         if len(matched) < len(ended):
             ours = set(matched)
             runs = self._succeed_runs(tx, node, [one for one in ended if one[:2] not in ours])
             ended = list({one[:2]: one for one in ended if one[:2] in ours}.values())
-            rows = [one[:_WRITTEN] for one in ended]
+            loud = [one[:_WRITTEN] for one in ended if not one.quiet]
             if not ended:
                 return runs
-        tx.batch("succeed_history", rows, node=node)
+        tx.batch("succeed_history", loud, node=node)
         ids = [one.id for one in ended]
         self._look_at_children(tx, "succeeded", ids)
         started = [None if one.quiet or self._told.pop(one.id, 0) else one.started for one in ended]
@@ -610,7 +612,7 @@ class Store:
                     e.log,
                 )
                 for e in mine
-                if e.happened and (not e.quiet or e.state in FINAL)
+                if e.happened and (not e.quiet or e.state in FINAL[1:])  # of a success the job's row says it all
             ],
         )
         held = [(e.id, e.attempt) for e in mine if e.locks]

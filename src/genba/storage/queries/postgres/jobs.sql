@@ -34,6 +34,14 @@ INSERT INTO genba.attempt (job_id, attempt, claimed_at, started_at, ended_at, ca
 SELECT id, attempt, claimed, started, ended, 'returned', :node, pid, cpu, peak FROM done
 RETURNING job_id, attempt;
 
+-- name: succeed_quietly(id, attempt, claim, result, claimed, started, ended, pid, cpu, peak)
+UPDATE genba.job AS j
+   SET state = 'succeeded', result = e.result, finished_at = /* now */, claim_id = NULL, node = NULL, reason = NULL, error = NULL,
+       key_hash = CASE WHEN j.unique_until > /* now */ THEN j.key_hash END
+  FROM unnest(:id, :attempt, :claim, CAST(:result AS bytea[])) AS e (id, attempt, claim, result)
+ WHERE j.id = e.id AND j.attempt = e.attempt AND j.claim_id = e.claim AND j.cancel_requested IS NULL AND j.schedule_id IS NULL
+RETURNING e.id, e.attempt;
+
 -- name: succeed_history(id, attempt, claim, result, claimed, started, ended, pid, cpu, peak)
 -- Done by succeed itself.
 
