@@ -478,7 +478,7 @@ def test_a_running_job_takes_slots_of_buckets_named_at_run_time(store, url):
         assert store.limits.take(tx, one_job.id, {"x": 1, "y": 2}) is None
     with store._db.transaction() as tx:
         assert store.limits.take(tx, other.id, {"x": 1, "y": 2}) == "x"
-        store._end(tx, 1, [ending(other, "waiting", "drain", happened=False)])
+        store.running.end(tx, 1, [ending(other, "waiting", "drain", happened=False)])
         store.limits.wait_for(tx, other.id, {"x": 1})
     assert taken(url) == {"x": 1, "y": 1}
     assert go(store) == []

@@ -11,6 +11,7 @@ from genba.domain.limit import Needs, Rule
 
 Micros = int
 JobId = int
+QUIET = '"history":"final"'  # in the options of a job
 
 
 class NewJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,6 +90,11 @@ class Claimed(NamedTuple):
     expires_at: Micros | None
     queue: str = "default"
     buckets: str | None = None
+
+
+def is_quiet(options: str | None) -> bool:
+    """Its task wants final states only in the history."""
+    return options is not None and QUIET in options
 
 
 class Success(NamedTuple):

@@ -1,0 +1,278 @@
+"""Jobs come in: one by one or in bulk, unique by key, with what they wait for; all or nothing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from genba.domain.limit import STRIPE, line_of, write_needs
+from genba.domain.rank import AGE_STEP
+from genba.domain.states import FINAL
+from genba.errors import KeyTaken, StoreError, StoreUnreachable
+from genba.storage.database import AnswerLost, Database, Tx
+from genba.storage.limits import LINE
+from genba.storage.policy import RulesChanged
+from genba.storage.records import Enqueued, JobId, Micros, NewJob, is_quiet
+
+if TYPE_CHECKING:
+    from genba.storage.store import Store
+
+_COLUMNS = (  # noqa: SIM905  eighteen quoted names would hide their order
+    "id created_at due_at rank state expires_at unique_until parent_id priority open_deps once_waiting "
+    "namespace queue task key key_hash tags options args"
+).split()
+_STATE, _OPTIONS = _COLUMNS.index("state"), _COLUMNS.index("options")
+_LIMITED = ("buckets", "parked_on", "capped")  # only of jobs that have a limit
+_json = msgspec.json.Encoder()
+
+
+class Intake:
+    def __init__(self, store: Store, database: Database) -> None:
+        self._store = store
+        self._db = database
+        self._namespace = store.namespace
+
+    def enqueue(self, jobs: Sequence[NewJob], conn: Any = None, epoch: int | None = None) -> list[Enqueued]:
+        """Durable when it returns (with `conn`: when the caller commits); all or nothing.
+
+        RulesChanged, and nothing written, if `epoch` is given and an operator has changed the rules since.
+        """
+        self._store.install()
+        if conn is not None:
+            with self._db.adopt(conn) as tx:
+                return self.insert(tx, jobs, epoch=epoch, ours=False)
+        ids: list[JobId] = []
+        try:
+            done = self._commit(jobs, ids, epoch)
+        except AnswerLost:
+            done = self._commit_again(jobs, ids, epoch)
+        with suppress(StoreError):  # the jobs are in: what fails from here on must not say otherwise
+            if any(job.after for job in jobs):
+                self._store.settle()
+            for queue, count in Counter(job.queue for job in jobs).items():
+                self._store.presence.ring(self._namespace, queue, count)
+        return done
+
+    def _commit(self, jobs: Sequence[NewJob], ids: list[JobId], epoch: int | None) -> list[Enqueued]:
+        """`ids` tells afterwards under which ids it was tried."""
+        if len(jobs) == 1 and jobs[0].plain:
+            with self._db.single() as tx:
+                ids[:] = ids or tx.ids(1)
+                made = self._insert_one(tx, jobs[0], ids[0], epoch=epoch)
+                if not made.created:  # it has no identity that could be taken
+                    raise RulesChanged("the rules have changed")
+                return [made]
+        with self._db.transaction() as tx:
+            ids[:] = ids or tx.ids(len(jobs))
+            done = self.insert(tx, jobs, ids, epoch)
+            self._store.questions.ask_for(tx, jobs, done)
+            return done
+
+    def _commit_again(self, jobs: Sequence[NewJob], ids: list[JobId], epoch: int | None) -> list[Enqueued]:
+        """The answer to the commit was lost; the same ids tell whether it had happened."""
+        try:
+            there = self._store.states(ids)
+            return self._as_found(jobs, ids) if there else self._commit(jobs, ids, epoch)
+        except StoreUnreachable:
+            raise
+        except StoreError:  # the server was still at it: our ids were taken, by ourselves
+            if not self._store.states(ids):
+                raise
+            return self._as_found(jobs, ids)
+
+    def _as_found(self, jobs: Sequence[NewJob], ids: Sequence[JobId]) -> list[Enqueued]:
+        there = self._store.states(ids)
+        done = []
+        with self._db.statement() as tx:
+            for job, id in zip(jobs, ids, strict=True):
+                if id in there:
+                    done.append(Enqueued(id, True))
+                elif found := tx.one("with_identity", namespace=self._namespace, key_hash=job.identity):
+                    done.append(Enqueued(found[0], False))
+        return done
+
+    def insert(
+        self,
+        tx: Tx,
+        jobs: Sequence[NewJob],
+        given: Sequence[JobId] = (),
+        epoch: int | None = None,
+        *,
+        ours: bool = True,
+    ) -> list[Enqueued]:
+        limited = any(job.limited for job in jobs)
+        if limited:
+            self._check_waiting(tx, jobs)
+        ids = given or tx.ids(len(jobs))
+        done: list[Enqueued] = [Enqueued(0, False)] * len(jobs)
+        rows: list[tuple[Any, ...]] = []
+        edges: list[tuple[int, int, str]] = []
+        moment, known = tx.one("now_and_epoch", namespace=self._namespace) or (0, None)
+        if epoch is not None and known != epoch:
+            raise RulesChanged("the rules have changed")
+        now = moment if limited or len(jobs) > 1 else 0
+        replaced: list[JobId] = []
+        for i, job in enumerate(jobs):
+            if now and not job.after and job.identity is None:
+                rows.append(self._row(job, ids[i], 0, now, limited))
+                done[i] = Enqueued(ids[i], True)
+                continue
+            wanted = {done[e.job].id if e.inside else e.job: e.wants for e in job.after}
+            if job.identity is None and now:
+                rows.append(self._row(job, ids[i], len(wanted), now, limited))
+                done[i] = Enqueued(ids[i], True)
+            elif job.identity is None:
+                done[i] = self._insert_one(tx, job, ids[i], len(wanted))
+            else:
+                done[i], wanted = self._insert_unique(tx, job, ids[i], wanted, replaced)
+            if done[i].created:
+                edges += [(done[i].id, parent, wants) for parent, wants in wanted.items()]
+        if rows:
+            tx.insert_jobs([*_COLUMNS, *_LIMITED] if limited else _COLUMNS, rows)
+            self._tell_of_new(tx, rows)
+        self._connect(tx, jobs, done, edges)
+        self._store.fairness.place(tx, jobs, done)
+        if limited:
+            self._limit(tx, [job for job, made in zip(jobs, done, strict=True) if made.created], ours)
+        self._store.limits.moved(tx, replaced)
+        return done
+
+    def _limit(self, tx: Tx, made: Sequence[NewJob], ours: bool) -> None:
+        rules = {rule.template: rule for job in made for rule in job.rules}
+        now = tx.now()
+        soon = [job for job in made if not job.after and not job.delay and (job.due_at or 0) <= now]
+        self._store.limits.admit_new(tx, [job.needs for job in soon], rules.values(), ours=ours)
+
+    def _check_waiting(self, tx: Tx, jobs: Sequence[NewJob]) -> None:
+        more: Counter[str] = Counter()
+        most: dict[str, int] = {}
+        for job in jobs:
+            if job.max_waiting is not None:
+                most[job.task] = job.max_waiting
+                there = job.identity and tx.one("with_identity", namespace=self._namespace, key_hash=job.identity)
+                more[job.task] += not (there and job.on_conflict == "return")
+        self._store.limits.check_waiting(tx, {task: (most[task], more[task]) for task in most if more[task]})
+
+    def _connect(
+        self, tx: Tx, jobs: Sequence[NewJob], done: Sequence[Enqueued], edges: Sequence[tuple[int, int, str]]
+    ) -> None:
+        tags = [(tag, made.id) for job, made in zip(jobs, done, strict=True) if made.created for tag in job.tags]
+        tx.batch("add_tags", tags, namespace=self._namespace)
+        self._store.dependencies.add(tx, edges)
+
+    def _row(self, job: NewJob, id: JobId, deps: int, now: Micros, limited: bool) -> tuple[Any, ...]:
+        due = max(now, job.due_at if job.due_at is not None else now + job.delay)
+        state = "blocked" if deps else "scheduled" if due > now else "waiting"
+        more: tuple[Any, ...] = ()
+        rank = due - job.priority * AGE_STEP
+        if limited:
+            line = line_of(job.needs)
+            rank = now if line is not None and line.kind == STRIPE else rank
+            parked_on = LINE + line.name if line is not None and state == "waiting" else None
+            more = (write_needs(job.needs) if job.needs else None, parked_on, 1 if job.capped else None)
+        return (
+            id,
+            now,
+            due,
+            rank,
+            state,
+            job.expires_at if job.expires_in is None else now + job.expires_in,
+            None if job.unique_for is None else now + job.unique_for,
+            job.parent_id,
+            job.priority,
+            deps,
+            job.once_waiting,
+            self._namespace,
+            job.queue,
+            job.task,
+            job.key,
+            job.identity,
+            _json.encode(job.tags).decode() if job.tags else None,
+            job.options,
+            job.args,
+            *more,
+        )
+
+    def _insert_one(self, tx: Tx, job: NewJob, id: JobId, deps: int = 0, epoch: int | None = None) -> Enqueued:
+        quiet = is_quiet(job.options)
+        row = tx.one(
+            "enqueue_one",
+            node=self._store.events.node,
+            quiet=quiet,
+            id=id,
+            epoch=epoch,
+            due_at=job.due_at,
+            delay=job.delay,
+            boost=job.priority * AGE_STEP,
+            expires_at=job.expires_at,
+            expires_in=job.expires_in,
+            unique_for=job.unique_for,
+            parent_id=job.parent_id,
+            priority=job.priority,
+            open_deps=deps,
+            once_waiting=job.once_waiting,
+            namespace=self._namespace,
+            queue=job.queue,
+            task=job.task,
+            key=job.key,
+            key_hash=job.identity,
+            tags=_json.encode(job.tags).decode() if job.tags else None,
+            options=job.options,
+            args=job.args,
+        )
+        if row is None:
+            return Enqueued(0, False)
+        told = {"kind": row[1], "node": self._store.events.node, "quiet": quiet}
+        tx.run("enqueue_one_event", namespace=self._namespace, job_id=id, **told)
+        if job.limited:
+            line = line_of(job.needs)
+            tx.one(
+                "limit_job",
+                id=id,
+                buckets=write_needs(job.needs) if job.needs else None,
+                capped=1 if job.capped else None,
+                line=None if line is None else LINE + line.name,
+                ordered=int(line is not None and line.kind == STRIPE),
+            )
+        return Enqueued(id, True)
+
+    def _insert_unique(
+        self, tx: Tx, job: NewJob, id: JobId, after: dict[int, str], replaced: list[JobId]
+    ) -> tuple[Enqueued, dict[int, str]]:
+        """One open job per identity; the unique index decides, also against those we cannot see yet."""
+        for _ in range(10):
+            made = self._insert_one(tx, job, id, len(after))
+            if made.created:
+                return made, after
+            found = tx.one("with_identity", namespace=self._namespace, key_hash=job.identity)
+            if found is None:
+                continue  # the one in our way has just ended
+            other, state, unique_until = found
+            if state in FINAL and (unique_until or 0) <= tx.now():
+                tx.run("forget_identity", id=other)
+            elif job.on_conflict == "return":
+                return Enqueued(other, False), {}
+            elif job.on_conflict == "raise":
+                name = f"key {job.key!r}" if job.key else "the same identity"
+                raise KeyTaken(f"job {other} ({state}) has {name} already", job_id=other)
+            else:
+                tx.run("forget_identity", id=other)  # from here its row is locked: it cannot start behind our back
+                reason = f"replaced by job {id}"
+                if self._store.put_down(tx, "cancel", other, reason, by=self._store.by()):
+                    replaced.append(other)
+                    continue
+                if self._store.ask_to_stop(tx, other, "cancel", reason) is not None:
+                    after = {**after, other: "finished"}
+        raise KeyTaken(f"the identity of this {job.task!r} job changes hands too fast to take it")
+
+    def _tell_of_new(self, tx: Tx, rows: Sequence[tuple[Any, ...]]) -> None:
+        by_state: dict[str, list[JobId]] = {}
+        for row in rows:
+            if not is_quiet(row[_OPTIONS]):
+                by_state.setdefault(row[_STATE], []).append(row[0])
+        for state, ids in by_state.items():
+            self._store.events.tell(tx, state, ids)
