@@ -21,7 +21,7 @@ from tests.storage.builders import (
 )
 
 from genba.domain.clock import ManualClock
-from genba.errors import BadOption, LeaseLost, LockLost
+from genba.errors import BadOption, LeaseLost, LockLost, StoreError
 from genba.storage.locks import Owner, SessionOver, Taken, Waiting
 from genba.storage.records import Claimed
 from genba.storage.sessions import SessionRecord, is_dead
@@ -299,3 +299,16 @@ def test_who_holds_and_who_waits_can_be_seen(store: Store) -> None:
     (holder,), (waiter,) = store.locks.holders(), store.locks.waiters()
     assert (holder.name, holder.job_id, holder.node, holder.pid) == ("a", job.id, "node-1", 77)
     assert (waiter.name, waiter.job_id, waiter.host, waiter.pid) == ("a", None, "afar", 78)
+
+
+def test_what_is_sent_at_once_happens_as_a_whole_or_not_at_all(store: Store) -> None:
+    me = session(store)
+    place = {"namespace": "default", "name": "whole", "place": 0, "n": 1, "token": 1, **me._asdict()}
+
+    with pytest.raises(StoreError):
+        store._db.in_turn(("take_place", place), ("take_place", place))   # the second one is there already
+
+    assert store.locks.holders() == []
+    first = take(store, me, "whole")
+    store.locks.release("whole", first.token)
+    assert take(store, me, "whole").token > first.token   # also where the number comes from a table

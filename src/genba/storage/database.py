@@ -21,6 +21,7 @@ from typing import Any, Protocol
 from genba.errors import StoreUnreachable
 
 Row = tuple[Any, ...]
+Step = tuple[str, Mapping[str, Any]]  # the name of a query, and its values
 
 
 class AnswerLost(StoreUnreachable):
@@ -134,6 +135,10 @@ class Database(Protocol):
 
     def single(self) -> AbstractContextManager[Tx]:
         """For one writing statement: durable when the block is left, without the cost of a frame around it."""
+        ...
+
+    def in_turn(self, *steps: Step) -> list[list[Row]]:
+        """These as one transaction, sent all at once: none may need the answer to another.  Gives their rows."""
         ...
 
     def statement(self) -> AbstractContextManager[Tx]:

@@ -14,7 +14,7 @@ import msgspec
 
 from genba.errors import BadOption, LeaseLost, LockLost, StoreError
 from genba.storage.bells import Bells
-from genba.storage.database import Database, Tx
+from genba.storage.database import Database, Row, Step, Tx
 from genba.storage.records import JobId, Micros
 
 PATIENCE = 2_000_000  # µs that one who was called may take to come; then the next in line may pass
@@ -76,6 +76,8 @@ class Locks:
 
         `seq` is the one we have, 0 if we have none yet, None for one who only tries.
         """
+        if not seq and (token := self._take_free(owner, name, n)) is not None:
+            return Taken(token)
         with self._db.transaction() as tx:
             self._check(tx, owner)
             self._alone(tx, name)
@@ -91,7 +93,7 @@ class Locks:
             if free > ahead:
                 self._step_out(tx, seq)
                 return Taken(self._grant(tx, owner, name, n, {row[0] for row in rows}))
-            called = self._call(tx, name, free)
+            called = self._call_next(tx, name)
             if seq is None:
                 line = Waiting(0, ahead)
             elif came is None:
@@ -102,6 +104,14 @@ class Locks:
                 line = Waiting(seq, ahead)
         self._ring([one for one in called if one != bell])
         return line
+
+    def _take_free(self, owner: Owner, name: str, n: int) -> int | None:
+        """In one round trip, if nobody is there; None: look closer."""
+        which = {"namespace": self._namespace, "name": name}
+        own = ("own_session" if owner.job_id is None else "own_attempt", owner._asdict())
+        taking = ("take_free", {**which, "n": n, **owner._asdict()})
+        _, _, taken, _ = self._db.in_turn(own, ("one_at_a_time", which), taking, ("count_token", which))
+        return int(taken[0][0]) if taken else None
 
     def look(self, name: str, n: int, seq: int) -> bool:
         """Whether it is worth while to ask again; reads only."""
@@ -157,22 +167,14 @@ class Locks:
 
     def leave(self, name: str, seq: int) -> None:
         """Out of the line; if it was just our turn, it is that of the next."""
-        with self._db.transaction() as tx:
-            self._alone(tx, name)
-            tx.all("leave_line", seq=seq)
-            called = self._call_next(tx, name)
-        self._ring(called)
+        self._then_call(name, ("leave_line", {"seq": seq}))
 
     # give back
 
     def release(self, name: str, token: int) -> bool:
         """False if it was not ours any more."""
-        with self._db.transaction() as tx:
-            self._alone(tx, name)
-            freed = tx.one("free_place", namespace=self._namespace, name=name, token=token)
-            called = self._call_next(tx, name) if freed else []
-        self._ring(called)
-        return freed is not None
+        which = {"namespace": self._namespace, "name": name}
+        return bool(self._then_call(name, ("free_place", {**which, "token": token})))
 
     def break_(self, name: str, token: int | None, by: str) -> list[int]:
         """Take it from whoever holds it; gives the tokens that are worth nothing any more."""
@@ -260,18 +262,16 @@ class Locks:
         """From here on nobody else takes or frees a place of this name.  Rows of owners are locked before it."""
         tx.run("one_at_a_time", namespace=self._namespace, name=name)
 
-    def _call_next(self, tx: Tx, name: str) -> list[int]:
-        row = tx.one("size_of_lock", namespace=self._namespace, name=name)
-        return self._call(tx, name, row[0] - row[1]) if row and row[0] is not None else []
+    def _then_call(self, name: str, step: Step) -> list[Row]:
+        """This one alone for its name, and those whose turn it is then are called; what it gave."""
+        which = {"namespace": self._namespace, "name": name}
+        calling = ("call_next", {**which, "patience": PATIENCE})
+        _, gave, called = self._db.in_turn(("one_at_a_time", which), step, calling)
+        self._ring([row[0] for row in called])
+        return gave
 
-    def _call(self, tx: Tx, name: str, free: int) -> list[int]:
-        if free <= 0:
-            return []
-        row = tx.one("called_just_now", namespace=self._namespace, name=name, patience=PATIENCE)
-        places = free - (row[0] if row else 0)
-        if places <= 0:
-            return []
-        return [row[0] for row in tx.all("call", namespace=self._namespace, name=name, places=places)]
+    def _call_next(self, tx: Tx, name: str) -> list[int]:
+        return [row[0] for row in tx.all("call_next", namespace=self._namespace, name=name, patience=PATIENCE)]
 
     def _ring(self, called: Sequence[int]) -> None:
         if called:

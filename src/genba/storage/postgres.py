@@ -15,7 +15,7 @@ from urllib.parse import urlsplit, urlunsplit
 from genba.domain.clock import Clock
 from genba.errors import StoreError, StoreUnreachable
 from genba.storage.arrays import BytesColumn, IntColumn, TextColumn, register
-from genba.storage.database import PARAMETER, TABLES, AnswerLost, Query, Row
+from genba.storage.database import PARAMETER, TABLES, AnswerLost, Query, Row, Step
 
 # statement_timestamp() is the same for the whole statement; as a sub-select it is computed once, not per row
 NOW = "(SELECT (extract(epoch FROM statement_timestamp()) * 1000000)::bigint)"
@@ -68,6 +68,10 @@ class Tx:
         if clock is not None:
             values = {**values, "now": clock.now(), "boot": clock.boot()}
         return self._cursor.execute(text, values, prepare=True)
+
+    def send(self, name: str, values: Mapping[str, Any]) -> Any:
+        """In a pipeline: a cursor that will have the answer; None if this engine has nothing to ask."""
+        return self._execute(self._sql[name], values) if self._sql[name].text else None
 
     def all(self, name: str, /, **values: Any) -> list[Row]:
         return self._execute(self._sql[name], values).fetchall()  # type: ignore[no-any-return]
@@ -251,6 +255,12 @@ class PostgresDatabase:
     def single(self) -> Iterator[Tx]:
         with self._connection() as conn:
             yield Tx(conn, self)
+
+    def in_turn(self, *steps: Step) -> list[list[Row]]:
+        with self._connection() as conn:
+            with conn.pipeline(), conn.transaction():
+                sent = [Tx(conn, self).send(name, values) for name, values in steps]
+            return [cursor.fetchall() if cursor and cursor.description else [] for cursor in sent]
 
     @contextmanager
     def statement(self) -> Iterator[Tx]:

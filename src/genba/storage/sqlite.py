@@ -17,7 +17,7 @@ import msgspec
 
 from genba.domain.clock import Clock
 from genba.errors import StoreError, StoreUnreachable
-from genba.storage.database import PARAMETER, TABLES, Query, Row
+from genba.storage.database import PARAMETER, TABLES, Query, Row, Step
 from genba.storage.place import Place, check_place
 from genba.storage.turns import BUSY, Turns
 
@@ -306,6 +306,10 @@ class SqliteDatabase:
             yield
         except self.driver.errors as error:
             raise _spoken(error, self._place.path) from error
+
+    def in_turn(self, *steps: Step) -> list[list[Row]]:
+        with self.transaction() as tx:
+            return [tx.all(name, **values) if self.queries[name].text else [] for name, values in steps]
 
     @contextmanager
     def transaction(self) -> Iterator[Tx]:

@@ -25,6 +25,9 @@ SELECT count(*) FROM (SELECT 1 FROM genba.waiter WHERE namespace = :namespace AN
 INSERT INTO genba.lock (namespace, name, place, n, token, job_id, attempt, claim_id, session_id, pid, since)
 VALUES (:namespace, :name, :place, :n, :token, :job_id, :attempt, :claim_id, :session_id, :pid, /* now */);
 
+-- name: count_token
+-- Its sequence has done it.
+
 -- name: stand_in_line
 INSERT INTO genba.waiter (namespace, name, n, job_id, attempt, claim_id, session_id, pid, bell, since)
 VALUES (:namespace, :name, :n, :job_id, :attempt, :claim_id, :session_id, :pid, :bell, /* now */)
@@ -43,19 +46,15 @@ DELETE FROM genba.lock WHERE namespace = :namespace AND name = :name AND token =
 DELETE FROM genba.lock WHERE namespace = :namespace AND name = :name AND (CAST(:token AS bigint) IS NULL OR token = :token)
 RETURNING token, job_id, session_id, pid;
 
--- name: call
+-- name: call_next
 -- As many as there are free places, less those who were called just before and have not come yet.
 UPDATE genba.waiter SET called_at = /* now */
  WHERE seq IN (SELECT seq FROM genba.waiter WHERE namespace = :namespace AND name = :name AND called_at IS NULL ORDER BY seq
-                LIMIT :places)
+                LIMIT (SELECT CASE WHEN places > 0 THEN places ELSE 0 END
+                         FROM (SELECT max(n) - count(CASE WHEN called_at > /* now */ - CAST(:patience AS bigint) THEN 1 END)
+                                      - (SELECT count(*) FROM genba.lock l WHERE l.namespace = :namespace AND l.name = :name) AS places
+                                 FROM genba.waiter WHERE namespace = :namespace AND name = :name) AS room))
 RETURNING bell;
-
--- name: called_just_now
-SELECT count(*) FROM genba.waiter WHERE namespace = :namespace AND name = :name AND called_at > /* now */ - CAST(:patience AS bigint);
-
--- name: size_of_lock
-SELECT max(n), sum(held) FROM (SELECT n, 1 AS held FROM genba.lock WHERE namespace = :namespace AND name = :name
-                               UNION ALL SELECT n, 0 FROM genba.waiter WHERE namespace = :namespace AND name = :name) AS both_of;
 
 -- name: is_held
 SELECT 1 FROM genba.lock WHERE namespace = :namespace AND name = :name AND token = :token;

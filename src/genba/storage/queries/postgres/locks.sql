@@ -9,6 +9,16 @@ SELECT 1 FROM genba.session WHERE id = :session_id FOR KEY SHARE;
 -- One at a time per name, also while the name has no row; what is counted afterwards is seen by a new snapshot.
 SELECT pg_advisory_xact_lock(hashtextextended('genba lock ' || CAST(:namespace AS text) || ' ' || CAST(:name AS text), 0));
 
+-- name: take_free
+-- When nobody has it and nobody waits; of one whose owner is over, nothing.
+INSERT INTO genba.lock (namespace, name, place, n, token, job_id, attempt, claim_id, session_id, pid, since)
+SELECT :namespace, :name, 0, :n, nextval('genba.token'), CAST(:job_id AS bigint), CAST(:attempt AS integer), CAST(:claim_id AS bigint), CAST(:session_id AS bigint), :pid, /* now */
+ WHERE NOT EXISTS (SELECT 1 FROM genba.lock l WHERE l.namespace = :namespace AND l.name = :name)
+   AND NOT EXISTS (SELECT 1 FROM genba.waiter w WHERE w.namespace = :namespace AND w.name = :name)
+   AND (EXISTS (SELECT 1 FROM genba.job j WHERE j.id = :job_id AND j.attempt = :attempt AND j.claim_id = :claim_id)
+     OR EXISTS (SELECT 1 FROM genba.session s WHERE s.id = :session_id))
+RETURNING token;
+
 -- name: next_token
 SELECT nextval('genba.token');
 
