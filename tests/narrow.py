@@ -113,3 +113,13 @@ def stripe(folder: str, stripe: int, number: int, seconds: float, troubled: bool
         tell(f"{folder}/times", stripe, began, time.monotonic())
     with current_job().transaction() as conn:  # ends the attempt, and with it the turn: the next one may start
         conn.execute(f"INSERT INTO effect (stripe, number) VALUES ({stripe:d}, {number:d})")
+
+
+@app.task(limits=[Limit("solo", 1)], max_crashes=1000)
+def solo(folder: str, path: str) -> int:
+    """Alone until the file is there."""
+    with Room(folder, "solo", 1):
+        tell(f"{path}.started", current_job().id, current_job().attempt, os.getpid())
+        while not Path(path).exists():
+            time.sleep(0.005)
+    return current_job().attempt
