@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from genba.storage.records import NodeRecord
-from genba.storage.rescuer import Patience, dead
+from genba.storage.rescuer import Patience, Watch, dead
 
 SECOND = 1_000_000
 LEASE = 15 * SECOND
@@ -116,3 +117,35 @@ def test_a_suspect_whose_process_is_gone_is_dead_also_for_a_newcomer() -> None:
     assert dead([node], set(), ME, None, 0, {node.id}) == []
     early = a_node(silent=2 * SECOND - 1)
     assert dead([early], {early.id}, ME, None, 0, {early.id}) == []
+
+
+# the store's clock may be set while nodes live
+
+
+def heard(watch: Watch, beat: int, seen: int, now: int) -> int:
+    """How long a node has been silent whose beat is `beat` when the store's clock says `seen`, and ours `now`."""
+    node = replace(a_node(silent=0), beat_at=beat * SECOND, seen_at=seen * SECOND)
+    return watch.silence([node], now * SECOND)[OTHER] // SECOND
+
+
+@pytest.mark.parametrize("jump", [-3600, 3600, -86_400, 86_400, 10 * 365 * 86_400])
+def test_a_clock_that_is_set_makes_nobody_silent_and_nobody_live_for_ever(jump: int) -> None:
+    watch = Watch()
+    assert heard(watch, 1000, 1001, 1) == 1
+    assert heard(watch, 1003, 1003, 3) == 0
+    assert heard(watch, 1003, 1005 + jump, 5) in (2, 4)  # between when we saw its beat, and the look before that
+    assert heard(watch, 1006 + jump, 1007 + jump, 7) in (0, 1, 2)  # it beats on, by the new time
+    assert heard(watch, 1006 + jump, 1027 + jump, 27) == 21  # and if it does not, it is silent as before
+
+
+def test_without_jumps_the_clock_of_the_store_is_believed() -> None:
+    watch = Watch()
+    assert heard(watch, 1000, 1060, 1) == 60  # we have just come
+    assert heard(watch, 1061, 1063, 4) == 2
+    assert heard(watch, 1061, 1065, 6) == 4
+
+
+def test_a_beat_from_the_future_is_as_old_as_we_know_it() -> None:
+    watch = Watch()
+    assert heard(watch, 5000, 1000, 1) == 0
+    assert heard(watch, 5000, 1015, 16) == 15

@@ -202,7 +202,7 @@ def seen(silent: float) -> SessionRecord:
     ],
 )
 def test_when_a_session_is_dead(silent: float, gone: bool, suspect: bool, lasted: float, dead: bool) -> None:
-    assert is_dead(seen(silent), gone, suspect, int(lasted * SECOND)) is dead
+    assert is_dead(seen(silent), int(silent * SECOND), gone, suspect, int(lasted * SECOND)) is dead
 
 
 def test_a_broken_lock_is_lost_and_goes_to_the_next(store: Store, url: str) -> None:

@@ -102,6 +102,7 @@ class Keeper(threading.Thread):
         self._schedules = schedules
         self._declared = False
         self._latest: Micros = 0
+        self._was_set_back = False
         self._boot_id = boot_id
         self._clock = clock
         self._post = post
@@ -220,7 +221,7 @@ class Keeper(threading.Thread):
         work = chores.work
         due = chores.next_due
         if chores.now < self._latest - SET_BACK:
-            self._next["replan"] = 0.0  # the clock was set back
+            self._was_set_back, self._next["replan"] = True, 0.0
             self._poked.set()
         self._latest = chores.now
         if chores.next_tick is not None and chores.next_tick <= chores.now:
@@ -267,6 +268,13 @@ class Keeper(threading.Thread):
         for name in schedules.pause_abandoned():
             log.warning("schedule %s is paused: no live node declares it", name)
         schedules.replan()
+        mended = self._store.setback.mend()
+        if self._was_set_back:
+            log.warning("the clock was set back; what would wait for its old time is planned anew")
+            mended += self._store.setback.mend_retries()
+            self._was_set_back = False
+        if mended:
+            self._poked.set()
 
     def _rescue(self) -> None:
         lasted = self._patience.lasted(self._clock.boot())

@@ -23,10 +23,12 @@ def bury_dead(
     members: Membership, me: int, boot_id: str | None, lasted: Micros, only: Collection[int] | None = None
 ) -> Burials:
     """Bury who is dead, and take over its jobs; `lasted` is how long we have seen the database without a break."""
-    nodes = [node for node in members.live() if only is None or node.id in only]
+    living = members.live()
+    silence = members.silence(living)
+    nodes = [node for node in living if only is None or node.id in only]
     suspects = {node.id for node in members.suspects(nodes, me)}
     gone = {node.id for node in nodes if node.host == socket.gethostname() and born(node.pid) is None}
-    found = dead(nodes, suspects, me, boot_id, lasted, gone)
+    found = dead(nodes, suspects, me, boot_id, lasted, gone, silence)
     return Burials(bool(suspects), [(node, members.bury(node.id, judged)) for node in found])
 
 

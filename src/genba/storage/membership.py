@@ -16,6 +16,7 @@ from genba.storage.events import Events
 from genba.storage.limits import Limits
 from genba.storage.presence import Presence
 from genba.storage.records import Command, Ending, JobId, Micros, NewNode, NodeRecord
+from genba.storage.rescuer import Watch
 
 
 class Orphan(NamedTuple):
@@ -82,8 +83,11 @@ class Membership:
         end: EndJobs,
         events: Events,
         limits: Limits,
+        steady: Callable[[], Micros],
     ) -> None:
         self._limits = limits
+        self._steady = steady
+        self._watch = Watch()
         self._db = database
         self._presence = presence
         self._namespace = namespace
@@ -216,6 +220,10 @@ class Membership:
     def live(self) -> list[NodeRecord]:
         with self._db.statement() as tx:
             return [NodeRecord(*row) for row in tx.all("live_nodes", namespace=self._namespace)]
+
+    def silence(self, nodes: Sequence[NodeRecord]) -> dict[int, Micros]:
+        """How long each of those that live has not been heard, whatever becomes of the store's clock."""
+        return self._watch.silence(nodes, self._steady())
 
     def suspects(self, nodes: Sequence[NodeRecord], me: int) -> list[NodeRecord]:
         """Those whose lock is free."""

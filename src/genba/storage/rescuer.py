@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from genba.storage.records import Micros, NodeRecord
 
@@ -27,6 +28,60 @@ class Patience:
         return 0 if self.since is None else now - self.since
 
 
+class Beating(Protocol):
+    """Whoever renews a lease; `seen_at` is what the store's clock said when we looked."""
+
+    @property
+    def id(self) -> int: ...
+
+    @property
+    def beat_at(self) -> Micros: ...
+
+    @property
+    def seen_at(self) -> Micros: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Heard:
+    """A beat: when we saw it first and last; `gap` is how long before that it may have been (None: nobody knows)."""
+
+    beat_at: Micros
+    first: Micros
+    last: Micros
+    gap: Micros | None
+
+
+class Watch:
+    """How long each has been silent, though the store's clock may be set while they live.
+
+    What we saw with our own steady clock bounds what the store's clock tells.  Without that, all leases would be over
+    when it is set forward, and none for an hour when it is set back by an hour.
+    """
+
+    def __init__(self) -> None:
+        self._heard: dict[int, _Heard] = {}
+
+    def silence(self, ones: Sequence[Beating], now: Micros) -> dict[int, Micros]:
+        """By id; `now` is our steady clock.  To be asked with all that live, at every look."""
+        heard = {one.id: self._hear(one, now) for one in ones}
+        self._heard = heard
+        found = {}
+        for one in ones:
+            mine, told = heard[one.id], one.seen_at - one.beat_at
+            least = now - mine.first
+            most = told if mine.gap is None else least + mine.gap
+            found[one.id] = max(least, min(told, most))
+        return found
+
+    def _hear(self, one: Beating, now: Micros) -> _Heard:
+        before = self._heard.get(one.id)
+        if before is None:
+            return _Heard(one.beat_at, now, now, None)
+        if before.beat_at != one.beat_at:
+            return _Heard(one.beat_at, now, now, now - before.last)
+        return _Heard(before.beat_at, before.first, now, before.gap)
+
+
 def dead(
     nodes: Sequence[NodeRecord],
     suspects: Collection[int],
@@ -34,29 +89,31 @@ def dead(
     boot_id: str | None,
     lasted: Micros,
     gone: Collection[int] = (),
+    silence: Mapping[int, Micros] | None = None,
 ) -> list[NodeRecord]:
     """Nodes to be buried.
 
     A lease that is over counts only when we could see the database for a whole lease: after an outage nobody
     could renew.  A suspect (its lock is free) counts after one missed beat, if we have been there since before
     its last one, or if its process is known to be `gone`.  `boot_id` is given where leases are counted since the
-    machine's start.
+    machine's start.  `silence` is what a Watch says; without it the store's clock is believed.
     """
+    silent = {node.id: node.seen_at - node.beat_at for node in nodes} | dict(silence or {})
     found = []
     for node in nodes:
-        if node.id != me and _is_dead(node, node.id in suspects, node.id in gone, boot_id, lasted):
+        signs = (node.id in suspects, node.id in gone)
+        if node.id != me and _is_dead(node, silent[node.id], *signs, boot_id, lasted):
             found.append(node)
     return found
 
 
-def _is_dead(node: NodeRecord, suspect: bool, gone: bool, boot_id: str | None, lasted: Micros) -> bool:
+def _is_dead(node: NodeRecord, silent: Micros, suspect: bool, gone: bool, boot_id: str | None, lasted: Micros) -> bool:
     if boot_id is not None and node.boot_id != boot_id:
         return True  # the machine has been started anew since
-    silent = node.seen_at - node.beat_at
     if silent < SHORTEST:
         return False
     if suspect and gone:
         return True
     if suspect and silent >= node.lease // 5 * 6 // 5 and lasted >= silent:  # a beat, and what it may be late
         return True
-    return node.expired and lasted >= node.lease
+    return silent >= node.lease and lasted >= node.lease

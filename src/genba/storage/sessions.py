@@ -12,6 +12,7 @@ from typing import NamedTuple
 from genba.storage.bells import Bells
 from genba.storage.database import Database, Tx
 from genba.storage.records import Micros
+from genba.storage.rescuer import Watch
 
 
 class SessionRecord(NamedTuple):
@@ -28,13 +29,12 @@ class SessionRecord(NamedTuple):
     seen_at: Micros
 
 
-def is_dead(session: SessionRecord, gone: bool, suspect: bool, lasted: Micros) -> bool:
-    """Whether what it holds may be given to others.
+def is_dead(session: SessionRecord, silent: Micros, gone: bool, suspect: bool, lasted: Micros) -> bool:
+    """Whether what it holds may be given to others; it has been `silent` for so long.
 
     A process that is `gone` from this machine is dead.  Of one elsewhere only signs are seen: its bell's lock is free
     and a beat was missed, or its lease is over although the database was there for a whole lease (`lasted`).
     """
-    silent = session.seen_at - session.beat_at
     missed = silent >= beat_of(session.lease) * 3 // 2
     return gone or (suspect and missed and lasted >= silent) or (silent >= session.lease and lasted >= session.lease)
 
@@ -46,13 +46,21 @@ def beat_of(lease: Micros) -> Micros:
 
 class Sessions:
     def __init__(
-        self, database: Database, bells: Bells, namespace: str, lease: Micros, left: Callable[[Tx, int], list[int]]
+        self,
+        database: Database,
+        bells: Bells,
+        namespace: str,
+        lease: Micros,
+        left: Callable[[Tx, int], list[int]],
+        steady: Callable[[], Micros],
     ) -> None:
         self._db = database
         self._bells = bells
         self._namespace = namespace
         self._left = left  # frees what a session had; gives the bells to be rung
         self.lease = lease
+        self._steady = steady
+        self._watch = Watch()
 
     @property
     def beat(self) -> Micros:
@@ -96,11 +104,12 @@ class Sessions:
     def sweep(self, lasted: Micros) -> int:
         """End the sessions of dead processes; `lasted` is how long we have seen the database without a break."""
         ended = 0
-        for session in self.all():
-            gone = _gone(session)
-            late = session.seen_at - session.beat_at >= beat_of(session.lease)
-            suspect = not gone and late and self._bells.gone(session.id)
-            if is_dead(session, gone, suspect, lasted) and self.close(session.id, session.beat_at):
+        sessions = self.all()
+        silence = self._watch.silence(sessions, self._steady())
+        for session in sessions:
+            gone, silent = _gone(session), silence[session.id]
+            suspect = not gone and silent >= beat_of(session.lease) and self._bells.gone(session.id)
+            if is_dead(session, silent, gone, suspect, lasted) and self.close(session.id, session.beat_at):
                 self._bells.take_down(session.id)
                 ended += 1
         return ended

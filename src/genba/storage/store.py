@@ -51,6 +51,7 @@ from genba.storage.running import Running
 from genba.storage.schedules import Schedules
 from genba.storage.search import Search
 from genba.storage.sessions import Sessions
+from genba.storage.setback import Setback
 from genba.storage.sqlite import SqliteDatabase
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)  # claims come in few sizes, each a prepared statement
@@ -68,10 +69,10 @@ def open_store(
     if parts.scheme == "sqlite":
         place = _place(url)
         database = SqliteDatabase(place, _queries("sqlite"), clock or SystemClock())
-        return Store(database, FilePresence(place.path), FileBells(place.path), namespace, lease)
+        return Store(database, FilePresence(place.path), FileBells(place.path), namespace, lease, clock)
     if parts.scheme in ("postgresql", "postgres"):
         server = PostgresDatabase(url, _queries("postgres"), clock)
-        return Store(server, ServerPresence(server), ServerBells(server), namespace, lease)
+        return Store(server, ServerPresence(server), ServerBells(server), namespace, lease, clock)
     raise BadOption(f"{url!r} is no database URL: use sqlite:///file.db, sqlite:////folder/file.db or postgresql://…")
 
 
@@ -98,7 +99,16 @@ def _place(url: str) -> Place:
 
 
 class Store:
-    def __init__(self, database: Database, presence: Presence, bells: Bells, namespace: str, lease: Micros) -> None:
+    def __init__(
+        self,
+        database: Database,
+        presence: Presence,
+        bells: Bells,
+        namespace: str,
+        lease: Micros,
+        clock: Clock | None = None,
+    ) -> None:
+        steady = (clock or SystemClock()).boot
         self._db = database
         self.presence = presence
         self.namespace = namespace
@@ -107,7 +117,7 @@ class Store:
         self.limits = Limits(database, namespace)
         self.intake = Intake(self, database)
         self.running = Running(self, database)
-        self.nodes = Membership(database, presence, namespace, self.running.end, self.events, self.limits)
+        self.nodes = Membership(database, presence, namespace, self.running.end, self.events, self.limits, steady)
         self.policy = Policies(database, namespace, self.install, self._wake_all, self.limits)
         self.search = Search(database, namespace)
         self.bulk = Bulk(self, database)
@@ -116,7 +126,8 @@ class Store:
         self.dependencies = Dependencies(database, namespace, self)
         self.locks = Locks(database, bells, namespace)
         self.messages = Messages(database, bells, namespace)
-        self.sessions = Sessions(database, bells, namespace, lease, self.locks.free_session)
+        self.setback = Setback(database, namespace)
+        self.sessions = Sessions(database, bells, namespace, lease, self.locks.free_session, steady)
         self.ear = Ear(bells, self.sessions)
         self.schedules = Schedules(database, namespace, self.intake.insert, self._put_down_now)
         steering = Steering(self.running.end, self._put_down_now, self.events, self.limits)

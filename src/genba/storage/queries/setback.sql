@@ -1,0 +1,29 @@
+-- name: rates_set_back
+-- No more than a whole burst can have been taken.
+UPDATE genba.bucket SET full_at = /* now */ + per * COALESCE(burst, n) / NULLIF(n, 0), next_at = CASE WHEN next_at IS NOT NULL THEN /* now */ END
+ WHERE namespace = :namespace AND name IN (SELECT name FROM genba.bucket WHERE namespace = :namespace AND per IS NOT NULL
+                                              AND full_at > /* now */ + per * COALESCE(burst, n) / NULLIF(n, 0) + 1000000 ORDER BY name /* lock */)
+RETURNING name;
+
+-- name: questions_set_back
+-- A look too many does no harm.
+UPDATE genba.question SET look_at = /* now */
+ WHERE namespace = :namespace AND key IN (SELECT key FROM genba.question WHERE namespace = :namespace AND look_at > /* now */ AND said_at > /* now */
+                                           ORDER BY key /* lock */)
+RETURNING key;
+
+-- name: calls_set_back
+UPDATE genba.waiter SET called_at = /* now */ WHERE namespace = :namespace AND called_at > /* now */ RETURNING seq;
+
+-- name: grants_set_back
+UPDATE genba.job SET granted_at = /* now */
+ WHERE id IN (SELECT id FROM genba.job WHERE namespace = :namespace AND granted_at > /* now */ AND claim_id IS NULL AND finished_at IS NULL /* lock */)
+RETURNING id;
+
+-- name: tried_in_the_future
+SELECT id FROM genba.job WHERE namespace = :namespace AND state = 'scheduled' AND claimed_at > /* now */;
+
+-- name: retries_set_back(id)
+-- The moment of the claim goes with it, so that whoever else does the same finds it done.
+UPDATE genba.job SET due_at = due_at - (claimed_at - /* now */), claimed_at = /* now */
+ WHERE id = :id AND state = 'scheduled' AND claimed_at > /* now */;
