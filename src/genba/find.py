@@ -13,7 +13,7 @@ from genba.errors import BadOption
 from genba.storage.search import Filter
 
 if TYPE_CHECKING:
-    from genba.app import Genba
+    from genba.client import Client
     from genba.context import RunningJob
     from genba.job import Job
 
@@ -39,7 +39,7 @@ class Which(TypedDict, total=False):
 _NAMES = tuple(Which.__annotations__)
 
 
-def read_filter(app: Genba, wanted: Mapping[str, Any], before: int | None = None, order: str = "newest") -> Filter:
+def read_filter(app: Client, wanted: Mapping[str, Any], before: int | None = None, order: str = "newest") -> Filter:
     for name in wanted:
         if name not in _NAMES:
             close = get_close_matches(name, _NAMES)
@@ -80,7 +80,7 @@ def _several(name: str, wanted: Mapping[str, Any]) -> list[str] | None:
     return listed
 
 
-def _moment(app: Genba, value: Duration | datetime | None) -> int | None:
+def _moment(app: Client, value: Duration | datetime | None) -> int | None:
     """A moment, or so long ago by the store's clock."""
     if value is None:
         return None

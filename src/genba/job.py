@@ -17,10 +17,11 @@ from genba.messages import encode
 from genba.options import Options, Snapshot
 from genba.storage.records import AttemptRecord, JobRecord
 from genba.tasks import Call, Task
+from genba.twins import handle_twin
 
 if TYPE_CHECKING:
-    from genba.app import Genba
     from genba.arguments import Arguments
+    from genba.client import Client
     from genba.explain import Explanation
 
 R = TypeVar("R")
@@ -97,7 +98,7 @@ class Job(Generic[R]):
 
     def __init__(
         self,
-        app: Genba,
+        app: Client,
         id: int,
         *,
         created: bool = False,
@@ -205,15 +206,13 @@ class Job(Generic[R]):
         self._record = record
         return self
 
-    async def arefresh(self) -> Job[R]:
-        return await self._app.threads(self.refresh)
+    arefresh = handle_twin(refresh)
 
     def explain(self) -> Explanation:
         """Why it is not running, who is in its way."""
         return self._app.explain(self.refresh())
 
-    async def aexplain(self) -> Explanation:
-        return await self._app.threads(self.explain)
+    aexplain = handle_twin(explain)
 
     # waiting
 
@@ -265,53 +264,46 @@ class Job(Generic[R]):
         self._app.store.schedules.end_series(schedule, self.id)
         return self._app.store.cancel(self.id, reason) or was_open
 
-    async def acancel(self, reason: str | None = None, *, series: bool = False) -> bool:
-        return await self._app.threads(self.cancel, reason, series=series)
+    acancel = handle_twin(cancel)
 
     def kill(self, reason: str | None = None) -> bool:
         """As cancel, but a running one gets no time to end by itself."""
         return self._app.store.cancel(self.id, reason, "kill")
 
-    async def akill(self, reason: str | None = None) -> bool:
-        return await self._app.threads(self.kill, reason)
+    akill = handle_twin(kill)
 
     def hold(self, reason: str) -> bool:
         """Keep it from starting until `resume`; False if it has started or ended."""
         return self._app.store.hold(self.id, reason)
 
-    async def ahold(self, reason: str) -> bool:
-        return await self._app.threads(self.hold, reason)
+    ahold = handle_twin(hold)
 
     def resume(self) -> bool:
         """Let a held job go on; False if it was not held."""
         return self._app.store.resume(self.id)
 
-    async def aresume(self) -> bool:
-        return await self._app.threads(self.resume)
+    aresume = handle_twin(resume)
 
     def send(self, message: Any) -> None:
         """A message for `current_job().inbox()`, kept until the job takes it; IllegalMove if the job is final."""
         self._app.store.messages.send(self.id, encode(message))
 
-    async def asend(self, message: Any) -> None:
-        await self._app.threads(self.send, message)
+    asend = handle_twin(send)
 
     def requeue(self) -> bool:
         """Run a final job again, with a fresh budget; False if it was not final."""
         return self._app.store.requeue(self.id)
 
-    async def arequeue(self) -> bool:
-        return await self._app.threads(self.requeue)
+    arequeue = handle_twin(requeue)
 
-    def update(self, **changes: Any) -> bool:
+    def update(self, /, **changes: Any) -> bool:
         """Other options for a job that has not started; False if it has, or has ended.
 
         If a node claims it at the same moment the database decides who was first.
         """
         return self._app.update(self.id, changes)
 
-    async def aupdate(self, **changes: Any) -> bool:
-        return await self._app.threads(self.update, **changes)
+    aupdate = handle_twin(update)
 
 
 def copy_of(task: Task[..., Any, Any], record: JobRecord, changes: Mapping[str, Any]) -> Call[Any]:
@@ -351,7 +343,7 @@ def copy_of(task: Task[..., Any, Any], record: JobRecord, changes: Mapping[str, 
 class Group(Sequence[Job[R]]):
     """The jobs of one `enqueue_many`, in its order."""
 
-    def __init__(self, app: Genba, jobs: Sequence[Job[R]]) -> None:
+    def __init__(self, app: Client, jobs: Sequence[Job[R]]) -> None:
         self._app = app
         self._jobs = jobs
 
@@ -382,15 +374,13 @@ class Group(Sequence[Job[R]]):
         """Cancel all that have not ended, running ones are asked to stop; how many there were."""
         return self._app.store.cancel_all([job.id for job in self], reason)
 
-    async def acancel(self, reason: str | None = None) -> int:
-        return await self._app.threads(self.cancel, reason)
+    acancel = handle_twin(cancel)
 
     def requeue(self) -> int:
         """Go on from what failed: that runs again, and what was given up because of it waits for it again."""
         return self._app.store.requeue_failed([job.id for job in self])
 
-    async def arequeue(self) -> int:
-        return await self._app.threads(self.requeue)
+    arequeue = handle_twin(requeue)
 
     def wait(self, timeout: Duration | None = None, until: str = "all", throw: bool = False) -> Group[R]:
         """Until all (or "any") are final."""

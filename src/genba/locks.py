@@ -22,7 +22,7 @@ from genba.storage.locks import LockRow, Owner, SessionOver, Taken, Waiting, los
 from genba.storage.sessions import boot_id
 
 if TYPE_CHECKING:
-    from genba.app import Genba
+    from genba.client import Client
     from genba.storage.store import Store
 
 NEAR, FAR = 0.25, 1.0  # seconds between two looks of the first in line, and of the others
@@ -80,7 +80,7 @@ class Lock:
     Inside a job it belongs to the job and is freed with its end at the latest; elsewhere it belongs to the process.
     """
 
-    def __init__(self, app: Genba, name: str, n: int, wait: Duration | None) -> None:
+    def __init__(self, app: Client, name: str, n: int, wait: Duration | None) -> None:
         self._app = app
         self.name = checked_name("lock", name)
         if type(n) is not int or not 1 <= n <= 1_000_000:
@@ -329,7 +329,7 @@ class Asking:
                 _give_back(self._app, self._name, grant)
 
 
-def _give_back(app: Genba, name: str, grant: Grant) -> None:
+def _give_back(app: Client, name: str, grant: Grant) -> None:
     store = app.store
     if grant.job is None:
         try:

@@ -20,7 +20,7 @@ from genba.errors import GenbaError, StoreError
 from genba.storage.messages import Listening
 
 if TYPE_CHECKING:
-    from genba.app import Genba
+    from genba.client import Client
     from genba.context import RunningJob
     from genba.storage.store import Store
 
@@ -41,7 +41,7 @@ class Reading:
     """One who waits for a message: `step` until it is decided.  Its steps may run in different threads."""
 
     def __init__(
-        self, app: Genba, box: Inbox | Subscription, timeout: Duration | None, given_up: Callable[[], bool]
+        self, app: Client, box: Inbox | Subscription, timeout: Duration | None, given_up: Callable[[], bool]
     ) -> None:
         self._app = app
         self._box = box
@@ -96,7 +96,7 @@ class Reading:
 class Inbox:
     """The messages to a running job."""
 
-    def __init__(self, app: Genba, job: RunningJob) -> None:
+    def __init__(self, app: Client, job: RunningJob) -> None:
         self._app = app
         self._job = job
         self._listener: int | None = None
@@ -143,7 +143,7 @@ class Subscription:
     It ends with its `with` block, with `close()`, or with its process.
     """
 
-    def __init__(self, app: Genba, topic: str) -> None:
+    def __init__(self, app: Client, topic: str) -> None:
         self._app = app
         self.topic = topic
         self.turn = threading.Lock()

@@ -18,9 +18,10 @@ from genba.errors import BadOption
 from genba.options import NAME, Options, read_every, read_zone
 from genba.storage.records import NewJob
 from genba.storage.schedules import ScheduleRecord, Wanted
+from genba.twins import handle_twin
 
 if TYPE_CHECKING:
-    from genba.app import Genba
+    from genba.client import Client
     from genba.job import Job
 
 
@@ -149,7 +150,7 @@ class Tick:
 class Schedule:
     """A rule that makes jobs.  What it tells is what was last seen; `refresh()` looks again."""
 
-    def __init__(self, app: Genba, name: str, record: ScheduleRecord | None = None) -> None:
+    def __init__(self, app: Client, name: str, record: ScheduleRecord | None = None) -> None:
         self._app = app
         self.name = name
         self._record = record
@@ -211,8 +212,7 @@ class Schedule:
         self._record = self._app.store.schedules.named(self.name)
         return self
 
-    async def arefresh(self) -> Schedule:
-        return await self._app.threads(self.refresh)
+    arefresh = handle_twin(refresh)
 
     def next(self, n: int = 1) -> list[datetime]:
         """Its next moments, in its zone; of an interval, as they come if every run ends at once."""
@@ -226,8 +226,7 @@ class Schedule:
         found = [] if begin is None else islice(upcoming(rule, begin, row.runs - pending), n)
         return [to_datetime(each).astimezone(zone) for each in found]
 
-    async def anext(self, n: int = 1) -> list[datetime]:
-        return await self._app.threads(self.next, n)
+    anext = handle_twin(next)
 
     def _next_moment(self, row: ScheduleRecord) -> Micros | None:
         rule, now = row.rule, self._app.store.now()
@@ -249,8 +248,7 @@ class Schedule:
         """No run starts until `resume`; one that runs, runs on.  False if it was paused already."""
         return self._app.store.schedules.pause(self.name, reason)
 
-    async def apause(self, reason: str | None = None) -> bool:
-        return await self._app.threads(self.pause, reason)
+    apause = handle_twin(pause)
 
     def resume(self) -> bool:
         """Go on with the next moment; False if it was not paused."""
@@ -258,8 +256,7 @@ class Schedule:
         self._app.wake()
         return done
 
-    async def aresume(self) -> bool:
-        return await self._app.threads(self.resume)
+    aresume = handle_twin(resume)
 
     def trigger(self) -> Job[Any] | None:
         """One run now, also of a paused one; the rhythm stays.  None if `overlap` does not allow it."""
@@ -267,15 +264,13 @@ class Schedule:
         self._app.wake()
         return None if made is None else self._app.job(made)
 
-    async def atrigger(self) -> Job[Any] | None:
-        return await self._app.threads(self.trigger)
+    atrigger = handle_twin(trigger)
 
     def delete(self) -> None:
         """It makes no more jobs; one that runs, runs on.  What code declares comes back when a node starts."""
         self._app.store.schedules.delete(self.name)
 
-    async def adelete(self) -> None:
-        return await self._app.threads(self.delete)
+    adelete = handle_twin(delete)
 
     def ticks(self, limit: int = 20) -> list[Tick]:
         """What came of its moments, the latest first."""
@@ -292,5 +287,4 @@ class Schedule:
             for row in rows
         ]
 
-    async def aticks(self, limit: int = 20) -> list[Tick]:
-        return await self._app.threads(self.ticks, limit)
+    aticks = handle_twin(ticks)

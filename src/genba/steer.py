@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import getpass
 import socket
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
+from zoneinfo import ZoneInfo
 
 import msgspec
 
 from genba.domain.duration import to_datetime
 from genba.domain.fair import key_of
-from genba.errors import BadOption, TaskDisabled, UnknownTask
-from genba.options import DEFAULT_POLICY, NAME, Options, Policy, overridden, override
+from genba.errors import BadOption, GenbaError, TaskDisabled, UnknownTask
+from genba.options import DEFAULT_POLICY, NAME, Options, Policy, overridden, override, updated
+from genba.storage.bulk import merged
 from genba.storage.policy import QueueRecord, Rules, RulesChanged, TaskRecord, kept_for
 from genba.storage.records import Enqueued, Micros, NewJob
 from genba.storage.store import Store
 from genba.tasks import Call
+from genba.twins import handle_twin
 from genba.values import Dep
 
 if TYPE_CHECKING:
-    from genba.app import Genba
+    from genba.client import Client
 
 _PATIENCE = 20  # operators that change something, one after the other, while one job is enqueued
 
@@ -106,10 +109,36 @@ def prune(store: Store, age: Micros | None) -> int:
     return gone
 
 
+def update(store: Store, id: int, changes: Mapping[str, Any], zone: ZoneInfo) -> bool:
+    """Other options for a job that has not started; False if it has."""
+    options, stored = updated(changes)
+    columns = {name: getattr(options, name) for name in ("queue", "priority") if name in changes}
+    if "nice" in changes:
+        columns["priority"] = options.priority
+    now = store.now()
+    if "at" in changes or "delay" in changes:
+        columns["due_at"] = max(now, options.due_at(now, zone) or now)
+    if "expires" in changes:
+        columns["expires_at"] = options.expires_at(now, zone)
+    return store.bulk.change(id, columns, lambda old: merged(old, stored))
+
+
+def tell_node(store: Store, name: str, verb: str, changes: Mapping[str, Any] | None) -> None:
+    """Let the living node `name` drain, stop or set something."""
+    if verb not in ("drain", "stop", "set"):
+        raise BadOption(f"a node is told to drain, stop or set, not {verb!r}")
+    living = {node.name: node.id for node in store.nodes.live()}
+    if name not in living:
+        there = f"there are {', '.join(sorted(living))}" if living else "none is alive"
+        raise GenbaError(f"no living node is called {name!r}: {there}")
+    told = msgspec.json.encode(changes).decode() if changes else None
+    store.nodes.command(living[name], verb, told)
+
+
 class TaskControl:
     """One task.  Its attributes are read anew each time, and so is what the verbs act on."""
 
-    def __init__(self, app: Genba, name: str) -> None:
+    def __init__(self, app: Client, name: str) -> None:
         self._app = app
         self.name = name
 
@@ -194,17 +223,15 @@ class TaskControl:
         """
         return self._app.store.policy.switch(self.name, False, who(), reason, self._code())
 
-    async def adisable(self, reason: str | None = None) -> bool:
-        return await self._app.threads(self.disable, reason)
+    adisable = handle_twin(disable)
 
     def enable(self, reason: str | None = None) -> bool:
         """False if it was enabled already."""
         return self._app.store.policy.switch(self.name, True, who(), reason, self._code())
 
-    async def aenable(self, reason: str | None = None) -> bool:
-        return await self._app.threads(self.enable, reason)
+    aenable = handle_twin(enable)
 
-    def set(self, **changes: Any) -> dict[str, Any]:
+    def set(self, /, **changes: Any) -> dict[str, Any]:
         """Options and policy that hold instead of what the code says, for jobs enqueued from now on.
 
         What a call gives by `.using(…)` still wins.  None is a value (`timeout=None`: no timeout); `reset` takes a
@@ -215,8 +242,7 @@ class TaskControl:
         plain = override(changes)
         return self._app.store.policy.override(self.name, lambda old: {**old, **plain}, who(), self._code())
 
-    async def aset(self, **changes: Any) -> dict[str, Any]:
-        return await self._app.threads(self.set, **changes)
+    aset = handle_twin(set)
 
     def reset(self, *names: str) -> dict[str, Any]:
         """Let the code decide again about these options, or about all.  Gives what is still changed."""
@@ -230,14 +256,13 @@ class TaskControl:
 
         return self._app.store.policy.override(self.name, less, who(), self._code())
 
-    async def areset(self, *names: str) -> dict[str, Any]:
-        return await self._app.threads(self.reset, *names)
+    areset = handle_twin(reset)
 
 
 class Tasks:
     """All tasks that nodes have declared or this app has, by name."""
 
-    def __init__(self, app: Genba) -> None:
+    def __init__(self, app: Client) -> None:
         self._app = app
 
     def __getitem__(self, name: str) -> TaskControl:
@@ -266,7 +291,7 @@ class Tasks:
 class QueueControl:
     """One queue.  It need not be known to anybody yet."""
 
-    def __init__(self, app: Genba, name: str) -> None:
+    def __init__(self, app: Client, name: str) -> None:
         self._app = app
         self.name = name
 
@@ -316,21 +341,19 @@ class QueueControl:
         end = None if until is None else self._app.later(until)
         self._app.store.policy.pause(self.name, end, who(), reason)
 
-    async def apause(self, until: Any = None, reason: str | None = None) -> None:
-        await self._app.threads(self.pause, until, reason)
+    apause = handle_twin(pause)
 
     def resume(self) -> bool:
         """False if it was not paused."""
         return self._app.store.policy.resume(self.name, who())
 
-    async def aresume(self) -> bool:
-        return await self._app.threads(self.resume)
+    aresume = handle_twin(resume)
 
 
 class Queues:
     """All queues that nodes serve, that have jobs waiting, or that were paused, by name."""
 
-    def __init__(self, app: Genba) -> None:
+    def __init__(self, app: Client) -> None:
         self._app = app
 
     def __getitem__(self, name: str) -> QueueControl:

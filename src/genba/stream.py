@@ -15,7 +15,7 @@ from genba.events import Event, kinds_of, unfold
 from genba.job import Job
 
 if TYPE_CHECKING:
-    from genba.app import Genba
+    from genba.client import Client
     from genba.storage.events import Position
 
 log = logging.getLogger("genba.events")
@@ -31,7 +31,7 @@ class Reader:
 
     def __init__(
         self,
-        app: Genba,
+        app: Client,
         at: Position,
         kinds: Names = None,
         job: Any = None,
@@ -113,7 +113,7 @@ class Reader:
 class Handlers:
     """The callbacks of `app.on`: one thread for all of them, in the process that has called it."""
 
-    def __init__(self, app: Genba) -> None:
+    def __init__(self, app: Client) -> None:
         self._app = app
         self._all: list[tuple[frozenset[str] | None, Callback]] = []
         self._thread: threading.Thread | None = None

@@ -239,6 +239,10 @@ def task_name(fn: Callable[..., Any], given: str | None) -> str:
     return name
 
 
+def is_task_name(name: str) -> bool:
+    return NAME.fullmatch(name) is not None
+
+
 def _module(fn: Callable[..., Any]) -> str:
     """A script's own module is called like its file, so that a node can import it by that name."""
     if fn.__module__ != "__main__":

@@ -7,12 +7,14 @@ import os
 import random
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, suppress
 from typing import Any, Protocol
 
+from genba.context import find_job
+from genba.domain.duration import Duration, duration
 from genba.domain.states import FINAL
-from genba.errors import GenbaError, JobGone, WaitWouldDeadlock
+from genba.errors import BadOption, GenbaError, JobGone, WaitTimeout, WaitWouldDeadlock
 
 _LOOK = 0.05  # seconds between two looks whether the node lends
 _CHECK = 0.5  # ... whether what it waits for can start at all
@@ -105,6 +107,24 @@ class Wait:
         self._wake()
 
 
+    def check(self, of: int, timeout: Duration | None) -> None:
+        """What went wrong, or that it took too long, as an exception."""
+        if self.error is not None:
+            raise self.error
+        if not self.done:
+            raise WaitTimeout(f"{len(self.open)} of {of} jobs were not final after {timeout}")
+
+
+def _wait(ids: Sequence[int], until: str, throw: bool, wake: Callable[[], object]) -> Wait | None:
+    if until not in ("all", "any"):
+        raise BadOption(f'until is "all" or "any", not {until!r}')
+    return Wait(ids, until, throw, wake) if ids else None
+
+
+def _seconds(timeout: Duration | None) -> float | None:
+    return None if timeout is None else duration(timeout) / 1_000_000
+
+
 def check_buckets(store: Any, job: Borrower | None, wait: Wait) -> None:
     """WaitWouldDeadlock if this job, or one that it is a part of, has what the awaited ones stand in line for."""
     chain: list[int] = []
@@ -135,6 +155,7 @@ class Waiter:
         self._pid = os.getpid()
         self._waits: set[Wait] = set()
         self._cond = threading.Condition()
+        self._looking = threading.Lock()
         self._thread: threading.Thread | None = None
         self._pause = _PAUSES[0]
 
@@ -153,6 +174,41 @@ class Waiter:
         with self._cond:
             self._waits.discard(wait)
 
+    def at_rest(self) -> threading.Lock:
+        """Held, nobody looks: who closes the store meanwhile leaves no connection that a look has opened."""
+        if self._pid != os.getpid():
+            self._renew()
+        return self._looking
+
+    def wait(self, ids: Sequence[int], until: str, throw: bool, timeout: Duration | None) -> None:
+        """Until all (or any) of these are final; WaitTimeout, or what stands in the way."""
+        done = threading.Event()
+        wait = _wait(ids, until, throw, done.set)
+        if wait is None:
+            return
+        self.add(wait)
+        try:
+            job = find_job()
+            rest(done, _seconds(timeout), job, lambda: check_buckets(self._store(), job, wait))
+        finally:
+            self.drop(wait)
+        wait.check(len(ids), timeout)
+
+    async def await_(self, ids: Sequence[int], until: str, throw: bool, timeout: Duration | None) -> None:
+        loop, done = asyncio.get_running_loop(), asyncio.Event()
+        wait = _wait(ids, until, throw, lambda: loop.call_soon_threadsafe(done.set))
+        if wait is None:
+            return
+        self.add(wait)
+        try:
+            job = find_job()
+            await arest(
+                done, _seconds(timeout), job, lambda: asyncio.to_thread(check_buckets, self._store(), job, wait)
+            )
+        finally:
+            self.drop(wait)
+        wait.check(len(ids), timeout)
+
     def _run(self) -> None:
         before: object = None
         known: set[Wait] = set()
@@ -161,19 +217,12 @@ class Waiter:
                 if not self._waits and not self._cond.wait_for(lambda: self._waits, IDLE):
                     self._thread = None  # under the lock: whoever comes now starts another
                     return
-                waits = set(self._waits)
             began = time.monotonic()
-            try:
-                mark = self._store().mark_of_writes()
-                if mark != before or not waits <= known:
-                    self._look(waits)
-                    before, known = mark, waits
-            except GenbaError as error:
-                for wait in waits:
-                    wait.end(error)
-            except Exception as error:  # noqa: BLE001  whoever waits must hear of it, whatever it is
-                for wait in waits:
-                    wait.end(GenbaError(f"waiting broke off: {type(error).__name__}: {error}"))
+            with self._looking:
+                with self._cond:
+                    waits = set(self._waits)  # of now: who has given up meanwhile may have closed the store
+                if waits:
+                    before, known = self._look(waits, before, known)
             with self._cond:
                 self._waits -= {wait for wait in waits if wait.done}
                 if self._waits:
@@ -182,10 +231,23 @@ class Waiter:
                     self._cond.wait(pause)
                     self._pause = min(_PAUSES[1], self._pause * 1.5)
 
-    def _look(self, waits: set[Wait]) -> None:
-        ids = sorted({id for wait in waits for id in wait.open})
-        seen = self._store().states(ids) if ids else {}
-        for wait in waits:
-            wait.look(seen)
+    def _look(self, waits: set[Wait], before: object, known: set[Wait]) -> tuple[object, set[Wait]]:
+        try:
+            mark = self._store().mark_of_writes()
+            if mark == before and waits <= known:
+                return before, known
+            ids = sorted({id for wait in waits for id in wait.open})
+            seen = self._store().states(ids) if ids else {}
+            for wait in waits:
+                wait.look(seen)
+        except GenbaError as error:
+            for wait in waits:
+                wait.end(error)
+        except Exception as error:  # noqa: BLE001  whoever waits must hear of it, whatever it is
+            for wait in waits:
+                wait.end(GenbaError(f"waiting broke off: {type(error).__name__}: {error}"))
+        else:
+            return mark, waits
+        return before, known
 
 

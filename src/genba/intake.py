@@ -1,0 +1,151 @@
+"""Intake: calls become rows of the store, with all that code and operators say about them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from genba import limiting
+from genba.arguments import identity, key_identity
+from genba.errors import BadOption
+from genba.job import Job, copy_of
+from genba.options import Options, Policy, snapshot
+from genba.schedule import When, check_schedule, wanted
+from genba.settings import Settings
+from genba.steer import fair, obey
+from genba.storage.policy import Rules
+from genba.storage.records import Edge, JobRecord, NewJob
+from genba.storage.schedules import Wanted
+from genba.tasks import Call, parents_first
+from genba.values import Dep
+
+if TYPE_CHECKING:
+    from genba.client import Client
+    from genba.registry import Registry
+
+
+class Intake:
+    """The way of a call into the store."""
+
+    def __init__(self, app: Client, registry: Registry) -> None:
+        self._app = app
+        self._registry = registry
+
+    def submit(self, calls: Sequence[Call[Any]], conn: Any) -> list[Job[Any]]:
+        calls, order = parents_first(calls)
+        done = obey(self._app.store, calls, self.rows, conn)
+        handles: list[Job[Any]] = [
+            Job(self._app, made.id, created=made.created, arguments=call.arguments)
+            for made, call in zip(done, calls, strict=True)
+        ]
+        return handles if order is None else [handles[place] for place in order]
+
+    def rows(self, calls: Sequence[Call[Any]], rules: Rules) -> list[NewJob]:
+        """`rules` are those of operators."""
+        places = {id(call): i for i, call in enumerate(calls)}
+        prepared: dict[tuple[int, int, str], dict[str, Any]] = {}
+        unknown = {call.task for call in calls if call.arguments is None}
+        told = self._app.store.definitions(unknown) if unknown else {}
+        jobs = [self._new_job(call, places, prepared, told) for call in calls]
+        return fair(calls, jobs, rules)
+
+    def clone(self, record: JobRecord, changes: Mapping[str, Any]) -> bytes:
+        """A copy of a job of ours, as the store can read it when that one has succeeded."""
+        copy = copy_of(self._registry.tasks[record.task], record, changes)
+        (made,) = self.rows([copy], self._app.store.policy.rules())
+        return msgspec.msgpack.encode(msgspec.structs.replace(made, max_waiting=None))
+
+    def wanted(self, name: str, call: Call[Any], when: When, now: int) -> Wanted:
+        """The schedule `name` for `call`; BadOption for what makes no sense."""
+        if not isinstance(call, Call):
+            raise BadOption(f"schedule {name!r}: recur takes a call, like add.call(1), not {call!r}")
+        check_schedule(name, call.options)
+        return wanted(name, self.rows([call], Rules(0))[0], when, now, self._app.settings.zone)
+
+    def _new_job(
+        self,
+        call: Call[Any],
+        places: Mapping[int, int],
+        prepared: dict[tuple[int, int, str], dict[str, Any]],
+        told: Mapping[str, Mapping[str, Any]],
+    ) -> NewJob:
+        options, policy = call.options, call.policy
+        same = (id(options), id(policy), call.task)  # most calls of a batch share all
+        if same not in prepared:
+            options = self._registry.conditions.of_call(options, known=call.task in self._registry.tasks)
+            columns = _columns(options, policy, self._app.settings)
+            prepared[same] = columns | self._limits_of(call, told.get(call.task))
+        row = prepared[same]
+        if row["rules"]:
+            parameters = told[call.task]["parameters"] if call.task in told else ()
+            row = {**row, "needs": limiting.needs(row["rules"], call.args, parameters)}
+        if not options.after and options.key is None and not options.once:
+            return NewJob(task=call.task, args=call.args, **row)
+        return NewJob(
+            task=call.task,
+            args=call.args,
+            after=tuple(_edge(dep, places) for dep in options.after),
+            identity=_identity(call),
+            **row,
+        )
+
+    def _limits_of(self, call: Call[Any], told: Mapping[str, Any] | None) -> dict[str, Any]:
+        """`told` is the definition of a task that this app does not have: its limits hold here too."""
+        rules, most = limiting.rules_of(call.task, call.options, call.policy), call.policy.max_waiting
+        if told is not None:
+            own = {rule.template for rule in rules}
+            rules = (*rules, *(rule for rule in limiting.read(told) if rule.template not in own))
+            most = told.get("max_waiting") if most is None else most
+        self._registry.templates.check(rules)
+        return {"rules": rules, "capped": most is not None, "max_waiting": most}
+
+
+def _columns(options: Options, policy: Policy, settings: Settings) -> dict[str, Any]:
+    zone = settings.zone
+    due, later = options.due_at(0, zone), options.due_at(1, zone)
+    relative = due is not None and later == due + 1
+    expires, expires_later = options.expires_at(0, zone), options.expires_at(1, zone)
+    expires_relative = expires is not None and expires_later == expires + 1
+    written = snapshot(options, policy)
+    parent = options.parent
+    return {
+        "namespace": settings.namespace,
+        "queue": options.queue,
+        "priority": options.priority,
+        "due_at": None if relative else due,
+        "delay": max(0, due) if relative and due is not None else 0,
+        "expires_at": None if expires_relative else expires,
+        "expires_in": expires if expires_relative else None,
+        "key": options.key,
+        "once_waiting": options.once == "waiting",
+        "unique_for": options.unique_for,
+        "on_conflict": options.on_conflict,
+        "parent_id": getattr(parent, "id", parent),
+        "tags": options.tags,
+        "options": written.decode() if written else None,
+        "ready": options.ready,
+    }
+
+
+def _edge(dep: Dep, places: Mapping[int, int]) -> Edge:
+    target = dep.job
+    if isinstance(target, Call):
+        if id(target) not in places:
+            raise BadOption(f"after: {target!r} is not in this enqueue_many; enqueue it first, or together")
+        return Edge(places[id(target)], dep.on, inside=True)
+    if isinstance(target, Job):
+        return Edge(target.id, dep.on)
+    if isinstance(target, int):
+        return Edge(target, dep.on)
+    raise BadOption(f"after: {target!r} is neither a job, nor a job's id, nor a call of this enqueue_many")
+
+
+def _identity(call: Call[Any]) -> str | None:
+    options = call.options
+    if options.key is not None:
+        return key_identity(options.key).hex()
+    if not options.once:
+        return None
+    return identity(call.task, None if options.once == "task" else call.args).hex()

@@ -1,0 +1,140 @@
+"""Registry: what the code of an app declares, before anything is asked of it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+from typing_extensions import ParamSpec
+
+from genba import limiting
+from genba.arguments import encode_plain
+from genba.errors import BadOption, BadTask
+from genba.options import DEFAULT_OPTIONS, DEFAULT_POLICY, Options, declare
+from genba.ready import Conditions
+from genba.schedule import When
+from genba.tasks import HOOK, Call, Runs, Task, final_hook, is_task_name, task_name
+
+if TYPE_CHECKING:
+    from genba.client import Client
+
+P = ParamSpec("P")
+R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Registry:
+    """Tasks and conditions by name, schedules, what surrounds the runs, and the defaults of all of them."""
+
+    def __init__(self, app: Client) -> None:
+        self._app = app
+        self.tasks: dict[str, Task[..., Any, Any]] = {}
+        self.schedules: dict[str, tuple[Call[Any], When]] = {}
+        self.conditions = Conditions()
+        self.lifespans: list[Callable[[], Any]] = []
+        self.middlewares: list[Callable[..., Any]] = []
+        self.options, self.policy = DEFAULT_OPTIONS, DEFAULT_POLICY
+        self.templates = limiting.Templates()
+
+    def set_defaults(self, given: Mapping[str, Any]) -> None:
+        self.options, self.policy = declare(given, self.options, self.policy)
+
+    def add_task(self, fn: Any, given: Mapping[str, Any]) -> Task[..., Any, Any]:
+        options, policy = declare(given, self.options, self.policy)
+        if not callable(fn):
+            raise BadTask(f"a task is a function, or a class with a method `run`, not {fn!r}")
+        name = task_name(fn, policy.name)
+        if name in self.tasks:
+            other = self.tasks[name].fn
+            raise BadTask(
+                f"task {name!r} is registered already, by {other.__module__}.{other.__qualname__}: "
+                "give one of them another name="
+            )
+        if callable(policy.on_final):
+            hook = self.add_task(final_hook(self._app, policy.on_final), {"name": f"{name}{HOOK}"})
+            policy = replace(policy, on_final=hook.name)
+        options = self.conditions.of_task(options, name, fn, self._app.make)
+        task: Task[..., Any, Any] = Task(self._app, fn, name, options, policy)
+        rules = limiting.rules_of(name, options, policy)
+        limiting.check_arguments(name, rules, task.arguments.signature)
+        self.templates.add(name, rules)
+        self.tasks[name] = task
+        return task
+
+    def add_lifespan(self, fn: F) -> F:
+        _check_surround("lifespan", fn, 0)
+        self.lifespans.append(fn)
+        return fn
+
+    def add_middleware(self, fn: F) -> F:
+        _check_surround("middleware", fn, 2)
+        self.middlewares.append(fn)
+        return fn
+
+    def add_schedule(self, name: str, call: Call[Any], when: When) -> None:
+        if name in self.schedules:
+            raise BadOption(f"schedule {name!r} is declared twice: give one of them another name")
+        self.schedules[name] = (call, when)
+
+    def all_schedules(self) -> dict[str, tuple[Call[Any], When]]:
+        """Those of `recur`, and those that decorators of tasks declare."""
+        declared = dict(self.schedules)
+        for name, task in self.tasks.items():
+            if (when := task.when()) is not None:
+                if name in declared:
+                    raise BadTask(f"schedule {name!r} is declared twice: by recur, and by its task")
+                declared[name] = (task.call(), when)
+        return declared
+
+    def check(self) -> None:
+        """BadTask for what a node could not run."""
+        plain = [one for one in self.middlewares if not inspect.iscoroutinefunction(one)]
+        shared = [name for name, task in self.tasks.items() if task.policy.concurrency > 1]
+        if plain and shared:
+            raise BadTask(
+                f"task {shared[0]!r} runs several at a time: the middleware "
+                f"{getattr(plain[0], '__qualname__', plain[0])} must be `async def`, or it would stop them all"
+            )
+        for task in self.tasks.values():
+            self.conditions.check(task.options.ready, f"task {task.name!r}: ")
+
+    def call(
+        self, task: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], options: Mapping[str, Any]
+    ) -> Call[Any]:
+        """A call by name; one of a task that is not here is not checked."""
+        if task in self.tasks:
+            return self.tasks[task].using(**options).call(*args, **kwargs)
+        if not is_task_name(task):
+            raise BadTask(f"{task!r} is no name of a task")
+        return Call(task, encode_plain(args, kwargs), Options.build(options, self.options), self.policy)
+
+
+class TaskDecorator:
+    """`@app.task(…)`, waiting for its function."""
+
+    def __init__(self, registry: Registry, given: Mapping[str, Any]) -> None:
+        self._registry = registry
+        self._given = given
+        declare({name: value for name, value in given.items() if name not in ("after", "conn")})
+
+    @overload
+    def __call__(self, fn: Callable[P, Coroutine[Any, Any, R]], /) -> Task[P, R, Coroutine[Any, Any, R]]: ...
+    @overload
+    def __call__(self, fn: type[Runs[P, R]], /) -> Task[P, R, Any]: ...
+    @overload
+    def __call__(self, fn: Callable[P, R], /) -> Task[P, R, R]: ...
+
+    def __call__(self, fn: Any, /) -> Any:
+        return self._registry.add_task(fn, self._given)
+
+
+def _check_surround(what: str, fn: Any, takes: int) -> None:
+    if not callable(fn):
+        raise BadTask(f"@app.{what} is for a function, not {fn!r}")
+    try:
+        inspect.signature(fn).bind(*range(takes))
+    except TypeError as error:
+        wanted = "(job, call_next)" if takes else "no arguments"
+        raise BadTask(f"{getattr(fn, '__qualname__', fn)}: a {what} takes {wanted}: {error}") from error
