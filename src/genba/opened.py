@@ -22,6 +22,7 @@ from genba.storage.create import create_database
 from genba.storage.events import operator
 from genba.storage.postgres import masked
 from genba.storage.store import Store, open_store
+from genba.storage.verify import Certificate
 
 if TYPE_CHECKING:
     from genba.testing import Testing
@@ -90,6 +91,10 @@ class Opened:
     def installed(self) -> list[str]:
         """Our tables and sequences in the database: what `uninstall` removes."""
         return self.store.objects()
+
+    def verify(self) -> Certificate:
+        """Replay the history: is no job lost or finished twice, no limit exceeded, no move illegal?  What is wrong."""
+        return self.store.verify()
 
     def uninstall(self) -> list[str]:
         """Remove our objects, with all jobs, and nothing else; gives their names."""

@@ -20,6 +20,7 @@ import click
 import psutil
 import psycopg
 import pytest
+from tests.storage.builders import connection
 from tests.support import Databases, NodeProcess, eventually
 
 from genba import Genba
@@ -393,6 +394,20 @@ def test_install_and_upgrade_do_nothing_the_second_time(bare: Command) -> None:
     assert "applied tables" in bare("db", "install").out
     assert "nothing to do" in bare("db", "install").out
     assert bare("db", "upgrade", "--json").json["applied"] == []
+
+
+def test_verify_tells_what_is_wrong_and_ends_with_its_code(bare: Command, url: str) -> None:
+    job = bare.id("shop.pay")
+    assert "1 jobs, 0 attempts, 1 events: nothing lost" in bare("db", "verify").out
+    assert bare("db", "verify", "--json").json["sound"]
+
+    with connection(url) as conn:
+        conn.execute(f"DELETE FROM genba{'.' if url.startswith('postgres') else '_'}job")
+
+    assert bare("db", "verify", code=1).out.startswith(f"job {job}: lost: it is gone, and it was waiting\n")
+    told = bare("db", "verify", "--json", code=1).json
+    assert (told["sound"], told["counts"]) == (False, {"lost": 1})
+    assert told["faults"] == [{"kind": "lost", "which": f"job {job}", "what": "it is gone, and it was waiting"}]
 
 
 def test_uninstall_removes_exactly_what_it_lists_and_nothing_of_others(

@@ -100,6 +100,7 @@ def test_of_jobs_whose_workers_die_every_cause_is_right_and_no_other_job_is_coun
     jobs = module.app.enqueue_many(calls)
     eventually(lambda: not module.app.count(state=["waiting", "scheduled", "running"]), within=60 + count / 10)
 
+    assert module.app.verify().faults == []
     killers = {int(pid) for (pid,) in lines(folder / "late")}
     seen: Counter[str] = Counter()
     hit = 0

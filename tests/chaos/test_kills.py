@@ -130,6 +130,7 @@ def test_no_job_is_lost_and_each_repeated_run_is_explained_by_a_kill(jobs, url, 
     group.wait(timeout=60)
 
     assert jobs.app.count(state="any") == jobs.app.count(state="succeeded") == JOBS
+    assert jobs.app.verify().faults == []
     told = lines(effects)
     fences = [fence for *_, fence in told]
     assert len(fences) == len(set(fences)), "two runs have the same fence"

@@ -36,6 +36,7 @@ def under_fire(narrow: Any, killer: Killer, calls: list[Any], kills: int, node_k
         eventually(killer.kill_node if who == "node" else killer.kill_worker, within=20)
     group.wait(timeout=240)
     assert app.count(state="succeeded") == len(calls)
+    assert app.verify().faults == []
 
 
 def _succeeded(app: Any, wanted: int) -> bool:

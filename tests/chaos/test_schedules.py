@@ -142,6 +142,7 @@ def ticks_under_fire(url: str, clock: ManualClock, minutes: int, seed: int) -> i
             while store.schedules.fire():
                 pass
         assert deaths
+        assert stores[0].verify().faults == []
     return passed
 
 

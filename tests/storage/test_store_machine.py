@@ -64,7 +64,10 @@ class Machine(RuleBasedStateMachine):
         self.claims = count(1000)
 
     def teardown(self) -> None:
-        self.store.close()
+        try:
+            assert self.store.verify().faults == []
+        finally:
+            self.store.close()
 
     def pick(self, number: int, *states: str) -> int | None:
         ids = [id for id, job in self.jobs.items() if not states or job.state in states]

@@ -1,4 +1,4 @@
-"""`genba db`: put our tables into a database, bring them up to date, take them out."""
+"""`genba db`: put our tables into a database, bring them up to date, look whether all is well, take them out."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from genba.cli.output import Asked, common, pass_asked, say, say_json
+from genba.cli.output import Asked, common, note, pass_asked, say, say_json
 
 
 @click.group()
@@ -71,6 +71,52 @@ def prune(asked: Asked, older_than: str | None) -> None:
     """
     gone = asked.app().prune(older_than)
     say_json({"deleted": gone}) if asked.json else say(f"{gone} jobs deleted")
+
+
+@db.command()
+@common
+@pass_asked
+def verify(asked: Asked) -> int:
+    """Replay the history of all jobs, and tell what cannot be: exit code 1 if there is anything.
+
+    No job is lost, none has finished twice, no limit was exceeded, no move was illegal, rows and history agree, and
+    on SQLite the file is sound.  Nodes may go on meanwhile.
+
+    \b
+    Example:
+      genba db verify
+    """
+    app = asked.app()
+    found = app.verify()
+    if asked.json:
+        faults = [{"kind": one.kind, "which": one.which, "what": one.words} for one in found.faults]
+        say_json(
+            {
+                "url": app.shown_url,
+                "sound": found.sound,
+                "jobs": found.jobs,
+                "attempts": found.attempts,
+                "events": found.events,
+                "complete": found.complete,
+                "counts": found.counts,
+                "faults": faults,
+                "notes": found.notes,
+            }
+        )
+        return int(not found.sound)
+    for fault in found.faults:
+        say(fault)
+    untold = found.counts.total() - len(found.faults)
+    if untold:
+        say(f"… and {untold} more")
+    for remark in found.notes:
+        note(remark)
+    if not found.complete:
+        note("old events were pruned: what came before is not known")
+    read = f"{found.jobs} jobs, {found.attempts} attempts, {found.events} events"
+    how = ", ".join(f"{count} × {kind}" for kind, count in sorted(found.counts.items()))
+    say(f"{app.shown_url}: {read}: {how or 'nothing lost, nothing finished twice, no limit exceeded, no illegal move'}")
+    return int(not found.sound)
 
 
 @db.command()

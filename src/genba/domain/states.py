@@ -50,7 +50,8 @@ _BACK = frozenset({State.BLOCKED, State.SCHEDULED, State.WAITING})
 MOVES: Mapping[State, frozenset[State]] = MappingProxyType(
     {
         State.BLOCKED: frozenset({State.SCHEDULED, State.WAITING, State.HELD, State.CANCELLED}),
-        State.SCHEDULED: frozenset({State.WAITING, State.HELD, State.CANCELLED}),
+        # Blocked: the run of an interval lets one that a person has triggered go first.
+        State.SCHEDULED: frozenset({State.WAITING, State.BLOCKED, State.HELD, State.CANCELLED}),
         State.WAITING: frozenset({State.RUNNING, State.SCHEDULED, State.HELD, State.CANCELLED}),
         State.RUNNING: frozenset({State.WAITING, State.SCHEDULED, State.HELD}) | FINAL,
         State.HELD: _BACK | {State.CANCELLED},

@@ -12,7 +12,7 @@ nobody else holds.  A folder named like the engine may override a name, with a r
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from importlib.resources import files
@@ -145,6 +145,10 @@ class Database(Protocol):
         """For reading; each statement sees what is committed."""
         ...
 
+    def snapshot(self) -> AbstractContextManager[Snapshot]:
+        """For reading all there is, as of one moment, however long it takes."""
+        ...
+
     def adopt(self, conn: Any) -> AbstractContextManager[Tx]:
         """The caller's own open transaction."""
         ...
@@ -162,6 +166,14 @@ class Database(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+class Snapshot(Protocol):
+    """The database as it was when this was opened; others go on writing."""
+
+    def rows(self, name: str, /, **values: Any) -> Iterator[Row]:
+        """One after the other, so that any number of them needs no memory; several of these may be under way."""
+        ...
 
 
 class Joint(Protocol):

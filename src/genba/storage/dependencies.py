@@ -15,6 +15,7 @@ from genba.domain.rank import AGE_STEP
 from genba.domain.states import FINAL
 from genba.errors import JobNotFound
 from genba.storage.database import Database, Row, Tx
+from genba.storage.events import Events
 from genba.storage.limits import Limits
 from genba.storage.records import JobId, Micros
 
@@ -43,6 +44,9 @@ class Steering(Protocol):
 
     @property
     def limits(self) -> Limits: ...
+
+    @property
+    def events(self) -> Events: ...
 
 
 class Dependencies:
@@ -149,6 +153,7 @@ class Dependencies:
         while parents:
             for (child,) in tx.all("broken_children", parent_id=parents.pop()):
                 if tx.one("reblock", id=child):
+                    self._steering.events.tell(tx, "blocked", [child])
                     again = tx.all("reopen_edges", child_id=child)  # all of them: another may still be broken
                     self.look_at(tx, [row[0] for row in again])
                     parents.append(child)

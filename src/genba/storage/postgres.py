@@ -268,6 +268,15 @@ class PostgresDatabase:
             yield Tx(conn, self)
 
     @contextmanager
+    def snapshot(self) -> Iterator[Snapshot]:
+        with self._connection() as conn, conn.transaction():
+            conn.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+            conn.execute("SET LOCAL statement_timeout = 0")  # all there is may be much
+            for way in ("seqscan", "hashjoin", "mergejoin"):
+                conn.execute(f"SET LOCAL enable_{way} = on")
+            yield Snapshot(conn, self)
+
+    @contextmanager
     def adopt(self, conn: Any) -> Iterator[Tx]:
         if not isinstance(conn, self._psycopg.Connection):
             raise StoreError(f"conn must be a psycopg connection, not {type(conn).__module__}.{type(conn).__name__}")
@@ -336,6 +345,19 @@ class PostgresDatabase:
             for pile in (self._idle, self._lent):
                 while pile:
                     pile.pop().close()
+
+
+class Snapshot:
+    def __init__(self, conn: Any, database: PostgresDatabase) -> None:
+        self._conn = conn
+        self._sql = database.queries
+        self._count = 0
+
+    def rows(self, name: str, /, **values: Any) -> Iterator[Row]:
+        self._count += 1
+        with self._conn.cursor(f"genba_{self._count}") as cursor:
+            cursor.itersize = 2000
+            yield from cursor.execute(self._sql[name].text, values)
 
 
 class Joint:

@@ -330,6 +330,7 @@ class Schedules:
                     if tx.one("wait_behind", id=run.id):
                         tx.batch("add_edges", [(run.id, job, "finished")])
                         tx.batch("look_at", [(job,)], namespace=self._namespace)
+                        tx.run("enqueued", namespace=self._namespace, kind="blocked", job_id=run.id, data=None)
             self._write(tx, row)
             if job is not None:
                 self._tell(tx, "schedule_triggered", row.id, row.name, job=job)

@@ -345,6 +345,17 @@ class SqliteDatabase:
                 self._idle.append(conn)
 
     @contextmanager
+    def snapshot(self) -> Iterator[Snapshot]:
+        with self._memory if self._place.path is None else _nothing(), self.wrapped():
+            conn = self._connection()
+            try:
+                conn.execute("BEGIN")  # WAL: from its first read on it sees nothing newer, and hinders nobody
+                yield Snapshot(conn, self)
+            finally:
+                conn.execute("ROLLBACK")
+                self._idle.append(conn)
+
+    @contextmanager
     def adopt(self, conn: Any) -> Iterator[Tx]:
         module = type(conn).__module__.partition(".")[0]
         if module != self._place.driver:
@@ -407,6 +418,15 @@ class SqliteDatabase:
             if self._watcher:
                 self._watcher.close()
                 self._watcher = None
+
+
+class Snapshot:
+    def __init__(self, conn: Any, database: SqliteDatabase) -> None:
+        self._conn = conn
+        self._sql = database.queries
+
+    def rows(self, name: str, /, **values: Any) -> Iterator[Row]:
+        yield from self._conn.execute(self._sql[name].text, values)
 
 
 class Joint:

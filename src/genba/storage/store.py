@@ -53,6 +53,7 @@ from genba.storage.search import Search
 from genba.storage.sessions import Sessions
 from genba.storage.setback import Setback
 from genba.storage.sqlite import SqliteDatabase
+from genba.storage.verify import Certificate, verify
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)  # claims come in few sizes, each a prepared statement
 DEFAULT_URL = "sqlite:///genba.db"
@@ -164,6 +165,11 @@ class Store:
         """Remove our objects, with all jobs, and nothing else; gives their names."""
         self._installed = False
         return sorted(migrate.uninstall(self._db))
+
+    def verify(self) -> Certificate:
+        """What the history of this installation says of it."""
+        self.install()
+        return verify(self._db, self.namespace)
 
     def _wake_all(self) -> None:
         """Every node looks at once, busy or not."""

@@ -5,13 +5,16 @@ VALUES (:namespace, :template, :n, :ordered, :per, :burst) ON CONFLICT DO NOTHIN
 -- name: declare_limits(template, n, ordered, per, burst)
 INSERT INTO genba.bucket_limit (namespace, template, n, ordered, per, burst)
 VALUES (:namespace, :template, :n, :ordered, :per, :burst)
-    ON CONFLICT (namespace, template) DO UPDATE SET n = excluded.n, ordered = excluded.ordered, per = excluded.per, burst = excluded.burst
+    ON CONFLICT (namespace, template) DO UPDATE SET n = excluded.n,
+       most = CASE WHEN genba.bucket_limit.most > COALESCE(genba.bucket_limit.override, genba.bucket_limit.n) THEN genba.bucket_limit.most ELSE COALESCE(genba.bucket_limit.override, genba.bucket_limit.n) END,
+       ordered = excluded.ordered, per = excluded.per, burst = excluded.burst
  WHERE genba.bucket_limit.n <> excluded.n OR genba.bucket_limit.ordered <> excluded.ordered
     OR genba.bucket_limit.per IS DISTINCT FROM excluded.per OR genba.bucket_limit.burst IS DISTINCT FROM excluded.burst
 RETURNING template;
 
 -- name: set_limit
-UPDATE genba.bucket_limit SET override = :n WHERE namespace = :namespace AND template = :template AND per IS NULL AND NOT ordered RETURNING template;
+UPDATE genba.bucket_limit SET override = :n, most = CASE WHEN most > COALESCE(override, n) THEN most ELSE COALESCE(override, n) END
+ WHERE namespace = :namespace AND template = :template AND per IS NULL AND NOT ordered RETURNING template;
 
 -- name: limit_rules
 SELECT template, n, override, ordered, per, burst FROM genba.bucket_limit WHERE namespace = :namespace ORDER BY template;

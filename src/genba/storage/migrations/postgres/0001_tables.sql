@@ -152,6 +152,7 @@ CREATE TABLE genba.bucket_limit (
     template  text NOT NULL,
     n         bigint NOT NULL,
     override  bigint,
+    most      bigint NOT NULL DEFAULT 0,        -- the greatest n that held before this one
     ordered   boolean NOT NULL DEFAULT false,
     per       bigint,                         -- n starts in so much time; NULL: n at a time
     burst     bigint,

@@ -148,6 +148,7 @@ CREATE TABLE genba.bucket_limit (
     template  TEXT NOT NULL,
     n         INTEGER NOT NULL,
     override  INTEGER,
+    most      INTEGER NOT NULL DEFAULT 0,        -- the greatest n that held before this one
     ordered   INTEGER NOT NULL DEFAULT 0,
     per       INTEGER,                         -- n starts in so much time; NULL: n at a time
     burst     INTEGER,

@@ -8,7 +8,8 @@ SELECT :namespace, e.template, e.n, e.ordered <> 0, e.per, e.burst
 INSERT INTO genba.bucket_limit AS l (namespace, template, n, ordered, per, burst)
 SELECT :namespace, e.template, e.n, e.ordered <> 0, e.per, e.burst
   FROM unnest(:template, :n, :ordered, CAST(:per AS bigint[]), CAST(:burst AS bigint[])) AS e (template, n, ordered, per, burst)
-    ON CONFLICT (namespace, template) DO UPDATE SET n = excluded.n, ordered = excluded.ordered, per = excluded.per, burst = excluded.burst
+    ON CONFLICT (namespace, template) DO UPDATE SET n = excluded.n,
+       most = greatest(l.most, COALESCE(l.override, l.n)), ordered = excluded.ordered, per = excluded.per, burst = excluded.burst
  WHERE l.n <> excluded.n OR l.ordered <> excluded.ordered OR l.per IS DISTINCT FROM excluded.per OR l.burst IS DISTINCT FROM excluded.burst
 RETURNING l.template;
 

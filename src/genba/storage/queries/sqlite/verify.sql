@@ -1,0 +1,3 @@
+-- name: verify_file
+-- Also that every index agrees with its table.
+PRAGMA integrity_check(20);

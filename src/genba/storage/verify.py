@@ -1,0 +1,278 @@
+"""Certify an installation by its own history: replay what was told, and compare it with what is there.
+
+All is read in one snapshot, row by row; a live installation may go on meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import msgspec
+
+from genba.domain.limit import LIMIT, RATE, STRIPE, Needs, read_needs
+from genba.domain.replay import Fault, Kind, Replay
+from genba.domain.states import FINAL, State
+from genba.events import unfold
+from genba.storage.database import Database, Row, Snapshot
+from genba.storage.records import JobId, Micros
+
+SHOWN = 1000  # faults that are kept in words; all are counted
+SLACK: Micros = 50_000  # between the clocks of two machines, as far as they are corrected
+LONG_SLACK: Micros = 1_000_000
+BACKWARDS: Micros = 5_000_000
+KEPT = 100  # attempts of a job that is tried for ever
+
+_STATES = frozenset(map(str, State))
+_FINAL = frozenset(map(str, FINAL))
+_SILENT = '"history":"final"'
+
+
+@dataclass
+class Certificate:
+    """What was read, and what is wrong with it; nothing, if `faults` is empty."""
+
+    jobs: int = 0
+    attempts: int = 0
+    events: int = 0
+    complete: bool = True  # no event was pruned: every job was followed from its enqueue on
+    counts: Counter[str] = field(default_factory=Counter)  # of faults, by kind
+    faults: list[Fault] = field(default_factory=list)  # the first thousand
+    notes: list[str] = field(default_factory=list)  # what could not be judged
+
+    @property
+    def sound(self) -> bool:
+        return not self.counts
+
+    def add(self, fault: Fault | None) -> None:
+        if fault is not None:
+            self.counts[fault.kind] += 1
+            if len(self.faults) < SHOWN:
+                self.faults.append(fault)
+
+    def blame(self, kind: Kind, which: str, words: str) -> None:
+        self.add(Fault(kind, which, words))
+
+
+class _Job(NamedTuple):
+    """(the order is that of the query)"""
+
+    id: JobId
+    state: str
+    attempt: int
+    claim_id: int | None
+    node: int | None
+    finished_at: Micros | None
+    open_deps: int
+    parked_on: str | None
+    reason: str | None
+    options: str | None
+    buckets: str | None
+    granted_at: Micros | None
+
+    @property
+    def silent(self) -> bool:
+        return self.options is not None and _SILENT in self.options
+
+
+class _Attempt(NamedTuple):
+    """(the order is that of the query)"""
+
+    job_id: JobId
+    attempt: int
+    claimed_at: Micros | None
+    ended_at: Micros
+    cause: str
+    known: bool
+
+
+def verify(database: Database, namespace: str) -> Certificate:
+    """Whether no job of `namespace` was lost or finished twice, no limit exceeded, and no move illegal."""
+    found = Certificate()
+    with database.snapshot() as snapshot:
+        _read_file(snapshot, found)
+        replay = _replay(snapshot, namespace, found)
+        held = _read_jobs(snapshot, namespace, replay, found)
+        for fault in replay.lost():
+            found.add(fault)
+        _read_buckets(snapshot, namespace, held, found)
+        if not found.notes:
+            _read_runs(snapshot, namespace, found)
+        for name, moment, first, last in snapshot.rows("verify_ticks", namespace=namespace):
+            found.blame(Kind.TWICE, f"schedule {name}", f"its moment {moment} was run by job {first} and job {last}")
+    return found
+
+
+def _read_file(snapshot: Snapshot, found: Certificate) -> None:
+    for (said,) in snapshot.rows("verify_file"):
+        if said != "ok":
+            found.blame(Kind.DAMAGED, "the file", str(said))
+
+
+def _replay(snapshot: Snapshot, namespace: str, found: Certificate) -> Replay:
+    pruned = next(snapshot.rows("verify_since", namespace=namespace), (0,))[0]
+    found.complete = not pruned
+    replay = Replay(found.complete)
+    latest = back = 0
+    for at, kind, job_id, data in snapshot.rows("verify_events", namespace=namespace):
+        found.events += 1
+        back += at < latest - BACKWARDS
+        latest = at
+        for job, told in _told(at, kind, job_id, data, found):
+            found.add(replay.tell(job, told))
+    if back:
+        found.notes.append("the clock of the database was set back: whether attempts overlapped cannot be judged")
+    return replay
+
+
+def _told(
+    at: Micros, kind: str, job_id: JobId | None, data: bytes | None, found: Certificate
+) -> Iterator[tuple[JobId, str]]:
+    try:
+        told = list(unfold(kind, at, job_id, data))
+    except (msgspec.DecodeError, AttributeError, IndexError, KeyError, TypeError, ValueError):
+        found.blame(Kind.DAMAGED, "an event", f"the data of the {kind} event of {at} cannot be read")
+        return
+    for one in told:
+        if isinstance(one.job_id, int) and one.job_id >= 0:
+            yield one.job_id, one.kind
+
+
+def _read_jobs(snapshot: Snapshot, namespace: str, replay: Replay, found: Certificate) -> Counter[str]:
+    """Every row, with its attempts and its edges beside it; how many have a slot of each bucket."""
+    attempts = _grouped(snapshot.rows("verify_attempts", namespace=namespace))
+    edges = _grouped(snapshot.rows("verify_edges"))
+    next_attempts, next_edges = next(attempts, None), next(edges, None)
+    slots: Counter[str] = Counter()
+    for row in snapshot.rows("verify_jobs", namespace=namespace):
+        job = _Job(*row)
+        found.jobs += 1
+        while next_attempts is not None and next_attempts[0] < job.id:
+            _orphaned(next_attempts, found)
+            next_attempts = next(attempts, None)
+        while next_edges is not None and next_edges[0] < job.id:
+            next_edges = next(edges, None)
+        mine: Sequence[Row] = ()
+        if next_attempts is not None and next_attempts[0] == job.id:
+            mine, next_attempts = next_attempts[1], next(attempts, None)
+        waits = next_edges[1][0][1] if next_edges is not None and next_edges[0] == job.id else 0
+        found.attempts += len(mine)
+        found.add(replay.row(job.id, job.state, silent=job.silent))
+        for words in _damage(job, waits):
+            found.blame(Kind.DAMAGED, f"job {job.id}", words)
+        _compare(job, [_Attempt(*one) for one in mine], found)
+        if job.granted_at is not None and job.state not in _FINAL:
+            slots.update(need.name for need in _needs(job.buckets) if need.kind == LIMIT)
+    while next_attempts is not None:
+        _orphaned(next_attempts, found)
+        next_attempts = next(attempts, None)
+    return slots
+
+
+def _grouped(rows: Iterator[Row]) -> Iterator[tuple[JobId, list[Row]]]:
+    """Rows that begin with a job's id, in its order: those of each job together."""
+    group: list[Row] = []
+    for row in rows:
+        if group and group[0][0] != row[0]:
+            yield group[0][0], group
+            group = []
+        group.append(row)
+    if group:
+        yield group[0][0], group
+
+
+def _orphaned(group: tuple[JobId, list[Row]], found: Certificate) -> None:
+    found.attempts += len(group[1])
+    if not _Attempt(*group[1][0]).known:
+        count = len(group[1])
+        found.blame(Kind.LOST, f"job {group[0]}", f"it is gone, and its history of {count} attempts is there")
+
+
+def _damage(job: _Job, waits: int) -> Iterator[str]:
+    """What no row of ours says."""
+    if job.state not in _STATES:
+        yield f"there is no state {job.state!r}"
+        return
+    running, final = job.state == State.RUNNING, job.state in _FINAL
+    if running != (job.claim_id is not None) or running != (job.node is not None):
+        yield f"it is {job.state}, with claim {job.claim_id} of node {job.node}"
+    if final != (job.finished_at is not None):
+        yield f"it is {job.state}, and its end is {job.finished_at}"
+    if job.attempt < 0:
+        yield f"it has had {job.attempt} attempts"
+    if job.parked_on is not None and (running or final):
+        yield f"it is {job.state}, and parked on {job.parked_on!r}"
+    if job.state == State.HELD and not job.reason:
+        yield "it is held without a reason"
+    if not final and job.open_deps != waits:
+        yield f"it counts {job.open_deps} jobs that it waits for, and there are {waits}"
+    elif not final and (job.state == State.BLOCKED) != (waits > 0) and job.state != State.HELD:
+        yield f"it is {job.state}, and waits for {waits} jobs"
+
+
+def _compare(job: _Job, attempts: Sequence[_Attempt], found: Certificate) -> None:
+    """A job with its history."""
+    which = f"job {job.id}"
+    last = job.attempt - (job.state == State.RUNNING)
+    numbers = [one.attempt for one in attempts]
+    if numbers and numbers[-1] > last:
+        words = f"attempt {numbers[-1]} is in its history, and it has had {last}"
+        found.blame(Kind.DAMAGED, which, words)
+    elif not job.silent and last > 0:
+        first = numbers[0] if numbers and last > KEPT else 1
+        missing = sorted(set(range(first, last + 1)) - set(numbers))
+        if missing:
+            found.blame(Kind.LOST, which, f"attempt {missing[0]} of {last} is not in its history")
+    if job.state == State.SUCCEEDED and last <= 0:
+        found.blame(Kind.DAMAGED, which, "it has succeeded, and no attempt was made")
+    elif job.state == State.SUCCEEDED and numbers and numbers[-1] == last and attempts[-1].cause != "returned":
+        found.blame(Kind.DAMAGED, which, f"it has succeeded, and its last attempt ended by {attempts[-1].cause}")
+    if found.notes:
+        return
+    for before, after in pairwise(attempts):
+        if after.claimed_at is not None and after.claimed_at < before.ended_at - LONG_SLACK:
+            words = f"attempt {after.attempt} began before attempt {before.attempt} had ended"
+            found.blame(Kind.TOGETHER, which, words)
+
+
+def _read_buckets(snapshot: Snapshot, namespace: str, held: Counter[str], found: Certificate) -> None:
+    for name, taken, ordered, per, _ in snapshot.rows("verify_buckets", namespace=namespace):
+        if per is None and not ordered and taken != held.get(name, 0):
+            words = f"it counts {taken} slots that are taken, and {held.get(name, 0)} jobs have one"
+            found.blame(Kind.LIMIT, f"bucket {name}", words)
+
+
+def _read_runs(snapshot: Snapshot, namespace: str, found: Certificate) -> None:
+    """Attempts in the order in which they began: of each bucket, how many were under way at a time."""
+    most: dict[str, int] = dict(snapshot.rows("verify_limits", namespace=namespace))
+    under_way: dict[str, list[Micros]] = {}
+    exceeded: set[str] = set()
+    for row, (id, buckets, began, ended) in enumerate(snapshot.rows("verify_runs", namespace=namespace)):
+        if row % 10_000 == 0:  # buckets that nobody is in any more
+            under_way = {name: ends for name, ends in under_way.items() if max(ends) > began}
+        for need in _needs(buckets):
+            allowed = 1 if need.kind == STRIPE else most.get(need.template)
+            if need.kind == RATE or allowed is None or need.name in exceeded:
+                continue
+            ends = under_way.setdefault(need.name, [])
+            while ends and ends[0] <= began:
+                heappop(ends)
+            heappush(ends, ended - SLACK if ended is not None else _NEVER)
+            if len(ends) > allowed:
+                exceeded.add(need.name)
+                words = f"with job {id} {len(ends)} ran at a time, and {allowed} may"
+                found.blame(Kind.LIMIT, f"bucket {need.name}", words)
+
+
+_NEVER = 1 << 62
+
+
+def _needs(written: Any) -> Needs:
+    try:
+        return read_needs(written) if written else ()
+    except (msgspec.MsgspecError, TypeError, ValueError):
+        return ()  # written by hand
