@@ -184,6 +184,11 @@ def _bucket(facts: Facts) -> Sequence[Reason]:
     data: dict[str, Any] = {"bucket": line.bucket, "n": line.n, "place": place}
     if line.per is not None:
         ripe = line.ripe_at or facts.now
+        if line.holders and ripe <= facts.now:
+            let_go = [f"job {holder.job}" for holder in line.holders]
+            have = "which has" if len(let_go) == 1 else "which have"
+            text = f'bucket "{line.bucket}" has let go {_list(let_go)}, {have} not started, {_nth(place)} in line'
+            return [Reason("rate", text, {**data, "jobs": [holder.job for holder in line.holders]})]
         text = f'the rate of bucket "{line.bucket}" is used up until {_clock(to_datetime(ripe))}, {_nth(place)} in line'
         return [Reason("rate", text, data, ripe + line.ahead * line.per // max(1, line.n))]
     told = [

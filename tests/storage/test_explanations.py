@@ -6,9 +6,25 @@ import random
 from typing import Any
 
 import pytest
-from tests.storage.builders import HOUR, SECOND, TASK, a_job, a_node, after, claimed, ending, finish, one, success
+from tests.storage.builders import (
+    CLAIM,
+    HOUR,
+    SECOND,
+    TASK,
+    a_job,
+    a_node,
+    after,
+    claimed,
+    ending,
+    finish,
+    joined,
+    one,
+    success,
+)
 
+from genba.domain.limit import Rule, needs_of
 from genba.explain import Explanation, explain
+from genba.storage.locks import Owner, Taken
 from genba.storage.questions import Answer, question_of
 
 READY = ("shop.open",)
@@ -20,7 +36,7 @@ def told(store: Any, id: int) -> Explanation:
 
 
 class Situation:
-    """A job with obstacles in its way, each of which can be taken away."""
+    """A job with obstacles in its way, each of which can be taken away; keepers are played by hand."""
 
     def __init__(self, store: Any, clock: Any, kinds: set[str]) -> None:
         self.store, self.clock, self.left = store, clock, set(kinds)
@@ -28,6 +44,11 @@ class Situation:
         self.nodes = 0
         self.parent = one(store, delay=9 * HOUR) if "blocked" in kinds else None
         self.ready = "condition" in kinds
+        rules = tuple(rule for kind, rule in RULES.items() if kind in kinds)
+        if "bucket_full" in kinds:
+            self.holder = one(store, queue="afar", needs=needs_of([GPU], {}), rules=(GPU,))
+        if "rate" in kinds:
+            self.use_up()
         self.id = store.enqueue(
             [
                 a_job(
@@ -36,6 +57,8 @@ class Situation:
                     delay=HOUR if "scheduled" in kinds else 0,
                     ready=READY if self.ready else (),
                     options=OPTIONS if self.ready else None,
+                    needs=needs_of(rules, {}),
+                    rules=rules,
                 )
             ]
         )[0].id
@@ -45,8 +68,11 @@ class Situation:
             self.join()
         if "queue_paused" in kinds:
             store.policy.pause("default", None, "me", None)
+        if "task_disabled" in kinds:
+            self.switch(False)
         if "held" in kinds:
             store.hold(self.id, "the moon is full")
+        self.keep()
 
     def join(self) -> None:
         self.nodes += 1
@@ -56,9 +82,32 @@ class Situation:
         queues = ("other",) if "unserved_queue" in self.left else ("default",)
         self.store.nodes.join(a_node(self.nodes, tasks=tasks, queues=queues))
 
+    def use_up(self) -> None:
+        """A job that is over by now had what the rate allows."""
+        node = joined(self.store, 1000)
+        one(self.store, needs=needs_of([PARTNER], {}), rules=(PARTNER,))
+        (job,) = claimed(self.store, node=node)
+        self.store.finish(node, [success(job)])
+        self.store.nodes.leave(node)
+
+    def switch(self, enabled: bool) -> None:
+        self.store.policy.switch(TASK, enabled, "me", None, {"name": TASK})
+
+    def keep(self) -> None:
+        """What a keeper does from time to time."""
+        self.store.promote()
+        self.store.limits.ripen()
+        self.store.limits.recheck()
+        if self.nodes:
+            self.store.park_unknown("default", self.store.nodes.known_tasks())
+            if "unknown_task" not in self.left:
+                self.store.unpark([f"unknown task {TASK}"])
+        self.store.policy.keep_parked(self.store.parked_on())
+
     def remove(self, kind: str) -> None:
         self.left.discard(kind)
         getattr(self, f"_{kind}")()
+        self.keep()
 
     def _held(self) -> None:
         self.store.resume(self.id)
@@ -68,7 +117,8 @@ class Situation:
 
     def _scheduled(self) -> None:
         self.clock.advance("1h")
-        self.store.promote()
+
+    _rate = _scheduled
 
     def _no_node(self) -> None:
         self.join()
@@ -77,6 +127,12 @@ class Situation:
 
     def _queue_paused(self) -> None:
         self.store.policy.resume("default", "me")
+
+    def _task_disabled(self) -> None:
+        self.switch(True)
+
+    def _bucket_full(self) -> None:
+        self.store.cancel(self.holder, None)
 
     def _condition(self) -> None:
         self.store.questions.opened(question_of(TASK, READY, b'{"mine":1}', OPTIONS))
@@ -91,22 +147,25 @@ class Situation:
         return job
 
 
+GPU, PARTNER = Rule("gpu", 1), Rule("partner", 1, False, HOUR, 1)
+RULES = {"bucket_full": GPU, "rate": PARTNER}
 KINDS = (
     *("held", "blocked", "scheduled", "queue_paused", "no_node", "unknown_task", "unserved_queue", "condition"),
-    "no_slot",
+    *("task_disabled", "bucket_full", "rate", "no_slot"),
 )
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_the_first_reason_is_true_and_without_it_there_is_another_or_the_job_starts(store, clock, seed):
-    chance = random.Random(seed)
-    kinds = {kind for kind in KINDS if chance.random() < 0.5}
+def possible(kinds: set[str]) -> set[str]:
+    """Less what cannot be together."""
     if "no_node" in kinds:
-        kinds -= {"unknown_task", "unserved_queue"}
-    if kinds & {"blocked", "scheduled"}:
-        kinds.discard("condition")  # it is asked for when it is claimed
-    situation = Situation(store, clock, kinds)
+        kinds = kinds - {"unknown_task", "unserved_queue"}
+    if kinds & {"blocked", "scheduled", "bucket_full", "rate"}:
+        kinds = kinds - {"condition"}  # it is asked for when it is claimed
+    return kinds
 
+
+def check(store: Any, clock: Any, kinds: set[str]) -> Situation:
+    situation = Situation(store, clock, kinds)
     for _ in range(len(KINDS) + 1):
         explanation = told(store, situation.id)
         first = explanation.reasons[0].kind
@@ -115,8 +174,63 @@ def test_the_first_reason_is_true_and_without_it_there_is_another_or_the_job_sta
         assert first in {*situation.left, "no_slot"}, (kinds, str(explanation))
         situation.remove(first)
         assert told(store, situation.id).reasons != explanation.reasons, (kinds, str(explanation))
-
     assert store.job(situation.id).state == "running", (kinds, str(told(store, situation.id)))
+    return situation
+
+
+@pytest.mark.parametrize("seed", [*range(20), *(pytest.param(n, marks=pytest.mark.soak) for n in range(20, 400))])
+def test_the_first_reason_is_true_and_without_it_there_is_another_or_the_job_starts(store, clock, seed):
+    chance = random.Random(seed)
+    check(store, clock, possible({kind for kind in KINDS if chance.random() < 0.5}))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_alone_is_in_the_way_is_named(store, clock, kind):
+    situation = Situation(store, clock, {kind})
+    assert told(store, situation.id).reasons[0].kind == kind
+
+
+def test_a_job_that_runs_and_waits_for_a_lock_says_who_has_it_until_it_has_it(store, clock):
+    situation = check(store, clock, {"no_slot"})
+    job = store.job(situation.id)
+    holder, waiter = (
+        Owner(id, attempt, claim, None, 20)
+        for id, attempt, claim in (fence_of(store), (job.id, job.attempt, CLAIM))
+    )
+    has = store.locks.take(holder, "door", 1, 0, 5)
+    line = store.locks.take(waiter, "door", 1, 0, 6)
+
+    reasons = told(store, job.id).reasons
+    assert [reason.kind for reason in reasons] == ["running", "lock"]
+    assert f"it waits for lock 'door' since 00:00:00 UTC, held by job {holder.job_id}" in str(reasons[1])
+
+    store.locks.release("door", has.token)
+    assert isinstance(store.locks.take(waiter, "door", 1, line.seq, 6), Taken)
+    assert [reason.kind for reason in told(store, job.id).reasons] == ["running"]
+
+
+def test_what_a_rate_has_let_go_and_nobody_has_started_is_named(store, clock):
+    first, second = (
+        one(store, queue=queue, needs=needs_of([PARTNER], {}), rules=(PARTNER,)) for queue in ("afar", "default")
+    )
+    joined(store)
+    assert 'the rate of bucket "partner" is used up until 01:00:00 UTC, 1st in line' in str(told(store, second))
+    clock.advance("2h")
+    store.limits.ripen()
+
+    explanation = told(store, second)
+
+    assert f'bucket "partner" has let go job {first}, which has not started, 1st in line' in str(explanation)
+    assert explanation.reasons[0].data["jobs"] == [first]
+    store.limits.sweep()   # nobody serves its queue: the other one has its turn
+    assert told(store, second).reasons[0].kind == "no_slot"
+
+
+def fence_of(store: Any) -> tuple[int, int, int]:
+    """Of another job that runs."""
+    one(store)
+    (job,) = claimed(store)
+    return job.id, job.attempt, CLAIM
 
 
 # in words

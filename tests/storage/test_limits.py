@@ -548,3 +548,20 @@ def test_jobs_that_are_steered_in_bulk_free_and_take_slots_too(store, url, clock
 
     assert go(store) == []
     assert taken(url) == {"b": 1}
+
+
+def test_a_job_that_moves_on_to_the_line_of_a_rate_starts_when_that_is_ripe(store, clock):
+    joined(store)
+    rate = Rule("rate r", 1, False, SECOND, 1)
+    enqueued(store, 1, **rated(1, SECOND, 1))
+    done(store, go(store))
+    enqueued(store, 1, **limited(1))
+    first = go(store)
+    (id,) = enqueued(store, 1, **limited(1, "b", rate))
+
+    done(store, first)
+    assert parked(store, [id]) == [LINE + "rate r"]
+    clock.advance("1s")
+    store.limits.ripen()
+
+    assert [job.id for job in go(store)] == [id]

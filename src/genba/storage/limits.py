@@ -295,12 +295,14 @@ class Limits:
         with self._db.statement() as tx:
             row = tx.one("bucket", namespace=self._namespace, name=name)
             found = tx.one("place_in_line", namespace=self._namespace, line=parked_on, rank=rank, id=id)
-            holders = () if row is None or row[4] is not None else self._holders(tx, name)
+            holders = () if row is None else self._holders(tx, name)
             now = tx.now()
         ahead = int(found[0]) if found else 0
         if row is None:
             return Line(name, 0, None, None, None, (), ahead)
         bucket = Bucket(*row)
+        if bucket.per is not None:  # who has started does not keep others from it
+            holders = tuple(holder for holder in holders if holder.claimed_at is None)
         ripe = bucket.ripe_at(now) if bucket.per is not None else None
         return Line(name, bucket.n, bucket.per, ripe, bucket.owner, holders, ahead)
 
@@ -342,9 +344,9 @@ class Limits:
             rows = self._heads(tx, asked)
             lines, again = self._hand(tx, buckets, rows, asked, now)
             put_off |= again
-        for name in names:
-            if (bucket := buckets[name]).per is not None:
-                self._wake(tx, bucket, now)
+        for bucket in buckets.values():  # also one that somebody has just moved to
+            if bucket.per is not None:
+                self._wake(tx, bucket, now or tx.now())
         self._write(tx, buckets.values())
         if put_off | lines:
             asked_for = [(name, buckets[name].template, None, None, None, None) for name in sorted(put_off | lines)]
@@ -427,7 +429,7 @@ class Limits:
         """Somebody who waits for what this job has and does not use, and could start: (line, job)."""
         _, queue, buckets, parked_on = stale
         for need in read_needs(buckets):
-            if need.kind == LIMIT:
+            if need.kind != STRIPE:
                 found = tx.one(
                     "other_in_line",
                     namespace=self._namespace,
