@@ -15,7 +15,8 @@ from tempfile import TemporaryDirectory
 
 import apsw
 import pytest
-from tests.storage.builders import a_job, enqueued, one, state, together, transaction
+from tests.storage.builders import a_job, enqueued, one, rows, state, together, transaction
+from tests.support import eventually
 
 from genba.errors import BadOption, StoreError, StoreUnreachable
 from genba.storage import place, sqlite
@@ -325,3 +326,12 @@ def test_a_password_is_never_shown(url, shown):
 def test_a_database_that_does_not_exist_is_named(url, engine):
     missing = url.replace("/genba_test_", "/no_such_")
     assert "does not exist" in refused(missing)
+
+
+@pytest.mark.parametrize("engine", ["postgres"], indirect=True)
+def test_what_is_in_use_when_the_store_is_closed_is_closed_after_its_use(store, url):
+    others = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    with store._db.statement():
+        store.close()
+        assert rows(url, others) == [(1,)]
+    eventually(lambda: rows(url, others) == [(0,)])

@@ -186,6 +186,7 @@ class PostgresDatabase:
         self._lock = threading.Lock()
         self._pid = os.getpid()
         self._inherited: list[Any] = []  # a child must never close what its parent opened
+        self._closed = False  # what is used all the same is closed after its use
 
     def connect(self, **settings: Any) -> Any:
         """A new connection of its own, with deadlines on everything."""
@@ -220,14 +221,16 @@ class PostgresDatabase:
             self._rest(conn, self._idle)
 
     def _rest(self, conn: Any, pile: list[Any]) -> None:
-        """For the next one, unless a signal has cut it off in the middle of a statement."""
+        """For the next one, unless a signal has cut it off in the middle of a statement, or we were closed meanwhile."""
         if conn.closed or conn.broken:
             return
-        if conn.info.transaction_status != self._psycopg.pq.TransactionStatus.IDLE:
-            conn.close()
-            return
+        idle = conn.info.transaction_status == self._psycopg.pq.TransactionStatus.IDLE
         with self._lock:
-            pile.append(conn)
+            keep = idle and not self._closed
+            if keep:
+                pile.append(conn)
+        if not keep:
+            conn.close()
 
     def _rested(self, pile: list[Any]) -> Any:
         """An idle connection that still lives: a server that went away has closed its end, which is readable."""
@@ -342,9 +345,12 @@ class PostgresDatabase:
 
     def close(self) -> None:
         if self._pid == os.getpid():
-            for pile in (self._idle, self._lent):
-                while pile:
-                    pile.pop().close()
+            with self._lock:
+                self._closed = True
+                idle = [*self._idle, *self._lent]
+                self._idle, self._lent = [], []
+            for conn in idle:
+                conn.close()
 
 
 class Snapshot:
