@@ -46,7 +46,7 @@ _PR_SET_PDEATHSIG = 1
 class Plan:
     """How much of everything."""
 
-    jobs: int = 20_000
+    jobs: int = 50_000
     repeat: int = 3
     singles: int = 1_000
     bulk: int = CHUNK

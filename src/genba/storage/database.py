@@ -89,7 +89,7 @@ class Tx(Protocol):
         """The statement for each row, in as few calls as the engine can; gives all rows returned."""
         ...
 
-    def claim(self, **values: Any) -> list[Row]:
+    def claim(self, **values: Any) -> Sequence[Sequence[Any]]:
         """The best jobs that may start, leased; in any order."""
         ...
 

@@ -96,7 +96,7 @@ class Tx:
         done = self._execute(query, values)
         return done.fetchall() if done.description else []
 
-    def claim(self, **values: Any) -> list[Row]:
+    def claim(self, **values: Any) -> Sequence[Sequence[Any]]:
         return self.all("claim", **values)
 
     def insert_jobs(self, columns: Sequence[str], rows: Sequence[Row]) -> None:
@@ -221,7 +221,7 @@ class PostgresDatabase:
             self._rest(conn, self._idle)
 
     def _rest(self, conn: Any, pile: list[Any]) -> None:
-        """For the next one, unless a signal has cut it off in the middle of a statement, or we were closed meanwhile."""
+        """For the next one, unless a signal has cut it off in a statement, or we were closed meanwhile."""
         if conn.closed or conn.broken:
             return
         idle = conn.info.transaction_status == self._psycopg.pq.TransactionStatus.IDLE

@@ -19,6 +19,7 @@ from genba.domain.clock import Clock
 from genba.errors import StoreError, StoreUnreachable
 from genba.storage.database import PARAMETER, TABLES, Query, Row, Step
 from genba.storage.place import Place, check_place
+from genba.storage.records import Claimed
 from genba.storage.turns import BUSY, Turns
 
 
@@ -94,11 +95,15 @@ class Tx:
         ((found,),) = self._conn.execute(self._sql[name].text, self._bound(values)).fetchall()
         return [tuple(row) for row in _rows.decode(found)]
 
-    def claim(self, **values: Any) -> list[Row]:
+    def claim(self, **values: Any) -> Sequence[Sequence[Any]]:
         values = self._bound(values)
         ((found,),) = self._conn.execute(self._sql["claim"].text, values).fetchall()
         try:
-            rows = [_unpacked(row) for row in _rows.decode(found)]
+            rows = _rows.decode(found)
+            for row in rows:  # as the claim of PostgreSQL gives them: arguments and checkpoint are bytes
+                row[_ARGS] = row[_ARGS].encode()
+                if row[_SAVED] is not None:
+                    row[_SAVED] = row[_SAVED].encode()
         except (msgspec.DecodeError, UnicodeDecodeError, AttributeError):
             rows = self._conn.execute(self._sql["claim_one_by_one"].text, values).fetchall()
         if rows:
@@ -165,16 +170,9 @@ class Batch:
         return self._texts[key]
 
 
-def _unpacked(row: list[Any]) -> Row:
-    """As the claim of PostgreSQL gives it: arguments and checkpoint are bytes."""
-    row[4] = row[4].encode()
-    if row[10] is not None:
-        row[10] = row[10].encode()
-    return tuple(row)
-
-
 _json = msgspec.json.Encoder()
 _rows = msgspec.json.Decoder(list[list[Any]])
+_ARGS, _SAVED = Claimed._fields.index("args"), Claimed._fields.index("saved")
 _ROWS = "/* rows */"
 _SIZES = (64, 16, 4, 1)  # few, so that all of them stay prepared
 

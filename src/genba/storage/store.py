@@ -239,7 +239,7 @@ class Store:
                 epoch=rules.epoch,
                 limit=_size(count),
             )
-            jobs = [Claimed(*row) for row in sorted(rows)]
+            jobs = sorted(map(Claimed._make, rows))
             if queue in rules.fair:
                 self.fairness.move(tx, queue, jobs)
             got += jobs
