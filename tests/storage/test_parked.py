@@ -6,7 +6,7 @@ Counted, not timed: the buffers that PostgreSQL touches for each claimed row, th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -73,7 +73,7 @@ class Cost:
     def __init__(self) -> None:
         self.units = 0
 
-    def explained(self, rows: list[Any]) -> None:
+    def explained(self, rows: Sequence[Any]) -> None:
         plan = rows[0][0][0]["Plan"]
         self.units += plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]
 
