@@ -19,9 +19,10 @@ if TYPE_CHECKING:
 
 _PLAIN = (
     *("name", "pool", "min", "max", "grace", "spawn"),
-    *("max_dedicated", "recycle_after", "max_load", "min_free_memory"),
+    *("max_dedicated", "recycle_after", "max_load", "min_free_memory", "metrics", "log_format"),
 )
-_OPTIONS = ("queues", "lease", "reload", "debug", *_PLAIN)
+_FLAGS = ("reload", "debug", "log_jobs")
+_OPTIONS = ("queues", "lease", *_FLAGS, *_PLAIN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ class NodeHandle:
         if queues:
             listed = queues.items() if isinstance(queues, Mapping) else [(name, None) for name in queues]
             words += ["-q", ",".join(name if slots is None else f"{name}:{slots}" for name, slots in listed)]
-        words += [f"--{name}" for name in ("reload", "debug") if given.get(name)]
+        words += [f"--{name.replace('_', '-')}" for name in _FLAGS if given.get(name)]
         for name in _PLAIN:
             if given.get(name) is not None:
                 words += [f"--{name.replace('_', '-')}", str(given[name])]

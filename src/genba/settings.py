@@ -17,7 +17,7 @@ from genba.options import NAME
 NAMES = ("url", "namespace", "lease", "tz", "keep_events", "max_events")
 NODE_NAMES = (
     *("queues", "pool", "min", "max", "grace"),
-    *("max_dedicated", "recycle_after", "max_load", "min_free_memory"),
+    *("max_dedicated", "recycle_after", "max_load", "min_free_memory", "metrics", "log_format", "log_jobs"),
 )
 
 

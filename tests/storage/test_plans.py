@@ -173,3 +173,22 @@ def test_maintenance_reads_its_own_small_index(database, name, index, values):
         plan = words(tx.all(name, **given))
 
     assert index in plan, plan
+
+
+@pytest.mark.parametrize(
+    ("query", "index", "asked"),
+    [
+        ("waiting_queues", "job_claim", {}),
+        ("level_waiting", "job_claim", {"queue": "default", "limit": 10_000}),
+        ("level_parked", "job_parked", {"limit": 10_000}),
+        ("level_scheduled", "job_due", {"limit": 10_000}),
+        ("level_running", "job_running", {"limit": 10_000}),
+        ("level_aside", "job_aside", {"state": "held", "limit": 10_000}),
+    ],
+)
+def test_a_look_at_what_is_open_reads_the_index_of_it(database, query, index, asked):
+    with database.statement() as tx:
+        plan = words(tx.all(query, namespace="default", **asked))
+
+    assert index in plan, plan
+    assert no_walk(plan), plan

@@ -13,6 +13,7 @@ import click
 from genba.cli.output import Asked, clean, common, moment_text, pass_asked, say, say_json, table
 from genba.domain.duration import duration, to_datetime
 from genba.errors import BadOption
+from genba.logs import FORMATS
 from genba.node.gates import Gate
 from genba.node.settings import POOLS, SPAWNS, NodeSettings
 from genba.options import NAME, size
@@ -58,6 +59,9 @@ def node() -> None:
     type=click.Choice(SPAWNS),
     help="How workers start: forked from a process that has the app (default), or each importing it anew.",
 )
+@click.option("--metrics", metavar="[HOST:]PORT", help="Tell /metrics, /livez, /readyz there; by default on localhost.")
+@click.option("--log-format", type=click.Choice(FORMATS), help="By default pretty on a terminal, json elsewhere.")
+@click.option("--log-jobs", is_flag=True, default=None, help="Have what jobs log among the lines of the node, too.")
 @click.option("--reload", is_flag=True, help="For development: import the app again when one of its files changes.")
 @click.option("--debug", is_flag=True, help="For development: one worker, no timeouts, a loud log.")
 @common
@@ -104,6 +108,9 @@ def _settings(target: str, given: dict[str, Any]) -> NodeSettings:
         "grace": duration(said["grace"]) if "grace" in said else None,
         "gate": Gate(_load(said.get("max_load")), size("min_free_memory", said.get("min_free_memory"))),
         **_recycling(said.get("recycle_after", ())),
+        "metrics": _address(said["metrics"]) if "metrics" in said else None,
+        "log_format": said.get("log_format"),
+        "log_jobs": _flag("log_jobs", said.get("log_jobs")),
         **{name: given[name] for name in ("spawn", "reload", "debug")},
     }
     if given["debug"]:
@@ -122,6 +129,21 @@ def _whole(name: str, value: Any) -> int | None:
         return None if value is None else int(value)
     except (TypeError, ValueError):
         raise BadOption(f"{name} must be a whole number, not {value!r}") from None
+
+
+def _address(value: Any) -> tuple[str, int]:
+    """Where others can ask; a port of 0 is any that is free."""
+    host, _, port = str(value).rpartition(":")
+    if not port.isdecimal() or int(port) > 65535:
+        raise BadOption(f"metrics must be a port, or host:port, not {value!r}")
+    return host.strip("[]") or "127.0.0.1", int(port)
+
+
+def _flag(name: str, value: Any) -> bool | None:
+    known = {None: None, True: True, False: False, "1": True, "true": True, "0": False, "false": False}
+    if value not in known:
+        raise BadOption(f"{name} must be true or false, not {value!r}")
+    return known[value]
 
 
 def _load(value: Any) -> float | None:

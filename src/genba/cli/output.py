@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from genba.domain.plain import clean as clean
 from genba.errors import BadOption
 
 if TYPE_CHECKING:
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# C0, DEL and C1 steer a terminal; the rest turns text around, breaks lines, or cannot be written at all.
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _GAP = "  "
 
 
@@ -82,15 +80,6 @@ pass_asked = click.make_pass_decorator(Asked, ensure=True)
 
 
 # printing
-
-
-def clean(text: object, *, lines: bool = False) -> str:
-    """A text that cannot steer the terminal; with `lines` it keeps its line ends and tabs."""
-    return _CONTROL.sub(lambda m: m[0] if lines and m[0] in "\n\t" else _escaped(m[0]), str(text))
-
-
-def _escaped(letter: str) -> str:
-    return letter.encode("unicode_escape", errors="surrogatepass").decode()
 
 
 def say(text: object = "", *, lines: bool = False) -> None:

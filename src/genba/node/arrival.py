@@ -29,7 +29,7 @@ def join(store: Store, id: int, settings: NodeSettings, lease: Micros, tasks: Se
         lease=lease,
         queues=tuple(settings.queues),
         tasks=tuple(tasks),
-        version=_version(),
+        version=version(),
     )
     gone = [other for other in store.nodes.live() if other.host == node.host and store.presence.gone(other)]
     if gone:
@@ -54,7 +54,7 @@ def set_title(title: str) -> None:
     setproctitle(title)
 
 
-def _version() -> str:
+def version() -> str:
     from importlib.metadata import PackageNotFoundError, version
 
     try:

@@ -22,6 +22,7 @@ from genba.node.endings import cause_of_death, unhappened
 from genba.node.floor import SECOND, Floor
 from genba.node.giving import Giving
 from genba.node.hands import Held, Sight
+from genba.node.meter import Meter
 from genba.node.probing import Probing
 from genba.node.results import leave_seat, refused, take_results
 from genba.node.seats import Seats
@@ -89,6 +90,16 @@ class Brain:
     @skew.setter
     def skew(self, micros: Micros) -> None:
         self._floor.skew = micros
+
+    def count_with(self, meter: Meter) -> None:
+        """Note there what was done."""
+        self._floor.meter = meter
+
+    @property
+    def staff(self) -> tuple[int, int]:
+        """How many workers are ready, and how many of them have work."""
+        ready = [hand for hand in self._floor.workers() if hand.ready]
+        return len(ready), sum(hand.outstanding > 0 for hand in ready)
 
     @property
     def draining(self) -> bool:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import secrets
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from genba.errors import StoreError, StoreUnreachable
 from genba.node.keeper import Work
+from genba.node.meter import Meter
 from genba.storage.questions import Answer, Wanted
 from genba.storage.records import Claimed, Ending, JobId, Success
 from genba.storage.store import Store
@@ -101,13 +103,20 @@ class Pile:
 
 class Desk(threading.Thread):
     def __init__(
-        self, name: str, store: Store, node: int, tasks: Sequence[str], post: Callable[[Any], None]
+        self,
+        name: str,
+        store: Store,
+        node: int,
+        tasks: Sequence[str],
+        post: Callable[[Any], None],
+        meter: Meter | None = None,
     ) -> None:
         super().__init__(name=f"genba-{name}", daemon=True)
         self._store = store
         self._node = node
         self._tasks = tasks
         self._post = post
+        self._meter = meter
         self._pile = Pile()
         self._cond = threading.Condition()
         self._ended = False
@@ -302,6 +311,7 @@ class Desk(threading.Thread):
         claim = secrets.randbits(63)
         jobs: list[Claimed] = []
         tasks = pile.only or self._tasks
+        began = time.perf_counter()
         if pile.succeeded:
             matched, jobs = self._store.exchange(self._node, claim, pile.succeeded, pile.wants, tasks)
             lost = [] if len(matched) == len(pile.succeeded) else [s for s in pile.succeeded if s.id not in matched]
@@ -317,5 +327,7 @@ class Desk(threading.Thread):
                 self._hungry = True
                 jobs = self._store.claim(self._node, claim, pile.wants, tasks)
         if pile.wants:
+            if self._meter is not None:
+                self._meter.took(time.perf_counter() - began, len(jobs))
             pile.wants = {}
             self._post(ClaimedJobs(jobs, claim))

@@ -11,6 +11,7 @@ from genba.domain.verdict import End
 from genba.node.actions import Action, Dismiss, Finish
 from genba.node.endings import progress_text, unhappened
 from genba.node.hands import Hand, Held, Sight
+from genba.node.meter import Meter
 from genba.node.settings import NodeSettings
 from genba.storage.records import Ending, JobId, Micros
 from genba.storage.verdicts import judged
@@ -45,6 +46,7 @@ class Floor:
         self.draining_until: Micros | None = None
         self.safe_until: Micros | None = None  # then others may soon take us for dead
         self.dead_by: Micros = 0
+        self.meter: Meter | None = None  # somebody may ask how much was done
 
     def wall(self, now: Micros) -> Micros:
         return now + self.delta

@@ -111,7 +111,8 @@ class Keeper(threading.Thread):
         self._patience = Patience()
         self._due_in: float | None = None
         self._told: Sequence[dict[str, Any]] | None = None
-        self._trouble = False
+        self.seen: float | None = None  # when the last round was done, by the monotonic clock
+        self.trouble: str | None = None  # why the one after it was not
         self._rules = Rules(-1)
         now = time.monotonic()
         begin = now + PRUNE * random.random()  # noqa: S311
@@ -140,15 +141,15 @@ class Keeper(threading.Thread):
             try:
                 self._round()
                 self._patience.seen(self._clock.boot())
-                if self._trouble:
+                if self.trouble is not None:
                     log.warning("the database answers again")
-                self._trouble = False
+                self.seen, self.trouble = time.monotonic(), None
             except Exception as error:  # a keeper that stops would lose the lease of a healthy node
                 if not isinstance(error, StoreError):
                     log.exception("the keeper stumbled; going on")
-                elif not self._trouble:
+                elif self.trouble is None:
                     log.warning("cannot keep the queue: %s; trying again", error)
-                self._trouble = True
+                self.trouble = str(error) or type(error).__name__
                 self._patience.broken()
                 self._due_in = None
                 pause = 0.5

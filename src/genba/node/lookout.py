@@ -15,7 +15,7 @@ log = logging.getLogger("genba.node")
 class Lookout:
     def __init__(self) -> None:
         self._machine = Machine()
-        self._closed: str | None = None  # why nothing is claimed
+        self.closed: str | None = None  # why nothing is claimed
         self._gates: list[tuple[str, dict[str, Any]]] = []
         self._came: list[dict[str, Any]] = []
         self._went: list[dict[str, Any]] = []
@@ -35,12 +35,12 @@ class Lookout:
         self._machine.look()
         if not gate.watched:
             return None
-        why = gate.closed(self._machine.read(now), self._closed is not None)
-        turned = (why is None) != (self._closed is None)
+        why = gate.closed(self._machine.read(now), self.closed is not None)
+        turned = (why is None) != (self.closed is None)
         if turned:
             log.warning("claiming nothing: %s", why) if why else log.info("claiming again")
             self._gates.append(("gate_closed", {"reason": why}) if why else ("gate_opened", {}))
-        self._closed = why
+        self.closed = why
         return why is not None if turned else None
 
     def told(self) -> list[tuple[str, dict[str, Any]]]:

@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -34,7 +34,7 @@ from genba.node.keeper import Commands, DeclaredDead, Disabled, Keeper, Renewed,
 from genba.node.line import Line, Seat
 from genba.node.lines import Lines
 from genba.node.lookout import Lookout
-from genba.node.loud import words
+from genba.node.loud import log_environ, set_up_log, tell_of_ends, words
 from genba.node.machine import use_of
 from genba.node.pool import (
     INCARNATION,
@@ -54,6 +54,9 @@ from genba.storage.records import Command, Micros
 from genba.storage.schedules import Wanted, wanted_schedules
 from genba.storage.store import Store, open_store
 
+if TYPE_CHECKING:
+    from genba.node.port import Port
+
 log = logging.getLogger("genba.node")
 
 SECOND = 1_000_000
@@ -64,8 +67,7 @@ EXIT_OK, EXIT_FAILED, EXIT_IMPORT = 0, 1, 3
 
 def run(settings: NodeSettings, reread: Callable[[], NodeSettings] | None = None) -> int:
     """Be a node until told to end; gives the exit code.  `reread` gives the settings anew, on SIGHUP."""
-    level = logging.DEBUG if settings.debug else logging.INFO
-    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    set_up_log(settings)
     if sys.platform != "linux":
         raise GenbaError(f"a node needs Linux (this is {sys.platform}); enqueueing and asking work everywhere")
     gc.freeze()
@@ -92,7 +94,7 @@ class Node:
         self._wake_out, self._wake_in = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._wake_out, selectors.EVENT_READ, "wake")
-        env = {**os.environ, INCARNATION: str(self.id)}
+        env = {**os.environ, INCARNATION: str(self.id), **log_environ(settings)}
         self._pool = Pool(settings.target, env=env, node_title=f"/node[{os.getpid()}]", reload=settings.reload)
         self._selector.register(self._pool.sockets[0], selectors.EVENT_READ, "pool")
         self._lines = Lines(self._selector)
@@ -112,6 +114,7 @@ class Node:
         self._last_second: Micros = 0
         self._zygote_starts = 0
         self._lookout = Lookout()
+        self._port = _open_port(settings)
 
     # life
 
@@ -119,7 +122,11 @@ class Node:
         """None: start again, under a new identity."""
         self._listen_to_signals()
         self._pool.start()
+        if self._port:
+            log.info("metrics are at http://%s/metrics", self._port.address)
         while not self._over:
+            if self._port:
+                self._port.turned()
             for key, _ in self._selector.select(self._patience()):
                 self._hear(key)
             self._read_signals()
@@ -129,6 +136,8 @@ class Node:
 
     def close(self) -> None:
         """Give everything back; whatever still runs is ended."""
+        if self._port:
+            self._port.close()
         left = self._pool.end()
         if left:
             log.error("%d processes could not be ended", left)
@@ -422,9 +431,10 @@ class Node:
         self._brain = brain = Brain(self.settings, tasks, random.random)
         brain.concurrency = _concurrency(contents["tasks"])
         brain.conditions = contents.get("conditions", ())
-        self._desks = [Desk("writer", store, self.id, tasks, self._post)]
+        meter = self._port.meter if self._port else None
+        self._desks = [Desk("writer", store, self.id, tasks, self._post, meter)]
         if store.lanes > 1:
-            self._desks.append(Desk("claimer", store, self.id, tasks, self._post))
+            self._desks.append(Desk("claimer", store, self.id, tasks, self._post, meter))
         self._keeper = Keeper(
             store,
             self.id,
@@ -441,6 +451,9 @@ class Node:
             clock=self._clock,
             post=self._post,
         )
+        if self._port:
+            brain.count_with(self._port.meter)
+            self._port.joined(store, self._lease, self.settings)
         brain.delta = store.now() - self._now()
         for thread in (*self._desks, self._keeper):
             thread.start()
@@ -524,6 +537,8 @@ class Node:
         turned = self._lookout.look(self.settings.gate, now)
         if turned is not None:
             self._perform(self._brain.on_gate(turned, now))
+        if self._port and self._keeper:
+            self._port.note(self._brain, self._keeper, self._lookout.closed)
         self._tell_of_workers()
 
     def _tell_of_workers(self) -> None:
@@ -595,6 +610,9 @@ class Node:
                     claimer.add(dedicated=(queues, count))
                 case do.Finish(ended):
                     writer.add(ended=ended)
+                    tell_of_ends(ended)
+                    if self._port:
+                        self._port.meter.ended(ended)
                 case do.Mark(jobs, first):
                     writer.add(first=jobs) if first else writer.add(marks=jobs)
                 case do.Note(progress):
@@ -626,6 +644,14 @@ class Node:
         if not self._pool.spawn(slot, *line.ends()):
             self._lines.drop(slot)
             self._perform(self._brain.on_spawn_failed(slot, self._now()))
+
+
+def _open_port(settings: NodeSettings) -> Port | None:
+    if settings.metrics is None:
+        return None
+    from genba.node.port import Port  # most nodes have none, and need not have http.server in memory
+
+    return Port(settings.metrics, settings.name, settings.slots)
 
 
 def _concurrency(tasks: Sequence[dict[str, Any]]) -> dict[str, int]:

@@ -42,12 +42,15 @@ def take_results(
         else:
             worker.outstanding -= 1
         job = held.job
-        if (
+        plain = (
             outcome == wire.RETURNED
             and (extra is None or extra.keys() == _STRAYS)
             and not (held.snapshot and (held.snapshot.explicit_outcome or held.snapshot.on_final))
             and job.id not in floor.cancelled
-        ):
+        )
+        if floor.meter is not None:
+            floor.meter.ran(job, started + skew, spent, outcome, plain)
+        if plain:
             fine.append(
                 Success(
                     job.id,

@@ -9,6 +9,7 @@ from typing import Any
 
 from genba.domain.duration import Micros
 from genba.errors import BadOption
+from genba.logs import FORMATS
 from genba.node.gates import Gate
 
 POOLS = ("dynamic", "static", "ondemand")
@@ -22,6 +23,7 @@ class NodeSettings:
 
     `url`, `namespace` and `lease` are None when the app that the zygote imports is to say them.
     `reload` imports the app again when one of its files changes; `debug` lets no job run out of time.
+    `log_jobs` has what jobs log among the node's own lines too.
     """
 
     target: str
@@ -39,6 +41,9 @@ class NodeSettings:
     spawn: str | None = None  # None: fork, unless the app cannot be forked
     reload: bool = False
     debug: bool = False
+    metrics: tuple[str, int] | None = None  # where they are told, with /livez and /readyz
+    log_format: str | None = None  # None: pretty on a terminal, json elsewhere
+    log_jobs: bool = False
 
     def __post_init__(self) -> None:
         if self.pool not in POOLS:
@@ -51,6 +56,8 @@ class NodeSettings:
             raise BadOption(f"min ({self.min}) is greater than max ({self.max})")
         if self.spawn not in (None, *SPAWNS):
             raise BadOption(f"spawn must be one of {', '.join(SPAWNS)}, not {self.spawn!r}")
+        if self.log_format not in (None, *FORMATS):
+            raise BadOption(f"log_format must be one of {', '.join(FORMATS)}, not {self.log_format!r}")
         if not self.queues:
             raise BadOption("a node serves at least one queue")
 

@@ -160,6 +160,8 @@ class Ending:
     told: bool = False  # that it is running was told before
     quiet: bool = False  # only a final state goes into the history
     hooked: bool = False  # its task wants to be told when it is final
+    task: str = ""  # for those who watch; not written
+    queue: str = ""
 
 
 @dataclass(frozen=True, slots=True)

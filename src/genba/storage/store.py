@@ -25,6 +25,7 @@ from genba.storage.events import Events, operator
 from genba.storage.fairness import Fairness
 from genba.storage.inside import Inside
 from genba.storage.intake import Intake
+from genba.storage.levels import Gauge
 from genba.storage.limits import Limits
 from genba.storage.locks import Locks
 from genba.storage.membership import Membership
@@ -121,6 +122,7 @@ class Store:
         self.nodes = Membership(database, presence, namespace, self.running.end, self.events, self.limits, steady)
         self.policy = Policies(database, namespace, self.install, self._wake_all, self.limits)
         self.search = Search(database, namespace)
+        self.gauge = Gauge(database, namespace)
         self.bulk = Bulk(self, database)
         self.fairness = Fairness(database, namespace, self.policy)
         self.inside = Inside(database, self.events, self.running.end, self._ended_inside)

@@ -60,6 +60,8 @@ def judged(job: Claimed | Orphan, claim: int, options: Snapshot, end: End, wall:
         told=isinstance(job, Orphan) and job.started_mark is not None,
         quiet=options.history == "final",
         hooked=options.on_final is not None,
+        task=job.task if isinstance(job, Claimed) else "",
+        queue=job.queue if isinstance(job, Claimed) else "",
     )
 
 

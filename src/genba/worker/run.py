@@ -33,6 +33,7 @@ from genba.ready import Conditions
 from genba.tasks import Task
 from genba.worker.capture import Capture
 from genba.worker.leavings import children, end_strays, threads, threads_left
+from genba.worker.lines import JobLines
 from genba.worker.questioning import Questioning
 from genba.worker.surround import Callee, LifespanFailed, Middleware, enter
 
@@ -120,6 +121,7 @@ class Worker:
         if app.middlewares:
             self._middleware = Middleware(app.middlewares, self._run_plain, self._run_async)
         self._capture = Capture(slate)
+        self.lines: JobLines | None = None
         self._outside: int | None = None
         self._shared: Any = None
         self._started = 0
@@ -165,6 +167,8 @@ class Worker:
 
     def log(self, text: str) -> None:
         self._capture.write(f"{to_datetime(self._clock.now()):%H:%M:%S.%f} {text}\n")
+        if self.lines is not None:
+            self.lines.write(text)
 
     def stopping(self) -> None:
         self._signalled = True
@@ -177,6 +181,7 @@ class Worker:
 
     def capture_output(self) -> None:
         """From now on what this process prints belongs to the job that runs; what lifespans print is nobody's."""
+        self.lines = JobLines()  # of its own way out, which is still there
         self._outside = self._capture.install()
 
     def serve(self) -> None:

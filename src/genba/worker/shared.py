@@ -14,6 +14,7 @@ from typing import Any
 from genba import context, wire
 from genba.context import RunningJob
 from genba.worker.leavings import children, end_strays
+from genba.worker.lines import JobLines
 from genba.worker.run import App, Worker
 
 _BELL = wire.frame((wire.BELL,))
@@ -23,8 +24,11 @@ _seat: contextvars.ContextVar[Seat | None] = contextvars.ContextVar("genba_seat"
 class Seat(Worker):
     """A worker within a worker: its job shares the process with those of other seats."""
 
-    def __init__(self, app: App, sock: socket.socket, token_fd: int, slate: wire.Slate, number: int) -> None:
+    def __init__(
+        self, app: App, sock: socket.socket, token_fd: int, slate: wire.Slate, number: int, lines: JobLines | None
+    ) -> None:
         super().__init__(app, sock, token_fd, slate)
+        self.lines = lines
         self.number = number
         self.task: asyncio.Task[None] | None = None
 
@@ -94,7 +98,7 @@ class Shared:
         while len(self._seats) < count:
             number = len(self._seats)
             slate = self._worker.slate.seat(number)
-            self._seats.append(Seat(self._app, self._sock, self._tokens, slate, number))
+            self._seats.append(Seat(self._app, self._sock, self._tokens, slate, number, self._worker.lines))
         self._over: asyncio.Future[None] = loop.create_future()
         self._heard = heard
         self._obey()

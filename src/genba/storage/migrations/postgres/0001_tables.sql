@@ -70,6 +70,7 @@ CREATE INDEX job_due      ON genba.job (namespace, due_at) WHERE state = 'schedu
 CREATE INDEX job_running  ON genba.job (node) WHERE node IS NOT NULL;
 CREATE INDEX job_finished ON genba.job (namespace, finished_at) WHERE finished_at IS NOT NULL;
 CREATE INDEX job_rare     ON genba.job (namespace, id) WHERE state IN ('failed', 'timed_out', 'cancelled', 'held', 'blocked');
+CREATE INDEX job_aside    ON genba.job (namespace, state, queue, task) WHERE state IN ('blocked', 'held');
 CREATE INDEX job_expires  ON genba.job (namespace, expires_at) WHERE expires_at IS NOT NULL AND finished_at IS NULL;
 CREATE INDEX job_parent   ON genba.job (parent_id) WHERE parent_id IS NOT NULL;
 CREATE INDEX job_schedule ON genba.job (schedule_id, moment) WHERE schedule_id IS NOT NULL AND finished_at IS NULL;
