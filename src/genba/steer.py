@@ -100,12 +100,13 @@ def prune(store: Store, age: Micros | None) -> int:
         while some := store.prune(now - age):
             gone += some
         return gone
+    keeps = {}
     for record in store.policy.tasks():
         said = msgspec.json.decode(record.definition, type=dict[str, Any]).get("keep", DEFAULT_POLICY.keep)
-        keep = kept_for(said, msgspec.json.decode(record.override) if record.override else None)
-        for state, time in keep.items() if isinstance(keep, dict) else [(None, keep)]:
-            while time is not None and (some := store.prune(now - time, record.name, state)):
-                gone += some
+        keeps[record.name] = kept_for(said, msgspec.json.decode(record.override) if record.override else None)
+    store.pruner.begin(keeps, now, whole=True)
+    while (went := store.pruner.step()) is not None:
+        gone += went
     return gone
 
 

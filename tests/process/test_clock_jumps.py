@@ -129,6 +129,7 @@ def test_a_node_that_dies_with_a_jump_of_the_clock_is_found_dead_in_time(hands, 
 def test_a_node_whose_machine_has_the_wrong_time_starts_and_repeats_nothing_early(hands, url, wrong_by):
     if url.startswith("sqlite"):
         pytest.skip("on SQLite all are on one machine, whose clock is that of the store")
+    hands.module.again.enqueue()
     hands.clock.jump(wrong_by, server=False)
     hands.more("again", 4, within=20)  # the skew is known after a beat
     with psycopg.connect(url) as conn:

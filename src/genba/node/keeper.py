@@ -31,6 +31,7 @@ log = logging.getLogger("genba.node")
 SWEEP = 2.0
 SWEEP_SUSPECT = 0.5
 PRUNE = 60.0
+PRUNE_TIME, PRUNE_PAUSE = 0.05, 0.2  # seconds at a time: the lease has to be renewed, too
 PARK = 5.0
 KEEP_TOPICS = 3_600_000_000  # a slow listener is cut off after that
 REPLAN = 60.0
@@ -103,6 +104,7 @@ class Keeper(threading.Thread):
         self._declared = False
         self._latest: Micros = 0
         self._was_set_back = False
+        self._pruning = False
         self._boot_id = boot_id
         self._clock = clock
         self._post = post
@@ -155,6 +157,7 @@ class Keeper(threading.Thread):
                 pause = 0.5
             due = self._due_in if self._due_in is not None else pause
             beat = self._next["beat"] - time.monotonic()
+            pause = min(pause, PRUNE_PAUSE) if self._pruning else pause
             self._poked.wait(max(0.0, min(pause, due, max(beat, 0.05))))
             self._poked.clear()
 
@@ -179,6 +182,7 @@ class Keeper(threading.Thread):
             self._park()
         if self._turn("prune", PRUNE):
             self._prune()
+        self._pruning = self._prune_jobs()
 
     def _tell_tasks(self, tasks: Sequence[dict[str, Any]]) -> None:
         self._store.nodes.declare(self._node, tasks)
@@ -319,11 +323,8 @@ class Keeper(threading.Thread):
 
     def _prune(self) -> None:
         now = self._store.now()
-        for task, said in self._keep.items():
-            keep = kept_for(said, self._rules.overrides.get(task))
-            for outcome, time_ in keep.items() if isinstance(keep, dict) else [(None, keep)]:
-                while time_ is not None and self._store.prune(now - time_, task, outcome) == 500 and not self._ended:
-                    pass
+        keeps = {task: kept_for(said, self._rules.overrides.get(task)) for task, said in self._keep.items()}
+        self._store.pruner.begin(keeps, now)
         while self._store.schedules.prune_ticks() >= 500 and not self._ended:
             pass
         while self._store.events.prune(now - self._keep_events, self._max_events) == 1000 and not self._ended:
@@ -335,3 +336,10 @@ class Keeper(threading.Thread):
         while self._store.limits.prune() == 500 and not self._ended:
             pass
 
+    def _prune_jobs(self) -> bool:
+        """Whether there is more to look at."""
+        until = time.monotonic() + PRUNE_TIME
+        while not self._ended and time.monotonic() < until:
+            if self._store.pruner.step() is None:
+                return False
+        return True

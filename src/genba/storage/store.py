@@ -34,6 +34,7 @@ from genba.storage.place import Place
 from genba.storage.policy import Policies, Rules
 from genba.storage.postgres import PostgresDatabase
 from genba.storage.presence import FilePresence, Presence, ServerPresence
+from genba.storage.pruner import Pruner
 from genba.storage.questions import Questions, Steering
 from genba.storage.records import (
     JOB_COLUMNS,
@@ -130,6 +131,7 @@ class Store:
         self.locks = Locks(database, bells, namespace)
         self.messages = Messages(database, bells, namespace)
         self.setback = Setback(database, namespace)
+        self.pruner = Pruner(database, namespace)
         self.sessions = Sessions(database, bells, namespace, lease, self.locks.free_session, steady)
         self.ear = Ear(bells, self.sessions)
         self.schedules = Schedules(database, namespace, self.intake.insert, self._put_down_now)
@@ -385,10 +387,10 @@ class Store:
         with self._db.statement() as tx:
             return {row[0] for row in tx.all("parked_anything", namespace=self.namespace)}
 
-    def prune(self, before: Micros, task: str | None = None, state: str | None = None) -> int:
-        """Delete up to 500 jobs that ended before `before` (in `state`), with their history; how many."""
+    def prune(self, before: Micros) -> int:
+        """Delete up to 500 jobs that ended before `before`, with their history; how many."""
         with self._db.transaction() as tx:
-            gone = tx.all("prune", namespace=self.namespace, before=before, task=task, state=state)
+            gone = tx.all("prune", namespace=self.namespace, before=before)
             for name in GONE_TOO:
                 tx.batch(name, gone)
             return len(gone)

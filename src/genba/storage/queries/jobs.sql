@@ -145,10 +145,21 @@ DELETE FROM genba.job
                WHERE j.namespace = :namespace AND j.finished_at < :before
                  AND NOT EXISTS (SELECT 1 FROM genba.dependency d JOIN genba.job c ON c.id = d.child_id
                                   WHERE d.parent_id = j.id AND c.finished_at IS NULL)
-                 AND (CAST(:task AS text) IS NULL OR j.task = :task)
-                 AND (CAST(:state AS text) IS NULL OR j.state = :state)
                ORDER BY j.finished_at LIMIT 500)
    AND state IN ('succeeded', 'failed', 'timed_out', 'cancelled')
+RETURNING id;
+
+-- name: ended_since
+SELECT id, task, state, finished_at FROM genba.job
+ WHERE namespace = :namespace AND finished_at >= :since AND finished_at < :before AND (finished_at > :since OR id > :id)
+ ORDER BY finished_at, id LIMIT :limit;
+
+-- name: prune_these
+-- Those of them that nobody who is open needs, as `prune` does.
+DELETE FROM genba.job
+ WHERE id IN (SELECT value FROM json_each(:ids)) AND state IN ('succeeded', 'failed', 'timed_out', 'cancelled')
+   AND NOT EXISTS (SELECT 1 FROM genba.dependency d JOIN genba.job c ON c.id = d.child_id
+                    WHERE d.parent_id = genba.job.id AND c.finished_at IS NULL)
 RETURNING id;
 
 -- name: prune_attempts(job_id)

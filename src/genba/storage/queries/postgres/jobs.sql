@@ -155,6 +155,13 @@ UPDATE genba.node SET hungry = :hungry FROM quick WHERE id = :id AND hungry <> :
 -- name: add_tags(name, job_id)
 INSERT INTO genba.tag (namespace, name, job_id) SELECT :namespace, * FROM unnest(:name, :job_id) ON CONFLICT DO NOTHING;
 
+-- name: prune_these
+DELETE FROM genba.job j
+ WHERE j.id = ANY(:ids) AND j.state IN ('succeeded', 'failed', 'timed_out', 'cancelled')
+   AND NOT EXISTS (SELECT 1 FROM genba.dependency d JOIN genba.job c ON c.id = d.child_id
+                    WHERE d.parent_id = j.id AND c.finished_at IS NULL)
+RETURNING j.id;
+
 -- name: prune_attempts(job_id)
 DELETE FROM genba.attempt WHERE job_id = ANY(:job_id);
 
