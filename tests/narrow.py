@@ -11,7 +11,7 @@ import os
 import time
 from pathlib import Path
 
-from genba import Genba, Limit, Rate, RetryJob, TaskFull, current_job
+from genba import Genba, Limit, Rate, TaskFull, current_job
 
 app = Genba()
 
@@ -100,19 +100,6 @@ def crowded(n: int) -> None:
 
 for most in range(1, 6):
     crowded(most)
-
-
-@app.task(limits=[Limit("stripe:{stripe}", 1, ordered=True)], max_crashes=1000, retry=3)
-def stripe(folder: str, stripe: int, number: int, seconds: float, troubled: bool) -> None:
-    """One message of a group: its effect and its end are one commit."""
-    with Room(folder, f"stripe-{stripe}", 1):
-        began = time.monotonic()
-        if troubled and not current_job().retries:
-            raise RetryJob(delay="20ms")
-        time.sleep(seconds)
-        tell(f"{folder}/times", stripe, began, time.monotonic())
-    with current_job().transaction() as conn:  # ends the attempt, and with it the turn: the next one may start
-        conn.execute(f"INSERT INTO effect (stripe, number) VALUES ({stripe:d}, {number:d})")
 
 
 @app.task(limits=[Limit("solo", 1)], max_crashes=1000)

@@ -1,16 +1,14 @@
-"""Limits and stripes while workers and nodes are killed: never one too many, nothing lost, and in order."""
+"""Limits while workers and nodes are killed: never one too many, and nothing lost.  Stripes: test_usecase52.py."""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.chaos.test_kills import Killer
-from tests.storage.builders import connection, rows
+from tests.storage.builders import rows
 from tests.support import eventually, lines, load_module
 
 SOURCE = Path(__file__).parents[1] / "narrow.py"
@@ -60,33 +58,4 @@ def test_no_limit_is_ever_exceeded_whatever_is_killed(narrow, url, start_node, t
     under_fire(narrow, killer, calls, kills, node_kills)
 
     assert lines(tmp_path / "broken") == []
-    assert slots(url) <= {(0, None)}
-
-
-@pytest.mark.parametrize(
-    ("count", "stripes", "kills", "node_kills"),
-    [(400, 40, 4, 1), pytest.param(10_000, 1_000, 50, 5, marks=pytest.mark.soak)],
-)
-def test_stripes_run_one_at_a_time_in_order_and_exactly_once(
-    narrow, url, start_node, tmp_path, count, stripes, kills, node_kills
-):
-    """UseCase52, FIFO message groups: retries and kills on the way, effects in the jobs' own transactions."""
-    with connection(url) as conn:
-        serial = "INTEGER PRIMARY KEY" if url.startswith("sqlite") else "bigserial PRIMARY KEY"
-        conn.execute(f"CREATE TABLE effect (seq {serial}, stripe integer, number integer)")
-    killer = Killer(11, lambda: start_node("narrow:app", url, "--max", "3"))
-    calls = [
-        narrow.stripe.using(priority=i % 3).call(str(tmp_path), i % stripes, i // stripes, 0.004, i % 17 == 3)
-        for i in range(count)
-    ]
-
-    under_fire(narrow, killer, calls, kills, node_kills)
-
-    assert lines(tmp_path / "broken") == []
-    done = defaultdict(list)
-    for stripe, number in rows(url, "SELECT stripe, number FROM effect ORDER BY seq"):
-        done[stripe].append(number)
-    assert dict(done) == {stripe: list(range(count // stripes)) for stripe in range(stripes)}
-    times = sorted((float(began), float(ended), stripe) for stripe, began, ended in lines(tmp_path / "times"))
-    assert any(a[1] > b[0] and a[2] != b[2] for a, b in pairwise(times)), "none side by side"
     assert slots(url) <= {(0, None)}
