@@ -147,6 +147,7 @@ class Genba(Client):
             "keep_events": self.settings.keep_events,
             "max_events": self.settings.max_events,
             "handlers": bool(self.handlers),
+            "lifespans": bool(self.lifespans),
             "tasks": [task.describe() for task in registry.tasks.values()],
             "schedules": [self._wanted(name, *declared) for name, declared in registry.all_schedules().items()],
             "conditions": sorted(registry.conditions.named),

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 # node → worker: [BUNCH, serial, jobs], [STOP, seat, place], [EXIT], [SHARE, seats], [SEAT, seat, serial, job],
-#                [ASK, serial, job, conditions]
-BUNCH, STOP, EXIT, SHARE, SEAT, ASK = range(6)
+#                [ASK, serial, job, conditions], [EACH, serial, jobs]: a bunch, each job in a process of its own
+BUNCH, STOP, EXIT, SHARE, SEAT, ASK, EACH = range(7)
 # worker → node: [READY, pid], [BELL], [RESULTS, [result, …]], [SEATED, seat, [result]],
 #                [ANSWER, [serial, ways, wait, said, error]]
 READY, BELL, RESULTS, SEATED, ANSWER = range(5)
@@ -107,7 +107,7 @@ _SKIP = 0xFFFFFFFF
 _LOGGED = 4096 // 8  # words of another page: how many bytes the job has written,
 _WAITING, _REFUSED = _LOGGED + 2, _LOGGED + 3  # ... the job that waits for others, and that it must not
 _LOCKED = _LOGGED + 1
-_STARTED = _LOGGED + 4
+_STARTED, _PID, _DOOMED = _LOGGED + 4, _LOGGED + 5, _LOGGED + 6
 _LOG = _RING + _RING_SIZE
 LOG_END = 1 << 15  # of what a job writes, so much from the beginning and so much from the end is kept
 SIZE = _LOG + 2 * LOG_END
@@ -150,6 +150,14 @@ class Slate:
     def started(self) -> int:
         return self._words[_STARTED]
 
+    def move(self, pid: int) -> None:
+        """From now on jobs run in that process, and not in the worker itself."""
+        self._words[_PID] = pid
+
+    def pid(self) -> int:
+        """0: that of the worker."""
+        return self._words[_PID]
+
     def done(self, place: int) -> None:
         self._words[_STATUS] = place << 8 | DONE
 
@@ -166,6 +174,14 @@ class Slate:
     def asked_to_stop(self) -> int | None:
         """The place of the job that should stop."""
         word = self._words[_STOP]
+        return word - 1 if word else None
+
+    def doom(self, place: int) -> None:
+        """The next signal is the death of this job, which has a process of its own."""
+        self._words[_DOOMED] = place + 1
+
+    def doomed(self) -> int | None:
+        word = self._words[_DOOMED]
         return word - 1 if word else None
 
     def drain(self) -> None:

@@ -72,6 +72,7 @@ class FakeWorker:
         self.asked: int | None = None
         self.signals: list[int] = []
         self.drains = self.dismissed = False
+        self.pid = 0
 
     def give(self, serial: int, given: Iterable[wire.Job]) -> None:
         self.unread.extend((wire.place(serial, index), job) for index, job in enumerate(given))
@@ -105,7 +106,7 @@ class FakeWorker:
         self.beats += 1
 
     def sight(self) -> Sight:
-        return Sight(self.place, self.phase, self.beats, self.looked, self.noted, locked=self.locked)
+        return Sight(self.place, self.phase, self.beats, self.looked, self.noted, locked=self.locked, pid=self.pid)
 
 
 class Stage:
@@ -1107,6 +1108,67 @@ def test_an_ondemand_pool_has_one_process_for_each_job_which_finds_it_on_arrival
     assert stage.given(3) == [3]
     assert stage.given(1) == []
     assert of(do.Spawn, stage.die(1, exited(0))) == []
+
+
+def an_ondemand_stage(*, forks: bool, mean: int) -> Stage:
+    """Two workers at most; it is known how long a job takes."""
+    stage = Stage(pool="ondemand", max=2)
+    stage.brain.workers_fork = forks
+    stage.claimed(a_job(1_000_000))
+    stage.ready()
+    stage.work_off(1, 1, spent=mean)
+    stage.die(1, exited(0))
+    return stage
+
+
+def test_an_ondemand_worker_gets_several_short_jobs_and_forks_for_each() -> None:
+    stage = an_ondemand_stage(forks=True, mean=MS)
+
+    done = of(do.Give, stage.claimed(*jobs(1, 8)))
+    assert [(give.slot, give.each) for give in done] == [(2, True), (3, True)]
+    assert (stage.given(2), stage.given(3)) == ([1, 2, 3, 4], [5, 6, 7, 8])
+    assert stage.workers[2].dismissed   # after them
+    stage.ready(2)
+    stage.start(2)
+    stage.end(2, extra={"pid": 77})
+    assert stage.ended[1].pid == 77
+
+
+@pytest.mark.parametrize(("forks", "mean"), [(False, MS), (True, 20 * MS)])
+def test_an_ondemand_worker_gets_one_job_if_it_cannot_fork_or_a_fork_is_little(forks: bool, mean: int) -> None:
+    stage = an_ondemand_stage(forks=forks, mean=mean)
+
+    done = of(do.Give, stage.claimed(*jobs(1, 8)))
+    assert [(give.slot, len(give.jobs), give.each) for give in done] == [(2, 1, False), (3, 1, False)]
+
+
+def test_a_job_that_dies_in_its_own_process_harms_none_of_those_behind_it() -> None:
+    stage = an_ondemand_stage(forks=True, mean=MS)
+    stage.claimed(*jobs(1, 4))
+    stage.ready()
+    stage.start(2)
+    stage.workers[2].pid = 77
+    stage.workers[2].unread.clear()   # gone with the worker
+    for sweep in of(do.Sweep, stage.die(2, signal.SIGSEGV)):
+        stage.swept(sweep.token)
+
+    assert (stage.ending(1).cause, stage.ending(1).pid) == ("signal 11", 77)
+    assert 2 not in stage.ended
+    assert stage.given(max(stage.workers)) == [2]
+
+
+def test_a_job_with_its_own_process_is_killed_by_its_worker_unless_that_is_stuck() -> None:
+    stage = an_ondemand_stage(forks=True, mean=MS)
+    stage.claimed(*jobs(1, 4))
+    stage.ready()
+    stage.start(2)
+    stage.workers[2].pid = 77
+
+    done = stage.cancel(1, "kill")
+    assert [doom.slot for doom in of(do.Doom, done)] == [2]
+    assert stage.workers[2].signals == [signal.SIGTERM]
+    stage.tick(SECOND // 2)
+    assert stage.workers[2].signals[-1] == signal.SIGKILL
 
 
 def test_an_ondemand_pool_is_not_full_of_workers_that_do_not_leave() -> None:

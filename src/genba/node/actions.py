@@ -19,6 +19,7 @@ class Give:
     slot: int
     serial: int
     jobs: list[wire.Job]
+    each: bool = False  # in a process of its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,14 @@ class TakeBack:
 
 @dataclass(frozen=True, slots=True)
 class AskToStop:
+    slot: int
+    place: int
+
+
+@dataclass(frozen=True, slots=True)
+class Doom:
+    """Its next signal is the death of this job, which has a process of its own."""
+
     slot: int
     place: int
 
@@ -166,6 +175,7 @@ Action = (
     | Opened
     | TakeBack
     | AskToStop
+    | Doom
     | Refuse
     | Signal
     | Dismiss

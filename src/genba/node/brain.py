@@ -65,6 +65,15 @@ class Brain:
         self._floor.concurrency = seats
 
     @property
+    def workers_fork(self) -> bool:
+        """A worker may fork for each job: the app can be forked, and has no lifespan that each process must enter."""
+        return self._floor.workers_fork
+
+    @workers_fork.setter
+    def workers_fork(self, may: bool) -> None:
+        self._floor.workers_fork = may
+
+    @property
     def conditions(self) -> frozenset[str]:
         """Those that the app of this node has."""
         return self._probing.known

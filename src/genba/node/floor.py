@@ -27,6 +27,7 @@ class Floor:
     def __init__(self, settings: NodeSettings, random: Callable[[], float]) -> None:
         self.settings = settings
         self.concurrency: Mapping[str, int] = {}  # of tasks that run several at a time
+        self.workers_fork = False  # for each job, if it needs a process of its own
         self.delta: Micros = 0  # store's wall time minus our steady clock
         self.skew: Micros = 0  # store's wall time minus this machine's
         self._random = random
@@ -175,7 +176,7 @@ class Floor:
         told = sight.noted and sight.noted[1] == sight.place
         return replace(
             ending,
-            pid=hand.pid,
+            pid=sight.pid or hand.pid,
             started=sight.started + self.skew if sight.started else seen,
             progress=progress_text(sight.noted) if told and sight.noted else None,
             log=sight.log,

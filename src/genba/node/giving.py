@@ -13,7 +13,7 @@ from genba.storage.records import Micros
 
 BUNCH = 64  # jobs in one frame
 DEEPEST = 1024
-FORK = 5_000  # µs that a worker of its own costs a job
+FORK = 3_000  # µs that a process of its own costs a job
 APART_AGAIN = 2 * SECOND  # a dedicated job for which there is no room here comes back after this
 
 
@@ -96,7 +96,7 @@ class Giving:
                 self.give(actions, hand, [self._floor.ready.popleft() for _ in range(size)], now)
                 share -= size
 
-    def give(self, actions: list[Action], hand: Hand, jobs: list[Held], now: Micros) -> None:
+    def give(self, actions: list[Action], hand: Hand, jobs: list[Held], now: Micros, each: bool = False) -> None:
         self._serial = (self._serial + 1) & 0xFFFFFFFF
         hand.bunches[self._serial] = Bunch(self._serial, list(jobs), len(jobs))
         if not hand.outstanding:
@@ -110,22 +110,27 @@ class Giving:
             host.worked = True
         if self._floor.settings.pool == "ondemand":
             hand.leaving = True
-        actions.append(Give(hand.slot, self._serial, [held.travel() for held in jobs]))
+        actions.append(Give(hand.slot, self._serial, [held.travel() for held in jobs], each))
         if hand.leaving and not (hand.farewell or hand.apart):
             hand.farewell = True
             actions.append(Dismiss(hand.slot))
 
     def give_newcomers(self, actions: list[Action], now: Micros) -> None:
-        """Who comes for one job finds it on arrival."""
-        for hand in self._floor.workers():
-            if hand.ready or hand.leaving or hand.outstanding:
-                continue
+        """Who comes for one job finds it on arrival; of short ones it gets several, and forks for each."""
+        coming = [hand for hand in self._floor.workers() if not (hand.ready or hand.leaving or hand.outstanding)]
+        for i, hand in enumerate(coming):
             if self._floor.single:
                 held = self._floor.single[0]
                 if not ((held.must_mark and not held.marked) or self._floor.too_late(held, now)):
                     self.give_alone(actions, hand, self._floor.single.popleft(), now)
             elif self._floor.ready:
-                self.give(actions, hand, [self._floor.ready.popleft()], now)
+                fair = -(-len(self._floor.ready) // (len(coming) - i))
+                jobs = [self._floor.ready.popleft() for _ in range(min(fair, self._at_once()))]
+                self.give(actions, hand, jobs, now, each=len(jobs) > 1)
+
+    def _at_once(self) -> int:
+        """How many jobs a worker gets that has a process for each: one, unless they are over sooner than it came."""
+        return self.ahead() if self._floor.workers_fork and self._floor.mean < FORK else 1
 
     def depth(self) -> int:
         """How many jobs a worker may have in hand."""
@@ -138,7 +143,7 @@ class Giving:
         mean = self._floor.mean
         if self._floor.settings.pool != "ondemand" or not mean or mean > WORTH / 2:
             return self.depth()
-        return int(WORTH / (mean + FORK))
+        return max(1, int(2 * WORTH / (mean + FORK)))
 
     def give_up_surplus(self, now: Micros) -> list[Action]:
         """Everyone here is busy for long: let other nodes have what is ready."""

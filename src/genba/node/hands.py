@@ -32,6 +32,7 @@ class Sight:
     waits: bool = False  # its job waits for another one
     locked: bool = False  # the job has taken locks
     started: int = 0  # micros by this machine's wall clock; 0: not known
+    pid: int = 0  # of the job's own process; 0: it is the worker's
 
 
 @dataclass(slots=True)
@@ -140,7 +141,7 @@ class Hand:
     stop: Stop | None = None
     leaving: bool = False
     told_to_go: Micros | None = None
-    farewell: bool = False  # it was told with its only job to go after it
+    farewell: bool = False  # it was told with what it was given to go after it
     worked: bool = False
     ended: int = 0  # jobs
     cpu_told: Micros = 0  # CPU time that the results of these jobs account for

@@ -73,10 +73,10 @@ class Line:
         """The worker has its ends now."""
         self._theirs.close()
 
-    def give(self, serial: int, jobs: list[wire.Job]) -> None:
+    def give(self, serial: int, jobs: list[wire.Job], each: bool = False) -> None:
         """Tokens first: a worker that sees the frame must find them."""
         os.write(self._token_in, wire.token(serial) * len(jobs))
-        self.send((wire.BUNCH, serial, jobs))
+        self.send((wire.EACH if each else wire.BUNCH, serial, jobs))
 
     def ask(self, serial: int, job: wire.Job, conditions: Sequence[str]) -> None:
         self.send((wire.ASK, serial, job, conditions))
@@ -239,4 +239,5 @@ def sight(slate: wire.Slate) -> Sight:
         locked=slate.locked(place),
         waits=slate.waits(place),
         started=slate.started(),
+        pid=slate.pid(),
     )

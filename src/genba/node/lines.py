@@ -46,14 +46,14 @@ class Lines:
 
     # deeds
 
-    def give(self, slot: int, serial: int, jobs: list[wire.Job]) -> None:
+    def give(self, slot: int, serial: int, jobs: list[wire.Job], each: bool = False) -> None:
         seat = self._seats.get(slot)
         if seat is not None:
             seat.give(serial, jobs)
             self.watch(seat.host)
         else:
             line = self._lines[slot]
-            line.give(serial, jobs)
+            line.give(serial, jobs, each)
             self.watch(line)
 
     def ask(self, slot: int, serial: int, job: wire.Job, conditions: Sequence[str]) -> None:
@@ -81,6 +81,9 @@ class Lines:
 
     def ask_to_stop(self, slot: int, place: int) -> None:
         (self._seats.get(slot) or self._lines[slot]).slate.ask_to_stop(place)
+
+    def doom(self, slot: int, place: int) -> None:
+        self._lines[slot].slate.doom(place)
 
     def bow_out(self, slot: int, place: int) -> None:
         (self._seats.get(slot) or self._lines[slot]).slate.bow_out(place)

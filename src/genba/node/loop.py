@@ -416,7 +416,9 @@ class Node:
 
     def _on_hello(self, contents: dict[str, Any]) -> None:
         self._choose_spawn(contents.get("threads", ()))
+        workers_fork = self._pool.forks and not contents.get("lifespans")
         if self._brain is not None:
+            self._brain.workers_fork = workers_fork
             self._brain.conditions = contents.get("conditions", ())
             self._adopt(contents["tasks"], wanted_schedules(contents), contents.get("conditions", ()))
             self._perform(self._brain.on_zygote(self._now()))
@@ -430,6 +432,7 @@ class Node:
         self._join(store, contents)
         self._brain = brain = Brain(self.settings, tasks, random.random)
         brain.concurrency = _concurrency(contents["tasks"])
+        brain.workers_fork = workers_fork
         brain.conditions = contents.get("conditions", ())
         meter = self._port.meter if self._port else None
         self._desks = [Desk("writer", store, self.id, tasks, self._post, meter)]
@@ -588,8 +591,8 @@ class Node:
             match action:
                 case do.Give(slot) | do.Dismiss(slot) if not self._lines.has(slot):
                     pass  # the worker could not be started, and the brain has its job back
-                case do.Give(slot, serial, jobs):
-                    self._lines.give(slot, serial, jobs)
+                case do.Give(slot, serial, jobs, each):
+                    self._lines.give(slot, serial, jobs, each)
                 case do.Share(slot, seats):
                     self._lines.share(slot, seats)
                 case do.Interrupt(slot, place):
@@ -625,6 +628,8 @@ class Node:
                     self._lines.refuse(slot, place)
                 case do.AskToStop(slot, place):
                     self._lines.ask_to_stop(slot, place)
+                case do.Doom(slot, place):
+                    self._lines.doom(slot, place)
                 case do.Signal(slot, number):
                     self._pool.signal(slot, number)
                 case do.Dismiss(slot):

@@ -42,6 +42,10 @@ def take_results(
         else:
             worker.outstanding -= 1
         job = held.job
+        pid = hand.pid
+        if extra is not None and "pid" in extra:  # it had a process of its own
+            pid = extra.pop("pid")
+            extra = extra or None
         plain = (
             outcome == wire.RETURNED
             and (extra is None or extra.keys() == _STRAYS)
@@ -60,7 +64,7 @@ def take_results(
                     job.claimed_at,
                     started + skew,
                     ended + skew,
-                    hand.pid,
+                    pid,
                     cpu,
                     peak,
                     held.snapshot is not None and held.snapshot.history == "final",
@@ -71,7 +75,7 @@ def take_results(
             floor.cancelled.pop(job.id, None)  # it has written its end itself
         else:
             result = wire.Result(serial, index, outcome, payload, started, ended, cpu, peak, extra)
-            other.append(_other_end(floor, hand, held, result, now))
+            other.append(replace(_other_end(floor, hand, held, result, now), pid=pid))
         if hand.stop is not None and hand.stop.place == wire.place(serial, index):
             hand.stop = None
     floor.mean = mean
@@ -118,7 +122,6 @@ def _other_end(floor: Floor, hand: Hand, held: Held, result: wire.Result, now: M
         clones=tuple(extra.get("clones", ())),
         started=result.started + floor.skew,
         ended=result.ended + floor.skew,
-        pid=hand.pid,
         cpu=result.cpu,
         peak=result.peak,
     )

@@ -6,13 +6,14 @@ import signal
 
 from genba import wire
 from genba.domain.states import Cause
-from genba.node.actions import Action, AskToStop, BowOut, Interrupt, Mark, Note, Signal, TakeBack
+from genba.node.actions import Action, AskToStop, BowOut, Doom, Interrupt, Mark, Note, Signal, TakeBack
 from genba.node.endings import progress_text
 from genba.node.floor import LONG, SECOND, WORTH, Floor
 from genba.node.hands import Hand, Held, Sight, Stop, Use
 from genba.storage.records import Micros
 
 MARK_AFTER = 1 * SECOND
+BY_WORKER = SECOND // 2  # for a worker to end the process of its job
 DRAIN_KILL = 1 * SECOND  # a node is gone 2 s after its grace: one is for the sweep and the last writes
 
 
@@ -95,7 +96,12 @@ def press(floor: Floor, actions: list[Action], hand: Hand, sight: Sight | None, 
     if now >= stop.kill_at:
         if hand.host is not None:
             floor.hands[hand.host].forced = True
-        actions.append(Signal(hand.slot if hand.host is None else hand.host, signal.SIGKILL))
+        worker = hand.slot if hand.host is None else hand.host
+        if sight.pid and now < stop.kill_at + BY_WORKER:
+            # It has forked for this job, ends it, and dies like it: so it is known what the job has used.
+            actions += [Doom(worker, stop.place), Signal(worker, signal.SIGTERM)]
+        else:
+            actions.append(Signal(worker, signal.SIGKILL))
     elif not stop.termed and now >= term_at:
         stop.termed = True
         seated = hand.host is not None

@@ -5,15 +5,15 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import socket
 import sys
 import traceback
 from typing import NoReturn
 
+from genba.worker.process import adopt_orphans, leave
 from genba.worker.run import main as run
-from genba.worker.zygote import IMPORT_FAILED, SUBREAPER, leave, load, set_title
+from genba.worker.zygote import IMPORT_FAILED, load, set_title
 
 FDS = (3, 4, 5)
 
@@ -23,8 +23,7 @@ def main(argv: list[str]) -> NoReturn:
     for fd in FDS:
         os.set_inheritable(fd, False)
     sock, tokens, slate = FDS
-    if ctypes.CDLL(None, use_errno=True).prctl(SUBREAPER, 1, 0, 0, 0):
-        raise OSError(ctypes.get_errno(), "prctl")
+    adopt_orphans()
     set_title(title)
     try:
         app = load(target)

@@ -17,7 +17,7 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import msgspec
 from setproctitle import getproctitle, setproctitle
@@ -34,6 +34,7 @@ from genba.tasks import Task
 from genba.worker.capture import Capture
 from genba.worker.leavings import children, end_strays, threads, threads_left
 from genba.worker.lines import JobLines
+from genba.worker.process import adopt_orphans, die_like, leave
 from genba.worker.questioning import Questioning
 from genba.worker.surround import Callee, LifespanFailed, Middleware, enter
 
@@ -99,16 +100,19 @@ class Worker:
         self._tokens = token_fd
         self._slate = slate
         self._frames = wire.Frames()
-        self._bunches: list[tuple[int, list[list[Any]]]] = []
+        self._bunches: list[tuple[int, list[list[Any]], bool]] = []
         self._questions: list[list[Any]] = []
         self._last_bell = 0
         self._rung = True
         self._cpu = 0
         self._peak = 0
         self._place = 0
+        self._child = 0  # the process that runs the job, if it is not this one
+        self._pid: int | None = None  # of that process, in it
         self._stoppable: Callable[[], None] | None = None
         self._loop: asyncio.Runner | None = None
         self._signalled = False
+        self._missed = False  # a signal that came before there was anything to stop
         self._kept: frozenset[int] = frozenset()
         self._threads: frozenset[int] | None = None  # those of no job; None: whoever is here is left alone
         self._leaving = False
@@ -237,7 +241,7 @@ class Worker:
                 break
             if not self._listen():  # tokens are put before their frame, which must be on its way
                 return b""
-        serial, jobs = self._bunches.pop(0)
+        serial, jobs, each = self._bunches.pop(0)
         mine = token
         if len(jobs) == 1:  # short ones travel in company, and would be gone before anybody could look
             self._show(f"{self._title} {jobs[0][3]} #{jobs[0][0]}")
@@ -246,6 +250,10 @@ class Worker:
             if token != mine:
                 return token
             token = b""
+            if each and index < len(jobs) - 1:
+                self._run_apart(serial, index, wire.Job(*job))
+                continue
+            self._slate.move(0)
             self._run(serial, index, wire.Job(*job))
         return b""
 
@@ -257,8 +265,8 @@ class Worker:
         heard = list(self._frames.feed(data))
         while heard:
             message = heard.pop(0)
-            if message[0] == wire.BUNCH:
-                self._bunches.append((message[1], message[2]))
+            if message[0] in (wire.BUNCH, wire.EACH):
+                self._bunches.append((message[1], message[2], message[0] == wire.EACH))
             elif message[0] == wire.EXIT and self._bunches:
                 self._last = True
             elif message[0] == wire.EXIT:
@@ -320,7 +328,7 @@ class Worker:
 
     def _run(self, serial: int, index: int, job: wire.Job) -> None:
         place = self._place = wire.place(serial, index)
-        self._signalled = False
+        self._signalled = self._missed = False
         started = self._started = self._clock.now()
         self._slate.begin(place, started)
         made: list[RunningJob] = []
@@ -343,6 +351,8 @@ class Worker:
             extra = {**(extra or {}), "log": self._slate.log()}
         if self._slate.locked(place):
             extra = {**(extra or {}), "locks": True}
+        if self._pid is not None:
+            extra = {**(extra or {}), "pid": self._pid}
         ended = self._clock.now()
         if not 0 <= ended - started < QUICK:
             self._peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -359,9 +369,52 @@ class Worker:
         if self._slate.logged():
             self._slate.forget_log()
         self._rung = False
-        if ended - self._last_bell > BELL_AFTER:
-            self._last_bell = ended
+        if self._pid is None:
+            self._ring_soon(ended)
+
+    def _ring_soon(self, now: int) -> None:
+        if now - self._last_bell > BELL_AFTER:
+            self._last_bell = now
             self._ring()
+
+    def _run_apart(self, serial: int, index: int, job: wire.Job) -> None:
+        """In a process of its own.  If that dies we do so too, in the same way: then the node knows how."""
+        place = self._place = wire.place(serial, index)
+        self._signalled, self._stoppable = False, _not_yet
+        pid = os.fork()
+        if pid == 0:
+            self._be_job(serial, index, job)
+        self._child = pid
+        if self._signalled:  # before there was anybody to pass it on to
+            self._pass_on(pid)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        self._child, self._stoppable = 0, None  # no signal goes there any more; now its number may be another's
+        status = os.waitpid(pid, 0)[1]
+        if status or self._slate.status() == (place, wire.RUNNING):
+            die_like(status)
+        self._rung = False
+        self._ring_soon(self._clock.now())
+
+    def _pass_on(self, pid: int) -> None:
+        """The node has sent us a signal; it is for the process of the job."""
+        doomed = self._slate.doomed() == self._place
+        os.kill(pid, signal.SIGKILL if doomed else signal.SIGTERM)
+
+    def _be_job(self, serial: int, index: int, job: wire.Job) -> NoReturn:
+        code = 1
+        try:
+            self._stoppable = None
+            adopt_orphans()
+            self._pid = os.getpid()
+            self._slate.move(self._pid)
+            self._threads, self._kept = frozenset((self._pid,)), frozenset()
+            self._cpu = _cpu()
+            self._run(serial, index, job)
+            code = 0
+        except BaseException:  # noqa: BLE001 - the last frame of this process
+            traceback.print_exc()
+        finally:
+            leave(code)
 
     def _as_asked(
         self, job: RunningJob, outcome: int, payload: bytes | None, extra: dict[str, Any] | None
@@ -469,9 +522,16 @@ class Worker:
     def _run_plain(self, task: Callee, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         before, self._stoppable = self._stoppable, _raise_stopped
         try:
+            self._stop_late()
             return task.call_here(args, kwargs)
         finally:
             self._stoppable = before
+
+    def _stop_late(self) -> None:
+        stop = self._stoppable
+        if self._missed and stop is not None:
+            self._missed, self._stoppable, self._signalled = False, None, True
+            stop()
 
     def _event_loop(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:
@@ -492,6 +552,7 @@ class Worker:
             assert running is not None
             before, self._stoppable = self._stoppable, lambda: void(loop.call_soon_threadsafe(running.cancel))
             try:
+                self._stop_late()
                 return await task.call_here(args, kwargs)
             finally:
                 self._stoppable = before
@@ -505,12 +566,17 @@ class Worker:
             return  # it was meant for a job that has just ended
         if asked is None:
             self._leaving = True
+        if self._child:
+            self._pass_on(self._child)
+            return
         stop = self._stoppable
         if stop is not None:
             self._stoppable = None
             self._signalled = True
             stop()
-        elif asked is None and self._idle:
+        elif asked is not None:
+            self._missed = True
+        elif self._idle:
             self._idle = False
             raise _Dismissed  # by somebody else than the node
 
@@ -520,6 +586,10 @@ _BELL = wire.frame((wire.BELL,))
 
 def void(_: object) -> None:
     """For a lambda whose value nobody wants."""
+
+
+def _not_yet() -> None:
+    """The job's process is not there: whoever starts it passes the signal on."""
 
 
 def _raise_stopped() -> None:

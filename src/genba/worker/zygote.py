@@ -16,7 +16,6 @@ To the node:
 from __future__ import annotations
 
 import array
-import ctypes
 import fcntl
 import gc
 import importlib
@@ -34,12 +33,12 @@ from typing import Any, NoReturn
 
 import msgspec
 
+from genba.worker.process import adopt_orphans, leave
 from genba.worker.reload import Watch, suspects
 
 NODE_FD = 3
 IMPORT_FAILED = 3  # exit code
 
-SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER
 _FLUSH_MS = 5000
 _LOOK_MS = 500  # between two looks at the files of the app
 _LISTEN_AGAIN, _LISTEN_WITHIN = 1.0, 5.0  # seconds
@@ -160,7 +159,6 @@ class _Zygote:
         self._listener = 0
         self._listen_after = 0.0
         self._outbox: deque[tuple[bytes, list[int]]] = deque()
-        self._prctl = ctypes.CDLL(None, use_errno=True).prctl
         self._wake, self._wake_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(self._wake_end, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -311,8 +309,7 @@ class _Zygote:
 
     def _leave_zygote(self, slot: int) -> None:
         os.setpgid(0, 0)
-        if self._prctl(SUBREAPER, 1, 0, 0, 0):
-            raise OSError(ctypes.get_errno(), "prctl")
+        adopt_orphans()
         self._node.close()
         for fd in (self._wake, self._wake_end, *(fd for _, rights in self._outbox for fd in rights)):
             os.close(fd)
@@ -410,15 +407,6 @@ def _send_now(node: socket.socket, word: str, contents: bytes) -> None:
 def _send(node: socket.socket, packet: bytes, fds: list[int]) -> None:
     rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
     node.sendmsg([packet], rights)
-
-
-def leave(code: int) -> NoReturn:
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except (OSError, ValueError, AttributeError):
-            continue  # closed, or nobody reads it
-    os._exit(code)
 
 
 if __name__ == "__main__":
