@@ -12,6 +12,7 @@ from genba import settings as settings_module
 from genba import steer
 from genba.arguments import Arguments
 from genba.context import RunningJob
+from genba.doctor import Finding, examine
 from genba.domain.duration import Duration, duration
 from genba.domain.states import FINAL, State
 from genba.errors import (
@@ -174,6 +175,12 @@ class Client(Opened):
         return self.store.search.count(found)
 
     acount = twin(count)
+
+    def doctor(self) -> list[Finding]:
+        """What is wrong with database and nodes, first; then what else there is to know."""
+        return examine(self.store)
+
+    adoctor = twin(doctor)
 
     def explain(self, job: Job[Any]) -> Explanation:
         return explain(self.store, job.record)

@@ -18,6 +18,7 @@ import click
 from genba.cli.bench import bench
 from genba.cli.db import db
 from genba.cli.demo import demo
+from genba.cli.doctor import doctor
 from genba.cli.event import event
 from genba.cli.job import job
 from genba.cli.lock import lock
@@ -133,5 +134,5 @@ def main() -> None:
     """
 
 
-for command in (demo, node, job, task, queue, schedule, event, lock, db, bench):
+for command in (demo, node, job, task, queue, schedule, event, lock, db, doctor, bench):
     main.add_command(command)

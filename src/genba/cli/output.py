@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 _GAP = "  "
+_COLOURS = {
+    "succeeded": "green", "running": "cyan", "live": "green",
+    "failed": "red", "timed_out": "red", "cancelled": "yellow", "held": "magenta", "draining": "yellow",
+}
 
 
 @dataclass
@@ -100,16 +105,32 @@ def _plain(value: object) -> object:
     return value.isoformat() if isinstance(value, datetime) else str(value)
 
 
+def painted(text: object, colour: str | None) -> str:
+    """A text that cannot steer the terminal, in a colour if stdout is one and wants it."""
+    plain = clean(text)
+    return click.style(plain, fg=colour) if colour and in_colour() else plain
+
+
+def in_colour() -> bool:
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
 def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Aligned columns; cut at the right edge of a terminal, whole in a pipe."""
+    """Aligned columns; cut at the right edge of a terminal, whole in a pipe.  States have their colours."""
     from rich.cells import cell_len, set_cell_size
 
     lines = [[clean("" if cell is None else cell) for cell in row] for row in (heads, *rows)]
     widths = [max(map(cell_len, column)) for column in zip(*lines, strict=True)]
-    edge = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    for line in lines:
-        text = _GAP.join(cell + " " * (width - cell_len(cell)) for cell, width in zip(line, widths, strict=True))
-        click.echo((set_cell_size(text, edge) if edge and cell_len(text) > edge else text).rstrip())
+    edge = shutil.get_terminal_size().columns if sys.stdout.isatty() else sum(widths) + len(_GAP) * len(widths)
+    states = [head == "STATE" for head in heads]
+    for number, line in enumerate(lines):
+        left, parts = edge, []
+        for i, (cell, width, is_state) in enumerate(zip(line, widths, states, strict=True)):
+            whole = cell if i == len(line) - 1 else cell + " " * (width - cell_len(cell)) + _GAP
+            part = whole if cell_len(whole) <= left else set_cell_size(whole, left)
+            left -= cell_len(part)
+            parts.append(painted(part, _COLOURS.get(cell) if is_state and number else None))
+        click.echo("".join(parts).rstrip())
 
 
 def moment_text(moment: datetime | None) -> str:

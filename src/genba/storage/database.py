@@ -51,6 +51,14 @@ class Query:
     literals: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Home:
+    """Where the database is, as far as this machine can see: "" and None if it is elsewhere."""
+
+    file_system: str = ""
+    free: int | None = None  # bytes on that disk
+
+
 def load_queries(dialect: str) -> dict[str, Query]:
     """Every named query of the package, those of `dialect` over the shared ones."""
     root = files("genba.storage") / "queries"
@@ -160,6 +168,8 @@ class Database(Protocol):
     def migrations(self) -> AbstractContextManager[Migrating]:
         """The right to change the schema; one process at a time."""
         ...
+
+    def home(self) -> Home: ...
 
     def mark(self) -> object:
         """For those who poll: if two marks are equal, surely nothing was written between them."""

@@ -6,6 +6,7 @@ import os
 import re
 import select
 import threading
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import repeat
@@ -15,11 +16,12 @@ from urllib.parse import urlsplit, urlunsplit
 from genba.domain.clock import Clock
 from genba.errors import StoreError, StoreUnreachable
 from genba.storage.arrays import BytesColumn, IntColumn, TextColumn, register
-from genba.storage.database import PARAMETER, TABLES, AnswerLost, Query, Row, Step
+from genba.storage.database import PARAMETER, TABLES, AnswerLost, Home, Query, Row, Step
 
 # statement_timestamp() is the same for the whole statement; as a sub-select it is computed once, not per row
 NOW = "(SELECT (extract(epoch FROM statement_timestamp()) * 1000000)::bigint)"
 BLOCK = 100  # ids that one step of the sequence stands for
+AGE_OF_IDS = 60.0  # seconds; then what is left of a block is thrown away, so that ids follow the time (search.SKEW)
 # Every statement of ours goes through an index.  Before the first ANALYZE the planner does not know that, and reads
 # the whole table; it need not think anew for each batch either.
 SESSION = {
@@ -183,6 +185,7 @@ class PostgresDatabase:
         self._idle: list[Any] = []
         self._lent: list[Any] = []  # idle too, but for joint transactions, where the user's statements run
         self._blocks: list[range] = []
+        self._blocks_until = 0.0
         self._lock = threading.Lock()
         self._pid = os.getpid()
         self._inherited: list[Any] = []  # a child must never close what its parent opened
@@ -315,8 +318,12 @@ class PostgresDatabase:
     def ids(self, cursor: Any, count: int) -> list[int]:
         """From the blocks at hand; new ones come from a sequence, which no rollback gives back."""
         with self._lock:
+            now = time.monotonic()
+            if now > self._blocks_until:
+                self._blocks = []
             held = sum(map(len, self._blocks))
             if held < count:
+                self._blocks_until = now + AGE_OF_IDS if not held else self._blocks_until
                 steps = -(-(count - held) // BLOCK)
                 got = cursor.execute(
                     "SELECT nextval('genba.job_id') FROM generate_series(1, %s)", (steps,), prepare=True
@@ -330,6 +337,9 @@ class PostgresDatabase:
                 if len(block) > wanted:
                     self._blocks.insert(0, block[wanted:])
             return ids
+
+    def home(self) -> Home:
+        return Home()
 
     def mark(self) -> object:
         return object()

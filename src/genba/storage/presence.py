@@ -17,6 +17,8 @@ from typing import Any, Protocol
 from genba.storage.postgres import PostgresDatabase
 from genba.storage.records import NodeRecord
 
+_ECHO = 2.0  # seconds that a knock may take
+
 
 class Presence(Protocol):
     def appear(self, node: int) -> None:
@@ -37,6 +39,14 @@ class Presence(Protocol):
 
     def gone(self, node: NodeRecord) -> bool:
         """True if the node's lock is free: it is probably dead."""
+        ...
+
+    def deaf(self, node: NodeRecord) -> bool:
+        """Whether a knock at this living node is lost."""
+        ...
+
+    def echo(self) -> bool:
+        """Whether a knock can be heard at all, through a connection like ours."""
         ...
 
     def ring(self, namespace: str, queue: str | None, jobs: int = 1) -> None:
@@ -124,6 +134,21 @@ class FilePresence:
             (self._folder / name).unlink(missing_ok=True)
         return True
 
+    def deaf(self, node: NodeRecord) -> bool:
+        if self._folder is None:
+            return False
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as voice:
+            try:
+                voice.sendto(b"!", self._short(self._folder, f"{node.id}.sock"))
+            except BlockingIOError:
+                return False
+            except OSError:
+                return True
+        return False
+
+    def echo(self) -> bool:
+        return True  # the kernel carries it
+
     def ring(self, namespace: str, queue: str | None, jobs: int = 1) -> None:
         for name in self._listeners():
             self._send(name)
@@ -209,6 +234,21 @@ class ServerPresence:
     def gone(self, node: NodeRecord) -> bool:
         with self._db.statement() as tx:
             return tx.one("session_lock", high=node.id >> 32, low=node.id & 0xFFFFFFFF) is None
+
+    def deaf(self, node: NodeRecord) -> bool:
+        return self.gone(node)  # who has lost the session of its lock hears nothing there either
+
+    def echo(self) -> bool:
+        """A pooler in transaction mode lends the session that listens to somebody else."""
+        conn = self._db.connect()
+        try:
+            channel = f"genba_echo_{os.getpid()}"
+            conn.execute(f'LISTEN "{channel}"')
+            with self._db.statement() as tx:
+                tx.all("echo", channel=channel)
+            return any(True for _ in conn.notifies(timeout=_ECHO, stop_after=1))
+        finally:
+            conn.close()
 
     def ring(self, namespace: str, queue: str | None, jobs: int = 1) -> None:
         with self._db.statement() as tx:

@@ -2,6 +2,9 @@
 
 Millions of succeeded jobs must not be walked for the few that are open or have failed.  So a question is split by
 state into branches, each of which has an index that holds little else, and their newest ones are put together.
+Those that succeeded are many, and branch again by their kinds (queue and task), if some of these are asked for.
+
+A time of enqueueing is turned into ids, which are handed out in its order but for SKEW.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from genba.storage.records import JOB_COLUMNS, JobId, JobRecord, Micros
 
 # The predicates of the partial indexes, word by word: SQLite takes an index only if it finds them so.
 _RARE = "state IN ('failed', 'timed_out', 'cancelled', 'held', 'blocked')"
+_DONE = "state = 'succeeded'"
 _RUNNING = "state = 'running' AND node >= 0"  # the index of those that run is by node
 _BRANCHES: tuple[tuple[tuple[str, ...], str], ...] = (
     (("failed", "timed_out", "cancelled", "held", "blocked"), _RARE),
@@ -23,9 +27,10 @@ _BRANCHES: tuple[tuple[tuple[str, ...], str], ...] = (
     (("waiting",), "state = 'waiting' AND parked_on IS NOT NULL"),
     (("scheduled",), "state = 'scheduled'"),
     (("running",), _RUNNING),
-    (("succeeded",), "state = 'succeeded'"),
+    (("succeeded",), _DONE),
 )
-FEW = 20_000  # so many are sorted rather than that all others are walked
+KINDS = 100  # so many pairs of queue and task are looked up; if there are more, all that succeeded are walked
+SKEW = 600_000_000  # micros; an id is used up to a minute after it was taken (AGE_OF_IDS), and clocks are set
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,18 +160,61 @@ class Search:
             branches = [
                 [predicate] if states >= set(of) else [predicate, _one_of(states & set(of))]
                 for of, predicate in _BRANCHES
-                if states & set(of) and not (filter.error is not None and of == ("succeeded",))
+                if states & set(of) and not (filter.error is not None and predicate == _DONE)
             ]
-            if filter.since is not None and "succeeded" in states and filter.error is None and self._few_since(filter):
-                branches[-1].append("finished_at >= :since")
+            clauses += self._id_range(filter, values)
+            branches = [kind for branch in branches for kind in self._by_kind(branch, filter, values)]
         return [" AND ".join(["namespace = :namespace", *branch, *clauses]) for branch in branches], values
 
-    def _few_since(self, filter: Filter) -> bool:
-        """Few have ended since then: nobody ends before it is enqueued, so the index of ends has all that matter."""
-        ended = f"SELECT 1 FROM genba.job WHERE namespace = :namespace AND finished_at >= :since LIMIT {FEW}"  # noqa: S608
-        some = f"SELECT count(*) FROM ({ended}) AS part"  # noqa: S608
+    def _by_kind(self, branch: list[str], filter: Filter, values: dict[str, Any]) -> list[list[str]]:
+        """The branch of those that succeeded, once for each pair of queue and task that fits."""
+        if branch != [_DONE] or (filter.tasks is None and filter.queues is None):
+            return [branch]
+        kinds = self._kinds()
+        if kinds is None:
+            return [branch]
+        found = []
+        for i, (queue, task) in enumerate(kinds):
+            if (filter.tasks is None or task in filter.tasks) and (filter.queues is None or queue in filter.queues):
+                values |= {f"kind_queue_{i}": queue, f"kind_task_{i}": task}
+                found.append([_DONE, f"queue = :kind_queue_{i}", f"task = :kind_task_{i}"])
+        return found
+
+    def _kinds(self) -> list[tuple[str, str]] | None:
+        """All pairs of queue and task that have succeeded, each found behind the last one in the index; None: many."""
+        found: list[tuple[str, str]] = []
+        queue, task = "", ""
         with self._db.statement() as tx:
-            return int(tx.select(some, namespace=self._namespace, since=filter.since)[0][0]) < FEW
+            while (row := tx.one("next_kind", namespace=self._namespace, queue=queue, task=task)) is not None:
+                if len(found) == KINDS:
+                    return None
+                queue, task = row
+                found.append((queue, task))
+        return found
+
+    def _id_range(self, filter: Filter, values: dict[str, Any]) -> list[str]:
+        found = []
+        if filter.since is not None:
+            found.append("id >= :first_id")
+            values["first_id"] = self._first_id(filter.since - SKEW)
+        if filter.until is not None:
+            found.append("id <= :latest_id")
+            values["latest_id"] = self._first_id(filter.until + SKEW)
+        return found
+
+    def _first_id(self, moment: Micros) -> JobId:
+        """About the first id of those enqueued at this moment or later: cut in half until it is found."""
+        with self._db.statement() as tx:
+            row = tx.one("ends_of_ids")
+            low, high = (0, 0) if row is None or row[0] is None else (row[0], row[1] + 1)
+            while low < high:
+                middle = (low + high) // 2
+                there = tx.one("enqueued_behind", id=middle)
+                if there is not None and there[1] < moment:
+                    low = max(middle, there[0]) + 1
+                else:
+                    high = middle
+        return int(low)
 
 
 def _one_of(states: frozenset[str]) -> str:

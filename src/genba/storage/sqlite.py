@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,8 +18,8 @@ import msgspec
 
 from genba.domain.clock import Clock
 from genba.errors import StoreError, StoreUnreachable
-from genba.storage.database import PARAMETER, TABLES, Query, Row, Step
-from genba.storage.place import Place, check_place
+from genba.storage.database import PARAMETER, TABLES, Home, Query, Row, Step
+from genba.storage.place import Place, check_place, file_system
 from genba.storage.records import Claimed
 from genba.storage.turns import BUSY, Turns
 
@@ -382,6 +383,12 @@ class SqliteDatabase:
     def retire(self, conn: Any) -> None:
         with Turns.opening:
             conn.close()
+
+    def home(self) -> Home:
+        path = self._place.path
+        if path is None:
+            return Home()
+        return Home(file_system(path.parent), shutil.disk_usage(path.parent).free)
 
     def mark(self) -> object:
         if self._place.path is None:

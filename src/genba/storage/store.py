@@ -18,6 +18,7 @@ from genba.errors import BadOption, StoreError
 from genba.storage import migrate
 from genba.storage.bells import Bells, FileBells, ServerBells
 from genba.storage.bulk import GONE_TOO, Bulk
+from genba.storage.checkup import Checkup
 from genba.storage.database import Database, Query, Tx, load_queries
 from genba.storage.dependencies import Dependencies
 from genba.storage.ear import Ear
@@ -124,6 +125,7 @@ class Store:
         self.policy = Policies(database, namespace, self.install, self._wake_all, self.limits)
         self.search = Search(database, namespace)
         self.gauge = Gauge(database, namespace)
+        self.checkup = Checkup(database, presence, namespace, clock or SystemClock())
         self.bulk = Bulk(self, database)
         self.fairness = Fairness(database, namespace, self.policy)
         self.inside = Inside(database, self.events, self.running.end, self._ended_inside)

@@ -69,9 +69,11 @@ CREATE INDEX genba.job_running  ON genba.job (node) WHERE node IS NOT NULL;
 CREATE INDEX genba.job_finished ON genba.job (namespace, finished_at) WHERE finished_at IS NOT NULL;
 CREATE INDEX genba.job_rare     ON genba.job (namespace, id) WHERE state IN ('failed', 'timed_out', 'cancelled', 'held', 'blocked');
 CREATE INDEX genba.job_aside    ON genba.job (namespace, state, queue, task) WHERE state IN ('blocked', 'held');
+CREATE INDEX genba.job_done     ON genba.job (namespace, queue, task, id) WHERE state = 'succeeded';
 CREATE INDEX genba.job_expires  ON genba.job (namespace, expires_at) WHERE expires_at IS NOT NULL AND finished_at IS NULL;
 CREATE INDEX genba.job_parent   ON genba.job (parent_id) WHERE parent_id IS NOT NULL;
 CREATE INDEX genba.job_schedule ON genba.job (schedule_id, moment) WHERE schedule_id IS NOT NULL AND finished_at IS NULL;
+CREATE INDEX genba.job_made     ON genba.job (schedule_id, id) WHERE schedule_id IS NOT NULL;
 CREATE INDEX genba.job_key      ON genba.job (namespace, key) WHERE key IS NOT NULL;
 CREATE UNIQUE INDEX genba.job_unique ON genba.job (namespace, key_hash) WHERE key_hash IS NOT NULL;
 
