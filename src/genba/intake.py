@@ -19,7 +19,7 @@ from genba.storage.policy import Rules
 from genba.storage.records import Edge, JobRecord, NewJob
 from genba.storage.schedules import Wanted
 from genba.tasks import Call, parents_first
-from genba.values import Dep
+from genba.values import Dep, Limit, Rate
 
 if TYPE_CHECKING:
     from genba.client import Client
@@ -75,7 +75,8 @@ class Intake:
         same = (id(options), id(policy), call.task)  # most calls of a batch share all
         if same not in prepared:
             options = self._registry.conditions.of_call(options, known=call.task in self._registry.tasks)
-            columns = _columns(options, policy, self._app.settings)
+            task = self._registry.tasks.get(call.task)
+            columns = _columns(options, policy, self._app.settings, task.options.limits if task else None)
             prepared[same] = columns | self._limits_of(call, told.get(call.task))
         row = prepared[same]
         if row["rules"]:
@@ -102,13 +103,16 @@ class Intake:
         return {"rules": rules, "capped": most is not None, "max_waiting": most}
 
 
-def _columns(options: Options, policy: Policy, settings: Settings) -> dict[str, Any]:
+def _columns(
+    options: Options, policy: Policy, settings: Settings, usual: Sequence[Limit | Rate] | None
+) -> dict[str, Any]:
+    """`usual` are the limits of its task, if this app has it."""
     zone = settings.zone
     due, later = options.due_at(0, zone), options.due_at(1, zone)
     relative = due is not None and later == due + 1
     expires, expires_later = options.expires_at(0, zone), options.expires_at(1, zone)
     expires_relative = expires is not None and expires_later == expires + 1
-    written = snapshot(options, policy)
+    written = snapshot(options, policy, usual)
     parent = options.parent
     return {
         "namespace": settings.namespace,

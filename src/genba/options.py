@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta, tzinfo
 from difflib import get_close_matches
@@ -214,9 +214,11 @@ class Snapshot(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
     history: Kept = DEFAULT_POLICY.history
     on_final: str | None = None
     ready: tuple[str, ...] = ()
+    limits: tuple[tuple[str | None, int | str, bool | int | None], ...] | None = None  # None: those of its task
 
     @classmethod
-    def of(cls, options: Options, policy: Policy) -> Snapshot:
+    def of(cls, options: Options, policy: Policy, usual: Sequence[Limit | Rate] | None = None) -> Snapshot:
+        """`usual` are the limits of the task, if that is known: a copy of the job must have the same as the job."""
         return cls(
             timeout=options.timeout,
             grace=options.grace,
@@ -237,6 +239,15 @@ class Snapshot(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
             history=policy.history,
             on_final=policy.on_final,
             ready=options.ready,
+            limits=None if usual is None or options.limits == usual else tuple(map(_written_limit, options.limits)),
+        )
+
+    def limits_or(self, usual: tuple[Limit | Rate, ...]) -> tuple[Limit | Rate, ...]:
+        if self.limits is None:
+            return usual
+        return tuple(
+            Limit(str(bucket), count, bool(more)) if isinstance(count, int) else Rate(bucket, count, more)
+            for bucket, count, more in self.limits
         )
 
     @classmethod
@@ -273,9 +284,15 @@ _PLAIN = Snapshot()
 _read_snapshot = msgspec.json.Decoder(Snapshot).decode
 
 
-def snapshot(options: Options, policy: Policy) -> bytes | None:
+def _written_limit(limit: Limit | Rate) -> tuple[str | None, int | str, bool | int | None]:
+    if isinstance(limit, Limit):
+        return limit.bucket, limit.n, limit.ordered
+    return limit.bucket, limit.rate, limit.burst
+
+
+def snapshot(options: Options, policy: Policy, usual: Sequence[Limit | Rate] | None = None) -> bytes | None:
     """The options that travel with the job, as JSON; None when all are the defaults."""
-    written = msgspec.json.encode(Snapshot.of(options, policy))
+    written = msgspec.json.encode(Snapshot.of(options, policy, usual))
     return None if written == b"{}" else written
 
 

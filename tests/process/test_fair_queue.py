@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
+from tests.storage.builders import rows
 from tests.support import eventually, load_module
 
 from genba import Genba
@@ -16,6 +19,10 @@ import time
 from genba import Genba
 
 app = Genba()
+
+@app.task(queue="fair", fair_by="tenant")
+def quick(tenant: str) -> None:
+    time.sleep(0.001)
 
 @app.task(queue="fair", fair_by="tenant")
 def render(tenant: str) -> None:
@@ -36,6 +43,44 @@ def test_a_late_tenant_is_served_at_once(url: str, tmp_path: Path, start_node: A
     assert left > 500   # most of the flood is still there
     assert fair.app.queues["fair"].fair_by == "tenant"
     fair.app.cancel_many()
+    fair.app.close()
+
+
+@pytest.mark.soak
+def test_after_a_flood_of_fifty_thousand_the_late_tenant_waits_a_fiftieth_of_its_time(url, tmp_path, start_node):
+    (tmp_path / "fair.py").write_text(SOURCE)
+    fair = load_module("fair", tmp_path, url)
+    for _ in range(5):
+        fair.app.enqueue_many([fair.quick.call("A") for _ in range(10_000)])
+    start_node("fair:app", url, "-q", "fair", "--max", "2")
+    eventually(lambda: fair.app.count(state="succeeded") > 1000, within=60)
+    fair.app.enqueue_many([fair.quick.call("B") for _ in range(100)])
+    eventually(lambda: fair.app.count(state="open") == 0, within=600, every=0.5)
+
+    ran = "FROM genba.job j JOIN genba.attempt a ON a.job_id = j.id WHERE fair_key"
+    waits = [wait for (wait,) in rows(url, f"SELECT started_at - created_at {ran} = 'B'")]
+    ((began, ended),) = rows(url, f"SELECT min(started_at), max(ended_at) {ran} = 'A'")
+    share = median(waits) / (ended - began)
+    print(f"B waits {median(waits) / 1e6:.3f} s (median), A takes {(ended - began) / 1e6:.1f} s: {share:.2%}")
+    assert len(waits) == 100
+    assert share < 0.02
+    fair.app.close()
+
+
+@pytest.mark.soak
+def test_four_tenants_share_a_node_alike(url, tmp_path, start_node):
+    (tmp_path / "fair.py").write_text(SOURCE)
+    fair = load_module("fair", tmp_path, url)
+    for tenant in "ABCD":
+        fair.app.enqueue_many([fair.quick.call(tenant) for _ in range(2_500)])
+    start_node("fair:app", url, "-q", "fair", "--max", "2")
+    eventually(lambda: fair.app.count(state="open") == 0, within=600, every=0.5)
+
+    order = "FROM genba.job j JOIN genba.attempt a ON a.job_id = j.id ORDER BY started_at"
+    half = Counter(tenant for (tenant,) in rows(url, f"SELECT fair_key {order} LIMIT 5000"))
+    index = sum(half.values()) ** 2 / (4 * sum(count * count for count in half.values()))
+    print(f"of the first half {dict(half)}: Jain's index is {index:.4f}")
+    assert index >= 0.95
     fair.app.close()
 
 

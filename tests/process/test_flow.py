@@ -10,9 +10,10 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.storage.builders import rows
 from tests.support import NodeProcess, eventually, lines, load_module, sqlite_url
 
-from genba import Dep, Genba
+from genba import Dep, Genba, Limit, Rate
 from genba.errors import BadOption
 from genba.storage.questions import question_of
 
@@ -251,6 +252,18 @@ def test_a_clone_comes_with_the_success_and_is_a_copy(flow, end):
     assert {(one.priority, one.key) for one in chain(flow, end)} == {(3, f"chain {end}")}
     assert [one.tags for one in chain(flow, end)] == [["copy"], ["copy"], [end]]
     assert '"timeout":20000000' in last.record.options
+
+
+def test_a_clone_has_the_limits_that_were_given_to_the_job(flow):
+    given = [Limit("chained:{end}", 1), Rate("chained", "100/s", burst=7)]
+    flow.again.using(key="chain limits", limits=given).enqueue(1, "return").wait(timeout=10)
+
+    last = eventually(lambda: [one for one in chain(flow, "limits") if one.args["left"] == 0], within=10)[0]
+
+    assert last.result(timeout=10) == 0
+    assert rows(flow.app.url, "SELECT DISTINCT buckets FROM genba.job WHERE key = 'chain limits'") == [
+        ('[["chained:return","chained:{end}",0],["rate chained","rate chained",2]]',)
+    ]
 
 
 def chain(flow, end):
