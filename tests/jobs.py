@@ -587,6 +587,30 @@ def pay(word: str, how: str = "return", path: str = "") -> str:
 
 
 @app.task
+async def pay_later(word: str, how: str = "return") -> str:
+    job = current_job()
+    async with job.transaction() as conn:
+        book(conn, word)
+        await job.asave("booked")
+        if how == "raise inside":
+            raise ValueError("changed my mind")
+        job.succeed(f"paid {word}")
+    return "not the result"
+
+
+@app.task
+async def end_itself_later(word: str) -> str:
+    job = current_job()
+    if job.attempt == 1:
+        await job.asave(word)
+        raise ValueError("once more")
+    found = await job.adeps()
+    await job.aclone(priority=1, key=f"copy of {word}", delay="1h")
+    await job.succeed([job.saved, *found.values()]).aapply()
+    return "not the result"
+
+
+@app.task
 def leave_open(word: str) -> str:
     conn = current_job().transaction().__enter__()
     book(conn, word)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import replace
@@ -70,6 +70,10 @@ class Host(Protocol):
 
     def inbox(self, job: RunningJob) -> Inbox: ...
 
+    def threads(self, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Awaitable[Any]:
+        """For the a-twins: what blocks, in a thread."""
+        ...
+
     def stopping(self) -> None:
         """The job has heard, before the node could tell, that it shall stop."""
         ...
@@ -78,11 +82,11 @@ class Host(Protocol):
 class Outcome:
     """What a job has asked to end with: so it ends when its function returns, or at once by `apply()`."""
 
-    __slots__ = ("_apply", "wish")
+    __slots__ = ("_job", "wish")
 
-    def __init__(self, wish: Wish, apply: Callable[[Outcome], None]) -> None:
+    def __init__(self, wish: Wish, job: RunningJob) -> None:
         self.wish = wish
-        self._apply = apply
+        self._job = job
 
     def __repr__(self) -> str:
         return f"<Outcome {self.wish.wants}>"
@@ -92,7 +96,10 @@ class Outcome:
 
         IllegalMove if an outcome is applied already, or a later request has replaced this one.
         """
-        self._apply(self)
+        self._job._apply(self)
+
+    async def aapply(self) -> None:
+        await self._job._host.threads(self.apply)
 
 
 class RunningJob:
@@ -155,6 +162,11 @@ class RunningJob:
         """The results of the jobs that this one waited for, by id."""
         return self._host.deps(self._job.id)
 
+    async def adeps(self) -> dict[int, Any]:
+        """`deps`, for a loop that must not wait for the database."""
+        results: dict[int, Any] = await self._host.threads(self._host.deps, self._job.id)
+        return results
+
     @property
     def should_stop(self) -> bool:
         """True when this job was asked to stop, its node drains, or its task was disabled: finish what is at hand."""
@@ -194,6 +206,9 @@ class RunningJob:
         self._host.inside().save(self.fence, checkpoint, within)
         self._saved = checkpoint
 
+    async def asave(self, value: Any) -> None:
+        await self._host.threads(self.save, value)
+
     @property
     def saved(self) -> Any:
         """The last checkpoint of this job, or None."""
@@ -228,6 +243,9 @@ class RunningJob:
         self._refuse_after_apply()
         self.clones.append(self._host.clone(self._job.id, changes))
 
+    async def aclone(self, **changes: Any) -> None:
+        await self._host.threads(self.clone, **changes)
+
     # how it shall end
 
     def succeed(self, result: Any = _NOTHING) -> Outcome:
@@ -261,7 +279,7 @@ class RunningJob:
 
     def _ask(self, wish: Wish) -> Outcome:
         self._refuse_after_apply()
-        self._asked = Outcome(wish, self._apply)
+        self._asked = Outcome(wish, self)
         return self._asked
 
     def _apply(self, outcome: Outcome) -> None:
@@ -291,6 +309,7 @@ class RunningJob:
 
         The job succeeds with the result of `succeed(…)`, or ends as it has asked; afterwards nothing changes that.
         LeaseLost if this attempt is over.  On SQLite the block may take 5 s, because nobody else can write meanwhile.
+        `async with` opens and commits it in a thread; what the block does on conn blocks.
         """
         return OwnTransaction(self)
 
@@ -384,6 +403,14 @@ class OwnTransaction:
         if own is not None:
             own.__exit__(kind, error, trace)
             self._job._applied = error is None
+
+    async def __aenter__(self) -> Any:
+        return await self._job._host.threads(self.__enter__)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._job._host.threads(self.__exit__, kind, error, trace)
 
 
 def _clean(reason: str) -> str:

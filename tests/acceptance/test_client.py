@@ -31,6 +31,7 @@ from genba import (
     Task,
     WaitTimeout,
 )
+from genba.context import Outcome, RunningJob
 from genba.tasks import Bound
 
 # ways in
@@ -663,10 +664,10 @@ def test_many_async_waits_share_a_few_threads(shop):
 
 
 _TWIN_OF = {"await_": "wait"}
-_ONLY_ASYNC = {"threads"}
+_ONLY_ASYNC = {"threads", "adeps"}
 
 
-@pytest.mark.parametrize("kind", [Genba, Task, Bound, Job, Group], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", [Genba, Task, Bound, Job, Group, RunningJob, Outcome], ids=lambda kind: kind.__name__)
 def test_the_signatures_of_twins_are_equal(kind):
     twins = [n for n, member in vars(kind).items() if inspect.iscoroutinefunction(member) and n not in _ONLY_ASYNC]
     assert twins
@@ -682,6 +683,8 @@ def test_every_blocking_call_has_a_twin():
         Bound: ["enqueue"],
         Job: ["refresh", "explain", "wait", "result", "cancel", "kill", "hold", "resume", "requeue"],
         Group: ["wait"],
+        RunningJob: ["save", "inbox", "clone", "deps"],
+        Outcome: ["apply"],
     }
     lacking = [
         f"{kind.__name__}.{name}"

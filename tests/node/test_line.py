@@ -57,6 +57,9 @@ class FakeApp:
     def inbox(self, job: Any) -> Any:
         raise AssertionError("nobody reads messages here")
 
+    def threads(self, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        raise AssertionError("nobody needs threads here")
+
 
 class End:
     """The node's end of a line, and all that was heard there."""

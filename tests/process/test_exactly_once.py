@@ -59,6 +59,14 @@ def test_an_exception_inside_undoes_all_of_it(shop, ledger):
     assert job.attempts[0].cause == "exception"
 
 
+@pytest.mark.parametrize(("how", "state", "booked"), [("return", "succeeded", ["one"]), ("raise inside", "failed", [])])
+def test_an_async_job_has_it_by_async_with(shop, ledger, how, state, booked):
+    job = ended(shop.jobs.pay_later.enqueue("one", how))
+
+    assert (job.state, ledger()) == (state, booked)
+    assert state == "failed" or job.result() == "paid one"
+
+
 def test_an_exception_after_it_changes_nothing_but_is_told(shop, ledger):
     job = ended(shop.jobs.pay.enqueue("one", "raise after"))
 

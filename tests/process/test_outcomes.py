@@ -218,3 +218,11 @@ def test_a_rule_can_say_which_exceptions_are_worth_another_try(shop, how, rule, 
     assert job.state == "failed"
     assert len(job.attempts) == attempts
     assert job.error["message"] in ("doomed", "too late")
+
+
+def test_what_blocks_inside_a_job_has_an_async_twin(shop):
+    before = shop.jobs.add.enqueue(1)
+    job = shop.jobs.end_itself_later.using(after=[before], retry={"times": 1, "delay": 0}).enqueue("w")
+
+    assert (ended(job).state, job.result()) == ("succeeded", ["w", 2])
+    assert shop.app.job(key="copy of w").refresh().state == "scheduled"

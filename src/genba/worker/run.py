@@ -15,7 +15,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import ExitStack, suppress
 from typing import Any, NoReturn, Protocol
 
@@ -63,6 +63,8 @@ class App(Protocol):
     def inbox(self, job: RunningJob) -> context.Inbox: ...
 
     def clone(self, job_id: int, changes: dict[str, Any]) -> bytes: ...
+
+    def threads(self, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Awaitable[Any]: ...
 
     @property
     def store(self) -> Any: ...
@@ -168,6 +170,9 @@ class Worker:
 
     def inbox(self, job: RunningJob) -> context.Inbox:
         return self._app.inbox(job)
+
+    def threads(self, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Awaitable[Any]:
+        return self._app.threads(call, *args, **kwargs)
 
     def log(self, text: str) -> None:
         self._capture.write(f"{to_datetime(self._clock.now()):%H:%M:%S.%f} {text}\n")
