@@ -143,6 +143,11 @@ class RunningJob:
         return msgspec.json.decode(self._extra[0], type=dict[str, Any]) if self._extra[0] else {}
 
     @property
+    def traceparent(self) -> str | None:
+        """The trace that this job belongs to, as W3C writes it: for a header of your own; None if nobody traces it."""
+        return self.options.get("trace")
+
+    @property
     def retries(self) -> int:
         """How many retries of the budget are used."""
         return int(self._extra[1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -11,7 +12,7 @@ from genba import limiting
 from genba.arguments import identity, key_identity
 from genba.errors import BadOption
 from genba.job import Job, copy_of
-from genba.options import Options, Policy, snapshot
+from genba.options import Options, snapshot
 from genba.schedule import When, check_schedule, wanted
 from genba.settings import Settings
 from genba.steer import fair, obey
@@ -19,7 +20,8 @@ from genba.storage.policy import Rules
 from genba.storage.records import Edge, JobRecord, NewJob
 from genba.storage.schedules import Wanted
 from genba.tasks import Call, parents_first
-from genba.values import Dep, Limit, Rate
+from genba.trace import current
+from genba.values import Dep
 
 if TYPE_CHECKING:
     from genba.client import Client
@@ -35,26 +37,26 @@ class Intake:
 
     def submit(self, calls: Sequence[Call[Any]], conn: Any) -> list[Job[Any]]:
         calls, order = parents_first(calls)
-        done = obey(self._app.store, calls, self.rows, conn)
+        done = obey(self._app.store, calls, partial(self.rows, trace=current()), conn)
         handles: list[Job[Any]] = [
             Job(self._app, made.id, created=made.created, arguments=call.arguments)
             for made, call in zip(done, calls, strict=True)
         ]
         return handles if order is None else [handles[place] for place in order]
 
-    def rows(self, calls: Sequence[Call[Any]], rules: Rules) -> list[NewJob]:
+    def rows(self, calls: Sequence[Call[Any]], rules: Rules, trace: str | None = None) -> list[NewJob]:
         """`rules` are those of operators."""
         places = {id(call): i for i, call in enumerate(calls)}
         prepared: dict[tuple[int, int, str], dict[str, Any]] = {}
         unknown = {call.task for call in calls if call.arguments is None}
         told = self._app.store.definitions(unknown) if unknown else {}
-        jobs = [self._new_job(call, places, prepared, told) for call in calls]
+        jobs = [self._new_job(call, places, prepared, told, trace) for call in calls]
         return fair(calls, jobs, rules)
 
     def clone(self, record: JobRecord, changes: Mapping[str, Any]) -> bytes:
         """A copy of a job of ours, as the store can read it when that one has succeeded."""
         copy = copy_of(self._registry.tasks[record.task], record, changes)
-        (made,) = self.rows([copy], self._app.store.policy.rules())
+        (made,) = self.rows([copy], self._app.store.policy.rules(), current())
         return msgspec.msgpack.encode(msgspec.structs.replace(made, max_waiting=None))
 
     def wanted(self, name: str, call: Call[Any], when: When, now: int) -> Wanted:
@@ -70,13 +72,15 @@ class Intake:
         places: Mapping[int, int],
         prepared: dict[tuple[int, int, str], dict[str, Any]],
         told: Mapping[str, Mapping[str, Any]],
+        trace: str | None,
     ) -> NewJob:
         options, policy = call.options, call.policy
         same = (id(options), id(policy), call.task)  # most calls of a batch share all
         if same not in prepared:
             options = self._registry.conditions.of_call(options, known=call.task in self._registry.tasks)
             task = self._registry.tasks.get(call.task)
-            columns = _columns(options, policy, self._app.settings, task.options.limits if task else None)
+            usual = task.options.limits if task else None
+            columns = _columns(options, snapshot(options, policy, usual, trace), self._app.settings)
             prepared[same] = columns | self._limits_of(call, told.get(call.task))
         row = prepared[same]
         if row["rules"]:
@@ -103,16 +107,13 @@ class Intake:
         return {"rules": rules, "capped": most is not None, "max_waiting": most}
 
 
-def _columns(
-    options: Options, policy: Policy, settings: Settings, usual: Sequence[Limit | Rate] | None
-) -> dict[str, Any]:
-    """`usual` are the limits of its task, if this app has it."""
+def _columns(options: Options, written: bytes | None, settings: Settings) -> dict[str, Any]:
+    """`written` is what travels with the job."""
     zone = settings.zone
     due, later = options.due_at(0, zone), options.due_at(1, zone)
     relative = due is not None and later == due + 1
     expires, expires_later = options.expires_at(0, zone), options.expires_at(1, zone)
     expires_relative = expires is not None and expires_later == expires + 1
-    written = snapshot(options, policy, usual)
     parent = options.parent
     return {
         "namespace": settings.namespace,

@@ -215,6 +215,7 @@ class Snapshot(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
     on_final: str | None = None
     ready: tuple[str, ...] = ()
     limits: tuple[tuple[str | None, int | str, bool | int | None], ...] | None = None  # None: those of its task
+    trace: str | None = None  # the traceparent of whoever enqueued it
 
     @classmethod
     def of(cls, options: Options, policy: Policy, usual: Sequence[Limit | Rate] | None = None) -> Snapshot:
@@ -290,9 +291,12 @@ def _written_limit(limit: Limit | Rate) -> tuple[str | None, int | str, bool | i
     return limit.bucket, limit.rate, limit.burst
 
 
-def snapshot(options: Options, policy: Policy, usual: Sequence[Limit | Rate] | None = None) -> bytes | None:
-    """The options that travel with the job, as JSON; None when all are the defaults."""
-    written = msgspec.json.encode(Snapshot.of(options, policy, usual))
+def snapshot(
+    options: Options, policy: Policy, usual: Sequence[Limit | Rate] | None = None, trace: str | None = None
+) -> bytes | None:
+    """The options that travel with the job, as JSON; None when all are the defaults and nobody traces it."""
+    snap = Snapshot.of(options, policy, usual)
+    written = msgspec.json.encode(snap if trace is None else msgspec.structs.replace(snap, trace=trace))
     return None if written == b"{}" else written
 
 

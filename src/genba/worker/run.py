@@ -22,7 +22,7 @@ from typing import Any, NoReturn, Protocol
 import msgspec
 from setproctitle import getproctitle, setproctitle
 
-from genba import context, wire
+from genba import context, trace, wire
 from genba.context import RunningJob
 from genba.domain.clock import Clock, SystemClock
 from genba.domain.duration import duration, to_datetime
@@ -93,6 +93,8 @@ class _Dismissed(BaseException):
 
 
 class Worker:
+    tracing: Callable[..., Any] = staticmethod(trace.around)
+
     def __init__(
         self, app: App, sock: socket.socket, token_fd: int, slate: wire.Slate, clock: Clock | None = None
     ) -> None:
@@ -124,8 +126,7 @@ class Worker:
         self._shown = False
         self._clock = clock or SystemClock()
         self._middleware: Middleware | None = None
-        if app.middlewares:
-            self._middleware = Middleware(app.middlewares, self._run_plain, self._run_async)
+        self._surround_calls()
         self._capture = Capture(slate)
         self.lines: JobLines | None = None
         self._outside: int | None = None
@@ -186,7 +187,14 @@ class Worker:
 
     def surroundings(self) -> ExitStack:
         """The app's lifespans, entered; LifespanFailed if that cannot be."""
-        return enter(self._app.lifespans, self._event_loop)
+        entered = enter(self._app.lifespans, self._event_loop)
+        self._surround_calls()  # they may have brought a tracer
+        return entered
+
+    def _surround_calls(self) -> None:
+        layers = [*([self.tracing] if trace.wanted() else []), *self._app.middlewares]
+        if layers:
+            self._middleware = Middleware(layers, self._run_plain, self._run_async)
 
     def capture_output(self) -> None:
         """From now on what this process prints belongs to the job that runs; what lifespans print is nobody's."""

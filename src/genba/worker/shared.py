@@ -11,7 +11,7 @@ import resource
 import socket
 from typing import Any
 
-from genba import context, wire
+from genba import context, trace, wire
 from genba.context import RunningJob
 from genba.worker.leavings import children, end_strays
 from genba.worker.lines import JobLines
@@ -23,6 +23,8 @@ _seat: contextvars.ContextVar[Seat | None] = contextvars.ContextVar("genba_seat"
 
 class Seat(Worker):
     """A worker within a worker: its job shares the process with those of other seats."""
+
+    tracing = staticmethod(trace.around_async)
 
     def __init__(
         self, app: App, sock: socket.socket, token_fd: int, slate: wire.Slate, number: int, lines: JobLines | None
