@@ -6,6 +6,9 @@ READY := $(VENV)/.ready
 # Tests wait more than they compute, so a little more processes than cores; those of one file share what they start.
 WORKERS ?= $(shell expr $$(nproc) + 1)
 
+# Thousands of processes start in the tests: Python should compile our modules once, whatever the surroundings say.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help venv demo test check lint types layers bench soak clean
 

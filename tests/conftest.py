@@ -32,9 +32,13 @@ if TYPE_CHECKING:   # imported by the fixtures that need them: the tests of the 
     from genba.domain.clock import ManualClock
     from genba.storage.store import Store
 
-# A busy machine is no reason to fail.
-hypothesis.settings.register_profile("genba", deadline=None, print_blob=True)
-hypothesis.settings.load_profile("genba")
+
+def pytest_configure(config: pytest.Config) -> None:
+    """A busy machine is no reason to fail.  New examples are looked for by `make soak`; elsewhere they are the same."""
+    same = "not soak" in config.option.markexpr
+    hypothesis.settings.register_profile("genba", deadline=None, print_blob=True, derandomize=same)
+    hypothesis.settings.load_profile("genba")
+
 
 _POSTGRES = os.environ.get("GENBA_TEST_POSTGRES_URL")
 _START = 1_767_225_600_000_000   # 2026-01-01 00:00 UTC
