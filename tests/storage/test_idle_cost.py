@@ -17,6 +17,7 @@ from tests.support import eventually, sqlite_url
 
 from genba.domain.clock import SystemClock
 from genba.domain.duration import DAY, SECOND
+from genba.node.doubts import Doubts
 from genba.node.keeper import Keeper, Renewed
 from genba.storage.store import open_store
 
@@ -116,7 +117,8 @@ def an_idle_while(url: str, node: int) -> Counted:
 
         keeper = Keeper(
             store, node, lease=2 * SECOND, poll=SECOND // 20, queues=["default"], tasks=[TASK], conditions=[],
-            keep={TASK: 0}, schedules=[], boot_id=None, clock=SystemClock(), post=post,
+            keep={TASK: 0}, schedules=[], boot_id=None, clock=SystemClock(),
+            doubts=Doubts(SystemClock()), post=post,
         )  # fmt: skip
         keeper.start()
         assert done.wait(30)

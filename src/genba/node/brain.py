@@ -249,6 +249,10 @@ class Brain:
         self._asking.answered_dedicated()
         return self._take_in(jobs, claim, now)
 
+    def on_found(self, jobs: Sequence[Claimed], claim: int, now: Micros) -> list[Action]:
+        """Ours, by a claim whose answer was lost."""
+        return self._take_in(jobs, claim, now)
+
     def _take_in(self, jobs: Sequence[Claimed], claim: int, now: Micros) -> list[Action]:
         unfit: list[Ending] = []
         for job in jobs:

@@ -6,11 +6,13 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from genba.errors import StoreError, StoreUnreachable
+from genba.node.doubts import Doubts
 from genba.node.keeper import Work
 from genba.node.meter import Meter
 from genba.storage.questions import Answer, Wanted
@@ -108,6 +110,7 @@ class Desk(threading.Thread):
         store: Store,
         node: int,
         tasks: Sequence[str],
+        doubts: Doubts,
         post: Callable[[Any], None],
         meter: Meter | None = None,
     ) -> None:
@@ -115,6 +118,7 @@ class Desk(threading.Thread):
         self._store = store
         self._node = node
         self._tasks = tasks
+        self._doubts = doubts
         self._post = post
         self._meter = meter
         self._pile = Pile()
@@ -208,28 +212,45 @@ class Desk(threading.Thread):
     def _work(self, pile: Pile) -> None:
         """Until it is done: nothing that was written down here may be lost because the database was away."""
         pause = 0.1
-        while pile:
-            try:
-                self._write(pile)
-                if self._trouble:
-                    log.warning("the database answers again")
-                self._trouble = False
-                return
-            except StoreUnreachable as error:
-                if not self._trouble:
-                    log.warning("cannot write: %s; trying again", error)
-                self._trouble = True
-            except StoreError:
-                log.exception("the database refuses what this node writes; going on one by one")
-                self._one_by_one(pile)
-            if pile.wants:
-                pile.wants = {}
-                self._post(ClaimedJobs([], 0, failed=True))
-            if pile.dedicated:
-                pile.dedicated = None
-                self._post(ClaimedDedicated([], 0))
+        while not self._try(pile):
             threading.Event().wait(pause)
             pause = min(2.0, pause * 2)
+
+    def step(self) -> bool:
+        """One try at what lies here, for those who drive a desk without its thread; False if something is left."""
+        pile, rest = self._take()
+        self._pile = Pile()
+        done = self._try(pile)
+        left = rest if done else pile
+        left.succeeded += [] if done else rest.succeeded
+        self._pile = left
+        return not left
+
+    def _try(self, pile: Pile) -> bool:
+        """False if the database was away: then once more."""
+        try:
+            self._write(pile)
+            if self._trouble:
+                log.warning("the database answers again")
+            self._trouble = False
+            return True
+        except StoreUnreachable as error:
+            if not self._trouble:
+                log.warning("cannot write: %s; trying again", error)
+            self._trouble = True
+        except StoreError:
+            log.exception("the database refuses what this node writes; going on one by one")
+            try:
+                self._one_by_one(pile)
+            except StoreUnreachable:
+                self._trouble = True  # all of it once more: what is written already is not ours to write again
+        if pile.wants:
+            pile.wants = {}
+            self._post(ClaimedJobs([], 0, failed=True))
+        if pile.dedicated:
+            pile.dedicated = None
+            self._post(ClaimedDedicated([], 0))
+        return not pile
 
     def _one_by_one(self, pile: Pile) -> None:
         """Something in here cannot be stored: the rest must not suffer, and its job must end all the same."""
@@ -287,10 +308,11 @@ class Desk(threading.Thread):
             self._store.progress(pile.notes)
             pile.notes = []
         if pile.dedicated:
-            claim = secrets.randbits(63)
-            jobs = self._store.claim_dedicated(self._node, claim, pile.dedicated[0], self._tasks, pile.dedicated[1])
-            pile.dedicated = None
-            self._post(ClaimedDedicated(jobs, claim))
+            with self._claiming() as claim:
+                queues, count = pile.dedicated
+                jobs = self._store.claim_dedicated(self._node, claim, queues, self._tasks, count)
+                pile.dedicated = None
+                self._post(ClaimedDedicated(jobs, claim))
         if pile.draining:
             self._store.nodes.drain(self._node)
             pile.draining = False
@@ -307,8 +329,21 @@ class Desk(threading.Thread):
             self._post(Handed())
             self._store.ring_handed()
 
-    def _exchange(self, pile: Pile) -> None:
+    @contextmanager
+    def _claiming(self) -> Iterator[int]:
+        """A new claim.  If it fails before what it has taken is known, that must be looked for."""
         claim = secrets.randbits(63)
+        try:
+            yield claim
+        except StoreError:
+            self._doubts.note(claim)
+            raise
+
+    def _exchange(self, pile: Pile) -> None:
+        with self._claiming() as claim:
+            self._exchange_as(claim, pile)
+
+    def _exchange_as(self, claim: int, pile: Pile) -> None:
         jobs: list[Claimed] = []
         tasks = pile.only or self._tasks
         began = time.perf_counter()

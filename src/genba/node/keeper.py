@@ -16,12 +16,13 @@ from typing import Any
 
 from genba.domain.clock import Clock
 from genba.errors import StoreError
+from genba.node.doubts import Doubts
 from genba.options import Keep
 from genba.storage.burial import bury_dead, judged
 from genba.storage.membership import Beat
 from genba.storage.policy import Rules, kept_for
 from genba.storage.questions import unknown_line
-from genba.storage.records import Command, Micros
+from genba.storage.records import Claimed, Command, Micros
 from genba.storage.rescuer import Patience
 from genba.storage.schedules import Wanted
 from genba.storage.store import Store
@@ -71,6 +72,14 @@ class Work:
     """There is something to claim."""
 
 
+@dataclass(frozen=True, slots=True)
+class Found:
+    """These are ours, by a claim whose answer was lost."""
+
+    jobs: list[Claimed]
+    claim: int
+
+
 class Keeper(threading.Thread):
     def __init__(
         self,
@@ -88,6 +97,7 @@ class Keeper(threading.Thread):
         schedules: Sequence[Wanted],
         boot_id: str | None,
         clock: Clock,
+        doubts: Doubts,
         post: Callable[[Any], None],
     ) -> None:
         super().__init__(name="genba-keeper", daemon=True)
@@ -107,6 +117,7 @@ class Keeper(threading.Thread):
         self._pruning = False
         self._boot_id = boot_id
         self._clock = clock
+        self._doubts = doubts
         self._post = post
         self._poked = threading.Event()
         self._ended = False
@@ -116,7 +127,7 @@ class Keeper(threading.Thread):
         self.seen: float | None = None  # when the last round was done, by the monotonic clock
         self.trouble: str | None = None  # why the one after it was not
         self._rules = Rules(-1)
-        now = time.monotonic()
+        now = self._seconds()
         begin = now + PRUNE * random.random()  # noqa: S311
         self._next = {"beat": now, "sweep": now, "prune": begin, "park": now, "replan": now, "limits": now}
 
@@ -139,27 +150,34 @@ class Keeper(threading.Thread):
     def run(self) -> None:
         self._unpark()
         while not self._ended:
-            pause = self._poll
-            try:
-                self._round()
-                self._patience.seen(self._clock.boot())
-                if self.trouble is not None:
-                    log.warning("the database answers again")
-                self.seen, self.trouble = time.monotonic(), None
-            except Exception as error:  # a keeper that stops would lose the lease of a healthy node
-                if not isinstance(error, StoreError):
-                    log.exception("the keeper stumbled; going on")
-                elif self.trouble is None:
-                    log.warning("cannot keep the queue: %s; trying again", error)
-                self.trouble = str(error) or type(error).__name__
-                self._patience.broken()
-                self._due_in = None
-                pause = 0.5
-            due = self._due_in if self._due_in is not None else pause
-            beat = self._next["beat"] - time.monotonic()
-            pause = min(pause, PRUNE_PAUSE) if self._pruning else pause
-            self._poked.wait(max(0.0, min(pause, due, max(beat, 0.05))))
+            self._poked.wait(self.step())
             self._poked.clear()
+
+    def step(self) -> float:
+        """One round, whatever becomes of it; gives the seconds until the next, if nobody pokes before."""
+        pause = self._poll
+        try:
+            self._round()
+            self._patience.seen(self._clock.boot())
+            if self.trouble is not None:
+                log.warning("the database answers again")
+            self.seen, self.trouble = time.monotonic(), None
+        except Exception as error:  # a keeper that stops would lose the lease of a healthy node
+            if not isinstance(error, StoreError):
+                log.exception("the keeper stumbled; going on")
+            elif self.trouble is None:
+                log.warning("cannot keep the queue: %s; trying again", error)
+            self.trouble = str(error) or type(error).__name__
+            self._patience.broken()
+            self._due_in = None
+            pause = 0.5
+        due = self._due_in if self._due_in is not None else pause
+        beat = self._next["beat"] - self._seconds()
+        pause = min(pause, PRUNE_PAUSE) if self._pruning else pause
+        return max(0.0, min(pause, due, max(beat, 0.05)))
+
+    def _seconds(self) -> float:
+        return self._clock.boot() / 1_000_000
 
     def _round(self) -> None:
         if self._told is not None:
@@ -172,6 +190,7 @@ class Keeper(threading.Thread):
         if self._turn("replan", REPLAN):
             self._replan()
         self._chores()
+        self._look_for_claimed()
         if self._turn("sweep", SWEEP):
             self._rescue()
         if self._turn("limits", LIMITS):
@@ -193,7 +212,7 @@ class Keeper(threading.Thread):
         self._unpark()
 
     def _turn(self, what: str, every: float) -> bool:
-        now = time.monotonic()
+        now = self._seconds()
         if now < self._next[what]:
             return False
         self._next[what] = now + every
@@ -259,12 +278,19 @@ class Keeper(threading.Thread):
         if work:
             self._post(Work())
 
+    def _look_for_claimed(self) -> None:
+        for claim in self._doubts.open():
+            found = self._doubts.found(claim, self._store.of_claim(self._node, claim))
+            if found:
+                log.warning("found %d jobs that were claimed without an answer", len(found))
+                self._post(Found(found, claim))
+
     def _obey(self, rules: Rules) -> None:
         """Operators have changed something."""
         before, self._rules = self._rules, rules
         if rules.disabled != before.disabled:
             self._post(Disabled(rules.disabled))
-        self._next["park"] = time.monotonic()
+        self._next["park"] = self._seconds()
         self._post(Work())
 
     def _replan(self) -> None:
@@ -295,7 +321,7 @@ class Keeper(threading.Thread):
         self._store.sessions.sweep(lasted)
         self._store.locks.sweep()
         if suspects:
-            self._next["sweep"] = time.monotonic() + SWEEP_SUSPECT
+            self._next["sweep"] = self._seconds() + SWEEP_SUSPECT
 
     def _park(self) -> None:
         known = self._store.nodes.known_tasks()

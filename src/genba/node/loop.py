@@ -30,7 +30,8 @@ from genba.node.arrival import boot_id, join, set_title
 from genba.node.bell import Bell
 from genba.node.brain import Brain
 from genba.node.desk import ClaimedDedicated, ClaimedJobs, Desk, Ended, Handed, Marked, Refused, Slotted
-from genba.node.keeper import Commands, DeclaredDead, Disabled, Keeper, Renewed, Work
+from genba.node.doubts import Doubts
+from genba.node.keeper import Commands, DeclaredDead, Disabled, Found, Keeper, Renewed, Work
 from genba.node.line import Line, Seat
 from genba.node.lines import Lines
 from genba.node.lookout import Lookout
@@ -234,6 +235,8 @@ class Node:
                     self._perform(brain.on_claimed(jobs, claim, now, failed=failed))
                 case ClaimedDedicated(jobs, claim):
                     self._perform(brain.on_claimed_dedicated(jobs, claim, now))
+                case Found(jobs, claim):
+                    self._perform(brain.on_found(jobs, claim, now))
                 case Slotted(ours, lost):
                     self._perform(brain.on_slots(ours, lost, now))
                 case Refused(lost):
@@ -435,9 +438,10 @@ class Node:
         brain.workers_fork = workers_fork
         brain.conditions = contents.get("conditions", ())
         meter = self._port.meter if self._port else None
-        self._desks = [Desk("writer", store, self.id, tasks, self._post, meter)]
+        doubts = Doubts(self._clock)
+        self._desks = [Desk("writer", store, self.id, tasks, doubts, self._post, meter)]
         if store.lanes > 1:
-            self._desks.append(Desk("claimer", store, self.id, tasks, self._post, meter))
+            self._desks.append(Desk("claimer", store, self.id, tasks, doubts, self._post, meter))
         self._keeper = Keeper(
             store,
             self.id,
@@ -452,6 +456,7 @@ class Node:
             schedules=wanted_schedules(contents),
             boot_id=boot_id() if store.lanes == 1 else None,
             clock=self._clock,
+            doubts=doubts,
             post=self._post,
         )
         if self._port:

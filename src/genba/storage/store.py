@@ -278,6 +278,11 @@ class Store:
             row = tx.one("claim_this", namespace=self.namespace, node=node, claim=claim, id=id)
         return Claimed(*row) if row else None
 
+    def of_claim(self, node: int, claim: int) -> list[Claimed]:
+        """What a claim has taken whose answer was lost."""
+        with self._db.statement() as tx:
+            return [Claimed(*row) for row in sorted(tx.all("of_claim", node=node, claim=claim))]
+
     def finish(self, node: int, ended: Sequence[Success]) -> set[JobId]:
         """Record attempts that returned; gives the ids that were still ours, and not asked to stop."""
         with self._db.transaction() as tx:

@@ -26,6 +26,11 @@ UPDATE genba.job
    AND EXISTS (SELECT 1 FROM genba.node n WHERE n.id = :node AND n.state = 'live' AND n.lease_until > /* boot */)
 RETURNING rank, id, attempt, task, args, options, priority, retries, crashes, losses, saved, due_at, open_deps, claimed_at, expires_at, queue, buckets;
 
+-- name: of_claim
+-- What a claim has taken whose answer was lost.
+SELECT rank, id, attempt, task, args, options, priority, retries, crashes, losses, saved, due_at, open_deps, claimed_at, expires_at, queue, buckets
+  FROM genba.job WHERE node = :node AND claim_id = :claim;
+
 -- name: dedicated_ahead
 -- Among the next few hundred only: a look at all that wait would cost too much, and what is behind them comes nearer.
 SELECT id, task FROM (SELECT id, task, rank, options FROM genba.job

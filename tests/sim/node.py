@@ -1,0 +1,394 @@
+"""A node whose brain, desk, keeper and store are the real ones, and whose loop, guard and workers are played."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from genba import wire
+from genba.errors import StoreError
+from genba.node import actions as do
+from genba.node.brain import Brain
+from genba.node.desk import ClaimedDedicated, ClaimedJobs, Desk, Ended, Handed, Marked, Refused, Slotted
+from genba.node.doubts import Doubts
+from genba.node.hands import Sight
+from genba.node.keeper import Commands, DeclaredDead, Disabled, Found, Keeper, Renewed, Work
+from genba.node.settings import NodeSettings
+from genba.storage.records import NewNode
+from genba.storage.schedules import Wanted
+from tests.sim.world import LEASE, MS, SECOND, Gone, Run, World, a_store
+
+TASK = "sim.work"
+BOOT = "sim"
+GUARD = LEASE * 8 // 10
+
+
+class Worker:
+    """A process that runs what it is given, as its arguments say; it outlives a pause of its node."""
+
+    def __init__(self, world: World, node: SimNode, slot: int) -> None:
+        self.alive, self.paused, self.late = True, False, deque[Callable[[], None]]()
+        self.slot = slot
+        self._world, self._node = world, node
+        self._unread: deque[tuple[int, wire.Job]] = deque()
+        self.results: list[wire.Result] = []
+        self.place, self.phase = 0, wire.IDLE
+        self.run: Run | None = None
+        self._leaving = False
+        self._patience = 0  # micros that it goes on after SIGTERM
+
+    def give(self, serial: int, jobs: list[wire.Job]) -> None:
+        self._unread.extend((wire.place(serial, index), job) for index, job in enumerate(jobs))
+        self._world.at(0.1 * MS, self._next, self)
+
+    def take_back(self) -> int:
+        count = len(self._unread)
+        self._unread.clear()
+        return count
+
+    def leave(self) -> None:
+        self._leaving = True
+        self._world.at(0.1 * MS, self._next, self)
+
+    def _next(self) -> None:
+        if self.run is not None:
+            return
+        if not self._unread:
+            if self._leaving:
+                self.die(0)
+            return
+        self.place, job = self._unread.popleft()
+        self.phase = wire.RUNNING
+        self.run = Run(job.id, job.attempt, job.claim, self._world.now, disturbed=self._node.disturbed)
+        self._world.runs.append(self.run)
+        told: dict[str, Any] = json.loads(job.args)
+        fate = told["fates"][min(job.attempt, len(told["fates"])) - 1]
+        self._patience = told.get("stubborn", 0) * MS
+        after = told["ms"] * MS
+        if fate == "crash":
+            self._world.at(after, partial(self._crash, self.run), self)
+        else:
+            self._world.at(after, partial(self._end, self.run, job, fate), self)
+
+    def _crash(self, run: Run) -> None:
+        if self.run is run:
+            self.die(signal.SIGSEGV)
+
+    def _end(self, run: Run, job: wire.Job, fate: str) -> None:
+        if self.run is not run:
+            return
+        outcome, payload = wire.RETURNED, json.dumps([job.attempt, job.claim]).encode()
+        if fate == "raise":
+            outcome, payload = wire.RAISED, b'{"type":"ValueError","message":"sim"}'
+        self._over(run, outcome, payload)
+        run.completed = fate == "return"
+
+    def term(self) -> None:
+        if self.run is not None:
+            self._world.at(self._patience + MS, partial(self._stopped, self.run), self)
+
+    def _stopped(self, run: Run) -> None:
+        if self.run is run:
+            self._over(run, wire.STOPPED, b'{"type":"Stopped","message":"sim"}')
+
+    def _over(self, run: Run, outcome: int, payload: bytes) -> None:
+        wall, spent = self._world.clock.now(), self._world.now - run.began
+        serial, index = self.place >> 24, self.place & 0xFFFFFF
+        self.results.append(wire.Result(serial, index, outcome, payload, wall - spent, wall, 5, 6, None))
+        run.ended = self._world.now
+        self.run, self.phase = None, wire.DONE
+        self._world.at(0.1 * MS, partial(self._node.hear, self), self._node)
+        self._world.at(0.1 * MS, self._next, self)
+
+    def die(self, status: int) -> None:
+        if not self.alive:
+            return
+        self.alive = False
+        if self.run is not None:
+            self.run.ended = self._world.now
+        self._world.at(MS, partial(self._node.lost, self, status), self._node)
+
+    def sight(self) -> Sight:
+        return Sight(self.place, self.phase, 0, False, None)
+
+
+class SimNode:
+    def __init__(self, world: World, name: str, schedules: list[Wanted]) -> None:
+        self.alive, self.paused, self.cut = True, False, False
+        self.late: deque[Callable[[], None]] = deque()
+        self.name = name
+        self.disturbed = False
+        self._world = world
+        self._schedules = schedules
+        self.id = world.rng.getrandbits(62) + 1
+        self._inbox: deque[Any] = deque()
+        self._workers: dict[int, Worker] = {}
+        self._beat_at = world.now
+        self._guarded = True
+        self._desk_due = False
+        self._keeper_at: int | None = None
+        self.store = a_store(world, self)
+        self._settings = NodeSettings(target="sim", name=name, pool="static", min=2, max=2, grace=2 * SECOND)
+        self.brain = Brain(self._settings, [TASK], world.rng.random)
+        doubts = Doubts(world.clock)
+        self._desk = Desk("sim", self.store, self.id, [TASK], doubts, self._inbox.append)
+        self._keeper = Keeper(
+            self.store, self.id, lease=LEASE, poll=2 * SECOND, queues=["default"], tasks=[TASK], conditions=(),
+            keep={}, schedules=schedules, boot_id=BOOT, clock=world.clock, doubts=doubts,
+            post=self._inbox.append,
+        )
+
+    # life
+
+    def start(self) -> None:
+        """Until it is a member; a database that does not answer only makes it late."""
+        try:
+            self.store.install()
+            self.store.events.node = self.id
+            self._world.nodes[self.id] = self
+            self.store.nodes.join(
+                NewNode(
+                    id=self.id, name=self.name, host="sim", boot_id=BOOT, pid=1, slots=2, lease=LEASE,
+                    queues=("default",), tasks=({"name": TASK},), version="0",
+                )
+            )
+            self.brain.delta = self.store.now() - self._world.now
+        except (StoreError, Gone):
+            self.die()
+            return
+        self._perform(self.brain.on_zygote(self._world.now))
+        self._wake_keeper(0)
+        self._tick()
+        self._watch()
+
+    def die(self) -> None:
+        """SIGKILL: its guard ends the workers a moment later; another incarnation comes."""
+        if not self.alive:
+            return
+        self.alive = False
+        self._world.nodes.pop(self.id, None)
+        for worker in self._workers.values():
+            self._touch()
+            self._world.at(self._world.rng.uniform(1, 100) * MS, partial(worker.die, signal.SIGKILL), worker)
+        again = SimNode(self._world, f"{self.name}'", self._schedules)
+        self._world.at(self._world.rng.uniform(0.2, 3) * SECOND, again.start)
+
+    def pause(self) -> None:
+        self.paused = True
+        self._touch()
+
+    def resume(self) -> None:
+        self.paused = False
+        while self.late and self.alive and not self.paused:
+            self._world.at(0, self.late.popleft(), self)
+
+    def _touch(self) -> None:
+        """What runs here may be repeated elsewhere, and that is nobody's fault."""
+        self.disturbed = True
+        for worker in self._workers.values():
+            if worker.run is not None:
+                worker.run.disturbed = True
+
+    def set_cut(self, cut: bool) -> None:
+        self.cut = cut
+        self._touch()
+
+    def drain(self) -> None:
+        if not self.brain.draining:
+            self._desk.add(draining=True)
+            self._perform(self.brain.on_drain(self._world.now))
+
+    def workers(self) -> list[Worker]:
+        return [worker for worker in self._workers.values() if worker.alive]
+
+    # the guard
+
+    def _watch(self) -> None:
+        """It ends the tree when the node's loop has been silent for too long, whatever the node does meanwhile."""
+        world = self._world
+        if not self.alive:
+            return
+        if self._guarded and world.now - self._beat_at >= GUARD:
+            self._guarded = False
+            world.hits.add("guard")
+            self._touch()
+            for worker in self.workers():
+                worker.alive = False
+                if worker.run is not None:
+                    worker.run.ended = world.now
+            world.at(0, self._guard_died, self)
+        world.at(LEASE / 20, self._watch)
+
+    def _guard_died(self) -> None:
+        sights = {}
+        for worker in list(self._workers.values()):
+            self._take_in(worker)
+            sights[worker.slot] = worker.sight()
+        self._workers.clear()
+        self._perform(self.brain.on_guard_died(sights, self._world.now))
+        self._beat_at, self._guarded = self._world.now, True
+        self._perform(self.brain.on_zygote(self._world.now))
+
+    # the loop
+
+    def _tick(self) -> None:
+        world, brain = self._world, self.brain
+        self._beat_at = world.now
+        for worker in self.workers():
+            self._take_in(worker)
+        self._perform(brain.on_tick(world.now, {w.slot: w.sight() for w in self.workers()}))
+        if brain.draining and brain.empty and not self._workers and self._desk.clear:
+            with suppress(StoreError):
+                self.store.nodes.leave(self.id)
+            self.die()
+            return
+        world.at(50 * MS if brain.timed or brain.draining else 250 * MS if brain.busy else SECOND, self._tick, self)
+
+    def rung(self) -> None:
+        self._desk.rung()
+        self._wake_keeper(0)
+        self._perform(self.brain.on_ring(self._world.now))
+
+    def hear(self, worker: Worker) -> None:
+        if worker.alive:
+            self._take_in(worker)
+
+    def _take_in(self, worker: Worker) -> None:
+        results, worker.results = worker.results, []
+        if results and worker.slot in self._workers:
+            self._perform(self.brain.on_results(worker.slot, results, self._world.now))
+
+    def lost(self, worker: Worker, status: int) -> None:
+        if self._workers.get(worker.slot) is worker:
+            self._take_in(worker)
+            del self._workers[worker.slot]
+            self._perform(self.brain.on_worker_ended(worker.slot, status, 0, 0, worker.sight(), self._world.now))
+
+    def _ready(self, worker: Worker) -> None:
+        if worker.alive:
+            self._perform(self.brain.on_worker_ready(worker.slot, 100 + worker.slot, self._world.now))
+
+    def _swept(self, token: int) -> None:
+        self._perform(self.brain.on_swept(token, self._world.now))
+
+    def _perform(self, actions: list[do.Action]) -> None:
+        world, desk = self._world, self._desk
+        for action in actions:
+            match action:
+                case do.Spawn(slot):
+                    worker = self._workers[slot] = Worker(world, self, slot)
+                    world.at(5 * MS, partial(self._ready, worker), self)
+                case do.Give(slot, serial, jobs):
+                    if slot in self._workers:
+                        self._workers[slot].give(serial, jobs)
+                case do.TakeBack(slot):
+                    if slot in self._workers:
+                        count = self._workers[slot].take_back()
+                        self._perform(self.brain.on_taken_back(slot, count, world.now))
+                case do.Signal(slot, number):
+                    if slot in self._workers:
+                        victim = self._workers[slot]
+                        victim.term() if number == signal.SIGTERM else victim.die(number)
+                case do.Dismiss(slot):
+                    if slot in self._workers:
+                        self._workers[slot].leave()
+                case do.Sweep(token):
+                    world.at(2 * MS, partial(self._swept, token), self)
+                case do.Succeed(ended):
+                    desk.add(succeeded=ended)
+                case do.Finish(ended):
+                    desk.add(ended=ended)
+                case do.Claim(wants, only):
+                    desk.add(wants=wants, only=only)
+                case do.ClaimDedicated(queues, count):
+                    desk.add(dedicated=(queues, count))
+                case do.Mark(jobs, first):
+                    desk.add(first=jobs) if first else desk.add(marks=jobs)
+                case do.AskToStop() | do.DrainAll() | do.BowOut() | do.Note():
+                    pass  # jobs here look at nothing and tell nothing
+                case _:
+                    raise AssertionError(f"nobody plays {action}")
+        self._wake_desk(0.3 * MS)
+        self._read_inbox()
+
+    def _read_inbox(self) -> None:
+        brain = self.brain
+        while self._inbox and self.alive:
+            event, now = self._inbox.popleft(), self._world.now
+            match event:
+                case ClaimedJobs(jobs, claim, failed):
+                    self._perform(brain.on_claimed(jobs, claim, now, failed=failed))
+                case ClaimedDedicated(jobs, claim):
+                    self._perform(brain.on_claimed_dedicated(jobs, claim, now))
+                case Refused(lost):
+                    self._perform(brain.on_unmatched(lost, now))
+                case Ended(_, again):
+                    if again or self.store.children_wait:
+                        self._wake_keeper(0)
+                case Marked(ours, lost):
+                    brain.on_mark_lost(lost)
+                    self._perform(brain.on_marked(ours, now))
+                case Work() | Handed():
+                    self._perform(brain.on_ring(now))
+                case Renewed(sent, wall, draining):
+                    brain.on_renewed(sent, LEASE)
+                    brain.delta = wall - now
+                    self._desk.rung()
+                    if draining:
+                        self.drain()
+                case Commands(commands):
+                    for command in commands:
+                        if command.job_id is not None:
+                            told = (command.job_id, command.verb, command.data, now, command.attempt)
+                            self._perform(brain.on_cancel(*told))
+                case Disabled(tasks):
+                    self._perform(brain.on_disabled(tasks, now))
+                case Found(jobs, claim):
+                    self._perform(brain.on_found(jobs, claim, now))
+                case Slotted(ours, lost):
+                    self._perform(brain.on_slots(ours, lost, now))
+                case DeclaredDead():
+                    self._world.hits.add("declared dead")
+                    self.die()
+                case _:
+                    raise AssertionError(f"nobody hears {event}")
+
+    # its threads
+
+    def _wake_desk(self, delay: float) -> None:
+        if not self._desk_due:
+            self._desk_due = True
+            self._world.at(delay, self._step_desk, self)
+
+    def _step_desk(self) -> None:
+        self._desk_due = False
+        try:
+            done = self._desk.step()
+        except Gone:
+            return
+        if not done:
+            self._wake_desk(self._world.rng.uniform(0.1, 2) * SECOND)
+        self._read_inbox()
+
+    def _wake_keeper(self, delay: float) -> None:
+        """Then, or before if it is awake before."""
+        moment = self._world.now + int(delay)
+        if self._keeper_at is None or moment < self._keeper_at:
+            self._keeper_at = moment
+            self._world.at(delay, partial(self._step_keeper, moment), self)
+
+    def _step_keeper(self, moment: int) -> None:
+        if self._keeper_at != moment:
+            return
+        self._keeper_at = None
+        try:
+            pause = self._keeper.step()
+        except Gone:
+            return
+        self._wake_keeper(max(MS, pause * SECOND))
+        self._read_inbox()

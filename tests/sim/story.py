@@ -1,0 +1,257 @@
+"""One seed, one story: some jobs, some faults, then quiet; and what must be true in the end."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections import defaultdict
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+from genba.domain.limit import LIMIT, Need, Rule
+from genba.domain.schedule import Rule as When
+from genba.errors import StoreError
+from genba.storage.records import Edge, NewJob
+from genba.storage.schedules import Wanted
+from tests.sim.node import TASK, SimNode
+from tests.sim.world import LEASE, SECOND, Mood, Run, World, a_store
+
+FAULTS = 10 * SECOND  # so long things go wrong
+PATIENCE = 150 * SECOND  # then so long at most until all is done
+
+KINDS = ("plain", "plain", "plain", "long", "raises", "crashes", "limited", "limited", "once", "child",
+         "delayed", "key")
+DEEDS = ("kill worker", "kill node", "pause node", "cut node", "outage", "cancel", "drain", "kill worker", "hold")
+
+
+@dataclass
+class Asked:
+    """A job that a client has asked for; `id` if it has got an answer."""
+
+    number: int
+    kind: str
+    id: int | None = None
+
+
+class Story:
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.asked: list[Asked] = []
+        self._client = a_store(world)
+        rng = world.rng
+        chances = (0.0, 0.0, 0.02, 0.1)
+        world.mood = Mood(rng.choice(chances), rng.choice(chances), rng.choice((0.0, 0.0, 0.02)))
+        self._schedules = [_interval()] if rng.random() < 0.2 else []
+
+    def play(self) -> None:
+        """Nodes come, jobs come, things go wrong, and then nothing does any more."""
+        world, rng = self.world, self.world.rng
+        for i in range(rng.choice((1, 2, 2, 3))):
+            world.at(rng.uniform(0, SECOND), SimNode(world, f"n{i}", self._schedules).start)
+        for number in range(rng.randint(3, 8)):
+            world.at(rng.uniform(0, FAULTS * 0.7), partial(self._enqueue, number))
+        for _ in range(rng.randint(1, 5)):
+            deed = rng.choice(DEEDS)
+            world.at(rng.uniform(0.2, FAULTS / SECOND) * SECOND, partial(self._do, deed))
+        world.run(FAULTS)
+        self._calm()
+        assert world.run(world.now + PATIENCE, self._drained), f"not done: {self._left()}"
+
+    def _calm(self) -> None:
+        world = self.world
+        world.quiet, world.down = True, False
+        for node in list(world.nodes.values()):
+            node.set_cut(False)
+            if node.paused:
+                node.resume()
+
+    # what clients do
+
+    def _enqueue(self, number: int) -> None:
+        rng = self.world.rng
+        one = Asked(number, rng.choice(KINDS))
+        self.asked.append(one)
+        try:
+            (made,) = self._client.enqueue([self._job(one)])
+        except StoreError:
+            return  # it may be there or not; nobody was promised anything
+        one.id = made.id if made.created else None
+
+    def _job(self, one: Asked) -> NewJob:
+        rng = self.world.rng
+        told: dict[str, Any] = {"n": one.number, "ms": rng.choice((1, 20, 300, 2000)), "fates": ["return"]}
+        options: dict[str, Any] = {"grace": SECOND, "max_crashes": 50}
+        given: dict[str, Any] = {}
+        known = [asked.id for asked in self.asked if asked.id is not None]
+        match one.kind:
+            case "long":
+                told["ms"] = 7000
+            case "raises":
+                told["fates"] = ["raise"] * rng.randint(1, 2) + ["return"]
+                options["retry"] = {"times": 5, "delay": "500ms", "backoff": 1}
+            case "crashes":
+                told["fates"] = ["crash"] * rng.randint(1, 2) + ["return"]
+            case "limited":
+                given |= {"needs": (Need("one", "one", LIMIT),), "rules": (Rule("one", 1),)}
+                told["ms"] = rng.choice((300, 2000, 6000))
+                told["stubborn"] = rng.choice((0, 0, 400))
+            case "once":
+                options["at_most_once"] = True
+            case "child" if known:
+                given["after"] = (Edge(rng.choice(known), "finished"),)
+            case "delayed":
+                given["delay"] = rng.randint(1, 3 * SECOND)
+            case "key":
+                given["identity"] = "the same"
+        return NewJob(task=TASK, args=json.dumps(told).encode(), options=json.dumps(options), **given)
+
+    # what goes wrong
+
+    def _do(self, deed: str) -> None:
+        world, rng = self.world, self.world.rng
+        nodes = sorted(world.nodes.values(), key=lambda node: node.name)
+        node: SimNode | None = rng.choice(nodes) if nodes else None
+        known = [asked.id for asked in self.asked if asked.id is not None]
+        span = LEASE * rng.choice((0.3, 0.9, 1.5, 2.5))
+        if node is not None and deed in ("kill worker", "kill node", "pause node", "cut node", "drain"):
+            self._hit(node, deed, span)
+        elif deed == "outage":
+            world.hits.add(deed)
+            world.down = True
+            for each in nodes:
+                each.set_cut(each.cut)
+            world.at(span, self._outage_ends)
+        elif deed in ("cancel", "hold") and known:
+            world.hits.add(deed)
+            with suppress(StoreError):
+                job = rng.choice(known)
+                self._client.cancel(job, None) if deed == "cancel" else self._hold(job)
+
+    def _outage_ends(self) -> None:
+        self.world.down = False
+
+    def _hit(self, node: SimNode, deed: str, span: float) -> None:
+        world = self.world
+        workers = node.workers()
+        if deed == "kill worker" and workers:
+            world.hits.add(deed)
+            victim = world.rng.choice(workers)
+            if victim.run is not None:
+                victim.run.disturbed = True
+            victim.die(signal.SIGKILL)
+        elif deed == "kill node":
+            world.hits.add(deed)
+            node.die()
+        elif deed == "pause node" and not node.paused:
+            world.hits.add(deed)
+            node.pause()
+            world.at(span, node.resume)
+        elif deed == "cut node":
+            world.hits.add(deed)
+            node.set_cut(True)
+            world.at(span, partial(node.set_cut, False))
+        elif deed == "drain" and not node.paused:
+            world.hits.add(deed)
+            node.drain()
+
+    def _hold(self, job: int) -> None:
+        if self._client.hold(job, "sim"):
+            self.world.at(2 * SECOND, partial(self._resume, job))
+
+    def _resume(self, job: int) -> None:
+        try:
+            if not self._client.resume(job) and self._client.states([job]).get(job) != "held":
+                return
+        except StoreError:
+            self.world.at(SECOND, partial(self._resume, job))
+
+    # in the end
+
+    def _rows(self) -> list[tuple[Any, ...]]:
+        with self.world.database.statement() as tx:
+            return tx.select(
+                "SELECT id, state, attempt, result, args, reason, options, schedule_id, node, parked_on FROM genba.job"
+            )
+
+    def _drained(self) -> bool:
+        with self.world.database.statement() as tx:
+            left = tx.select(
+                "SELECT 1 FROM genba.job WHERE finished_at IS NULL AND state <> 'held' "
+                "AND schedule_id IS NULL LIMIT 1"
+            )
+        return not left and self.world.now > FAULTS
+
+    def _left(self) -> list[tuple[Any, ...]]:
+        return [row for row in self._rows() if row[1] not in ("succeeded", "failed", "timed_out", "cancelled")]
+
+    def check(self) -> None:
+        rows = {row[0]: row for row in self._rows()}
+        runs: dict[int, list[Run]] = defaultdict(list)
+        for run in self.world.runs:
+            runs[run.job].append(run)
+        self._check_nothing_is_lost_or_doubled(rows)
+        for id, (_, state, attempt, result, _, reason, options, *_) in rows.items():
+            self._check_job(id, state, attempt, result, reason, json.loads(options or "{}"), runs[id])
+        self._check_limit(rows)
+        faults = self._client.verify().faults
+        assert faults == [], faults
+
+    def _check_nothing_is_lost_or_doubled(self, rows: dict[int, tuple[Any, ...]]) -> None:
+        numbers = [json.loads(row[4])["n"] for row in rows.values() if row[7] is None]
+        assert len(numbers) == len(set(numbers)), "a job is there twice"
+        for one in self.asked:
+            assert one.id is None or one.id in rows, f"job {one.id} was promised and is gone"
+        identities = [row for row in rows.values() if _number(row) in self._with_key() and row[1] == "held"]
+        assert len(identities) <= 1
+
+    def _with_key(self) -> set[int]:
+        return {one.number for one in self.asked if one.kind == "key"}
+
+    def _check_job(
+        self, id: int, state: str, attempt: int, result: bytes | None, reason: str | None,
+        options: dict[str, Any], runs: list[Run],
+    ) -> None:  # fmt: skip
+        fences = [(run.attempt, run.claim) for run in runs]
+        assert len(fences) == len(set(fences)), f"job {id}: one fence, two runs"
+        done = {(run.attempt, run.claim) for run in runs if run.completed}
+        if state == "succeeded":
+            assert result is not None
+            wrote = tuple(json.loads(result))
+            assert wrote in done, f"job {id}: its result comes from a run that never returned"
+            assert wrote[0] == attempt, f"job {id}: attempt {wrote[0]} has written over attempt {attempt}"
+        if state == "held":
+            assert reason, f"job {id} is held without a reason"
+        if options.get("at_most_once"):
+            assert len(runs) <= 1, f"job {id} must run once at most, and ran {len(runs)} times"
+        for before in runs:
+            for after in runs:
+                if before.began < after.began < (before.ended or self.world.now):
+                    assert before.disturbed, f"job {id}: two live attempts, and nothing had happened"
+            again = before.completed and any(run.began > before.began for run in runs)
+            assert not again or before.disturbed or self._failing, f"job {id} had returned, and ran again"
+
+    @property
+    def _failing(self) -> bool:
+        return bool(self.world.mood.before or self.world.mood.after or self.world.mood.pause)
+
+    def _check_limit(self, rows: dict[int, tuple[Any, ...]]) -> None:
+        limited = {one.number for one in self.asked if one.kind == "limited"}
+        inside = sorted(
+            (run.began, run.ended if run.ended is not None else self.world.now, run.job)
+            for run in self.world.runs
+            if _number(rows[run.job]) in limited
+        )
+        for (_, ended, job), (began, _, other) in pairwise(inside):
+            assert began >= ended, f"jobs {job} and {other} ran at a time, and one may"
+
+
+def _number(row: tuple[Any, ...]) -> int:
+    return int(json.loads(row[4])["n"])
+
+
+def _interval() -> Wanted:
+    job = NewJob(task=TASK, args=json.dumps({"n": -1, "ms": 20, "fates": ["return"]}).encode())
+    return Wanted(name="often", rule=When(every=2 * SECOND, max_runs=4), job=job)

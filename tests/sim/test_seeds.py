@@ -1,0 +1,63 @@
+"""Many small worlds, each out of a seed: whatever goes wrong in them, nothing is lost, and in the end all is done.
+
+A seed that fails is named in the failure, and becomes a test of its own in `test_found.py`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from tests.sim.story import Story
+from tests.sim.world import Stage
+
+COUNT = 120  # what fits into ten seconds of a busy core
+EVERY = {
+    "kill worker", "kill node", "pause node", "cut node", "outage", "cancel", "hold", "drain",
+    "failed before it happened", "failed after it happened", "paused at a call", "guard", "declared dead",
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _silence() -> Iterator[None]:
+    """Nodes in trouble say so, thousands of times."""
+    logging.getLogger("genba").setLevel(logging.CRITICAL + 1)
+    yield
+    logging.getLogger("genba").setLevel(logging.NOTSET)
+
+
+def play(stage: Stage, seed: int) -> set[str]:
+    """What has gone wrong in this world; AssertionError with its number if that has done harm."""
+    story = Story(stage.world(seed))
+    try:
+        story.play()
+        story.check()
+    except AssertionError as error:
+        raise AssertionError(f"seed {seed}: {error}") from error
+    return story.world.hits
+
+
+@pytest.mark.parametrize("first", [0, *(pytest.param(n, marks=pytest.mark.soak) for n in range(1_000, 31_000, 1_000))])
+def test_whatever_goes_wrong_nothing_is_lost_or_doubled_and_all_is_done_in_the_end(first):
+    stage = Stage()
+    hits: Counter[str] = Counter()
+
+    for seed in range(first, first + (1_000 if first else COUNT)):
+        hits.update(play(stage, seed))
+
+    assert hits.keys() >= EVERY, f"never seen: {EVERY - hits.keys()}"
+
+
+def test_a_seed_gives_the_same_history_again():
+    stage = Stage()
+    lives = []
+    for _ in range(2):
+        story = Story(stage.world(11))
+        story.play()
+        lives.append([(run.attempt, run.began, run.ended, run.completed) for run in story.world.runs])
+
+    assert lives[0] == lives[1]
+    assert lives[0]

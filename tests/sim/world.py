@@ -1,0 +1,209 @@
+"""A world in one thread: the real Store on SQLite in memory, real brains, desks and keepers; all else is played.
+
+Played are the clock, the network between nodes and database, the bells, the processes below a node, and whatever
+goes wrong with them, all of it out of one seed: the same seed gives the same history, up to the names of claims.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from genba.domain.clock import ManualClock
+from genba.errors import StoreUnreachable
+from genba.storage.bells import FileBells
+from genba.storage.database import TABLES, AnswerLost, Query, load_queries
+from genba.storage.place import Place
+from genba.storage.presence import FilePresence
+from genba.storage.records import JOB_COLUMNS, NodeRecord
+from genba.storage.sqlite import SqliteDatabase, Tx
+from genba.storage.store import Store
+
+MS = 1_000
+SECOND = 1_000_000
+START = 1_767_225_600 * SECOND
+LEASE = 5 * SECOND
+
+
+@dataclass
+class Run:
+    """A worker was in a job, from `began` on, whatever the database came to know of it."""
+
+    job: int
+    attempt: int
+    claim: int
+    began: int
+    ended: int | None = None
+    completed: bool = False
+    disturbed: bool = False  # its node was hit by something while it ran
+
+
+@dataclass
+class Mood:
+    """How bad this world is: chances, of each call or of each second."""
+
+    before: float = 0.0  # a call fails, and nothing has happened
+    after: float = 0.0  # a call fails, and it has happened
+    pause: float = 0.0  # a node is paused where it stands, at a call
+    lost_bell: float = 0.2
+
+
+@dataclass
+class World:
+    rng: random.Random
+    clock: ManualClock
+    database: SqliteDatabase
+    mood: Mood = field(default_factory=Mood)
+    runs: list[Run] = field(default_factory=list)
+    hits: set[str] = field(default_factory=set)  # what has gone wrong so far
+    nodes: dict[int, Any] = field(default_factory=dict)  # by id, those that live
+    down: bool = False  # the database, for everybody
+    quiet: bool = False  # nothing goes wrong any more
+
+    def __post_init__(self) -> None:
+        self._agenda: list[tuple[int, int, Callable[[], None], Any]] = []
+        self._count = 0
+        self._depth = 0
+
+    # time
+
+    @property
+    def now(self) -> int:
+        return self.clock.boot()
+
+    def at(self, delay: float, act: Callable[[], None], owner: Any = None) -> None:
+        """In so many micros; not while its owner is paused, and never if that is dead by then."""
+        self._count += 1
+        heapq.heappush(self._agenda, (self.now + int(delay), self._count, act, owner))
+
+    def run(self, until: int, done: Callable[[], bool] = lambda: False) -> bool:
+        """Until that moment, or until it is done; whether it is."""
+        while self._agenda and self._agenda[0][0] <= until:
+            moment, _, act, owner = heapq.heappop(self._agenda)
+            self.clock.advance(max(0, moment - self.now) / SECOND)
+            if owner is not None and not owner.alive:
+                continue
+            if owner is not None and owner.paused:
+                owner.late.append(act)
+                continue
+            act()
+            if done():
+                return True
+        self.clock.advance(max(0, until - self.now) / SECOND)
+        return done()
+
+    # what goes wrong at a call
+
+    def happens(self, chance: float) -> bool:
+        return not self.quiet and chance > 0 and self.rng.random() < chance
+
+    def pause_here(self, node: Any) -> None:
+        """The world goes on without this node, which stands in the middle of something."""
+        if self._depth < 2 and node is not None and node.alive and not node.paused:
+            self._depth += 1
+            self.hits.add("paused at a call")
+            node.pause()
+            self.run(self.now + int(LEASE * self.rng.choice((0.1, 0.5, 1.2, 2.5))))
+            node.resume()
+            self._depth -= 1
+
+    def ring(self) -> None:
+        for node in list(self.nodes.values()):
+            if not self.happens(self.mood.lost_bell):
+                self.at(self.rng.uniform(0, 3 * MS), node.rung, node)
+
+
+class Unsteady(SqliteDatabase):
+    """The way to the one database, of a node or a client: calls fail before or after they happen, or take a while."""
+
+    def __init__(self, world: World, node: Any = None) -> None:
+        vars(self).update(vars(world.database))  # the same connection
+        self._world = world
+        self._node = node
+
+    @contextmanager
+    def transaction(self) -> Iterator[Tx]:
+        world = self._world
+        self._check()
+        if world.happens(world.mood.pause):
+            world.pause_here(self._node)
+            self._check()
+        if world.happens(world.mood.before):
+            world.hits.add("failed before it happened")
+            raise StoreUnreachable("sim: refused")
+        with super().transaction() as tx:
+            yield tx
+        world.clock.advance(0.0002)
+        if world.happens(world.mood.pause):
+            world.pause_here(self._node)
+            if self._node is not None and not self._node.alive:
+                raise Gone
+        if world.happens(world.mood.after):
+            world.hits.add("failed after it happened")
+            raise AnswerLost("sim: the answer was lost")
+
+    @contextmanager
+    def statement(self) -> Iterator[Tx]:
+        self._check()
+        with super().statement() as tx:
+            yield tx
+
+    def _check(self) -> None:
+        if self._node is not None and not self._node.alive:
+            raise Gone
+        if self._world.down or (self._node is not None and self._node.cut):
+            raise StoreUnreachable("sim: nobody answers")
+
+
+class Gone(BaseException):
+    """The process that made this call has been killed meanwhile."""
+
+
+class Whispers(FilePresence):
+    """Locks that death frees at once, bells that may be lost or late."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(None)
+        self._world = world
+
+    def gone(self, node: NodeRecord) -> bool:
+        return node.id not in self._world.nodes
+
+    def ring(self, namespace: str, queue: str | None, jobs: int = 1) -> None:
+        self._world.ring()
+
+    def knock(self, node: int) -> None:
+        if node in self._world.nodes and not self._world.happens(self._world.mood.lost_bell):
+            known = self._world.nodes[node]
+            self._world.at(self._world.rng.uniform(0, 3 * MS), known.rung, known)
+
+
+def a_store(world: World, node: Any = None) -> Store:
+    store = Store(Unsteady(world, node), Whispers(world), FileBells(None), "default", LEASE, world.clock)
+    store.by = lambda: "sim"
+    return store
+
+
+class Stage:
+    """One database in memory for many worlds: to empty it is quicker than to make it."""
+
+    def __init__(self) -> None:
+        queries = {
+            name: Query(name, query.text.replace("{columns}", JOB_COLUMNS), query.columns, query.literals)
+            for name, query in load_queries("sqlite").items()
+        }
+        self._database = SqliteDatabase(Place(None, "apsw", False), queries, ManualClock(START))
+        Store(self._database, FilePresence(None), FileBells(None), "default", LEASE).install()
+
+    def world(self, seed: int) -> World:
+        with self._database.transaction() as tx:
+            for table in sorted(TABLES - {"migration", "sequence", "namespace"}):
+                tx.select(f"DELETE FROM genba.{table}")
+        random.seed(seed)  # keepers and rescuers take theirs from here
+        clock = ManualClock(START)
+        self._database.clock = clock
+        return World(random.Random(seed), clock, self._database)
