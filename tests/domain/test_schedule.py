@@ -35,6 +35,14 @@ def test_no_run_of_an_interval_comes_before_the_end_of_the_one_before(every, mom
     assert found == (ended + every if reference == "end" else max(ended, started + every))
 
 
+@given(every=lengths, back=lengths, reference=st.sampled_from(["start", "end"]), base=st.none() | moments)
+def test_a_run_during_which_the_clock_was_set_back_is_followed_within_one_interval(every, back, reference, base):
+    for rule in (Rule(every=every, reference=reference, base=base), Rule(every=-1)):
+        found = after_run(rule, moment=NOW, started=NOW, ended=NOW - back, runs=1, failures=0)
+        assert found is not None
+        assert NOW - back <= found <= NOW - back + max(every, 100 * MILLISECOND)
+
+
 @given(failures=st.integers(0, 100), ran=st.integers(0, SECOND))
 def test_again_at_once_keeps_its_distance_and_backs_off(failures, ran):
     found = after_run(Rule(every=-1), moment=NOW, started=NOW, ended=NOW + ran, runs=1, failures=failures)

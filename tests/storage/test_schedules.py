@@ -233,6 +233,19 @@ def test_after_a_jump_of_the_clock_cron_is_back_within_a_minute_without_a_storm(
     assert all((job.moment or 0) <= job.due_at <= clock.now() for job in runs(store) if job.id not in old)
 
 
+def test_a_moment_between_the_jump_and_its_discovery_is_not_lost(store, clock, url):
+    made(store, cron="* * * * *")
+    clock.advance("1m")
+    turn(store)
+    clock.set(START - DAY + 59 * SECOND)
+    clock.advance("3s")  # a keeper looks once a second
+    assert store.schedules.replan(set_back=True) == 1
+    turn(store)
+    turn(store)
+    assert jobs_made(store, url) == [-DAY + MINUTE, MINUTE]
+    assert store.schedules.named("s").next_at == START - DAY + 2 * MINUTE
+
+
 # intervals
 
 

@@ -102,15 +102,17 @@ def after_run(
     """
     every = rule.every
     assert every is not None
-    over = max(ended, moment)  # one that was cancelled before its moment stands for that moment
+    # One that was cancelled before its moment stands for that moment.  One that has run may lie ahead of its end:
+    # then the clock was set back.
+    over = max(ended, moment) if started is None else ended
+    begun = moment if started is None else min(started, ended)
     if every == AT_ONCE:
-        begun = moment if started is None else started
         least = LEAST_GAP * 2 ** min(failures, 20) if failures else 0
         found = max(over + min(least, LONGEST_BACKOFF), begun + LEAST_GAP)
     elif rule.base is not None:
         found = _slot(rule.base, every, over)
     elif rule.reference == "start":
-        found = max(over, (moment if started is None else started) + every)
+        found = max(over, begun + every)
     else:
         found = over + every
     return rule.more(runs, found)

@@ -37,6 +37,7 @@ PARK = 5.0
 KEEP_TOPICS = 3_600_000_000  # a slow listener is cut off after that
 REPLAN = 60.0
 SET_BACK = 1_000_000  # less than this is no jump of the clock
+SET_BACK_FOR = 20.0  # seconds: more than a lease, until all have heard the new time
 LIMITS = 1.0
 KEEP_EVENTS = 7 * 86_400_000_000
 
@@ -113,7 +114,7 @@ class Keeper(threading.Thread):
         self._schedules = schedules
         self._declared = False
         self._latest: Micros = 0
-        self._was_set_back = False
+        self._set_back_until = 0.0
         self._pruning = False
         self._boot_id = boot_id
         self._clock = clock
@@ -245,7 +246,9 @@ class Keeper(threading.Thread):
         work = chores.work
         due = chores.next_due
         if chores.now < self._latest - SET_BACK:
-            self._was_set_back, self._next["replan"] = True, 0.0
+            log.warning("the clock was set back; what would wait for its old time is planned anew")
+            self._set_back_until = time.monotonic() + SET_BACK_FOR
+            self._next["beat"] = self._next["replan"] = 0.0
             self._poked.set()
         self._latest = chores.now
         if chores.next_tick is not None and chores.next_tick <= chores.now:
@@ -298,13 +301,12 @@ class Keeper(threading.Thread):
         schedules.still_declared([one.name for one in self._schedules])
         for name in schedules.pause_abandoned():
             log.warning("schedule %s is paused: no live node declares it", name)
-        schedules.replan()
-        mended = self._store.setback.mend()
-        if self._was_set_back:
-            log.warning("the clock was set back; what would wait for its old time is planned anew")
-            mended += self._store.setback.mend_retries()
-            self._was_set_back = False
-        if mended:
+        set_back = time.monotonic() < self._set_back_until
+        moved = schedules.replan(set_back) + self._store.setback.mend()
+        if set_back:
+            moved += self._store.setback.mend_retries()
+            self._next["replan"] = time.monotonic() + SET_BACK_FOR / 4  # others may not know it yet
+        if moved:
             self._poked.set()
 
     def _rescue(self) -> None:

@@ -110,7 +110,8 @@ def _other_end(floor: Floor, hand: Hand, held: Held, result: wire.Result, now: M
                 wants = "fail"
             end = End(cause=Cause.EXCEPTION, started=True, wants=wants, reason=reason)
     if wants == "retry":
-        retry_at = extra["delay"] + floor.skew if "delay" in extra else extra.get("at")
+        # So long after its end: as a moment it would be wrong if this machine's clock was just set.
+        retry_at = floor.wall(now) + extra["delay"] - result.ended if "delay" in extra else extra.get("at")
         end = replace(end, retry_at=retry_at, free_retry=extra.get("free", False))
     return replace(
         floor.ending(held, end, now),

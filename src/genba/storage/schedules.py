@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from genba.domain.duration import DAY, Micros, to_datetime
-from genba.domain.schedule import Rule, Skip, after_run, due, first, latest_start, latest_wait, passed, spread
+from genba.domain.schedule import ON_TIME, Rule, Skip, after_run, due, first, latest_start, latest_wait, passed, spread
 from genba.errors import KeyTaken, ScheduleNotFound, StoreError, TaskDisabled, TaskFull
 from genba.storage.database import Database, Tx
 from genba.storage.records import Edge, Enqueued, JobId, NewJob
@@ -374,8 +374,11 @@ class Schedules:
             row, _ = self._make(tx, row, moment, (Edge(busy[-1].id, "finished"),) if busy else ())
         return replace(row, next_at=plan.next_at)
 
-    def replan(self) -> int:
-        """Look at all: after a clock was set back nothing must wait for a moment it has had; how many have moved."""
+    def replan(self, set_back: bool = False) -> int:
+        """Look at all: after a clock was set back nothing must wait for a moment it has had; how many have moved.
+
+        `set_back`: it was, a moment ago.  What was due since then counts; a moment that has had its run has its tick.
+        """
         moved = 0
         for row in self.all():
             if row.paused:
@@ -383,7 +386,7 @@ class Schedules:
             with self._db.statement() as tx:
                 now = tx.now()
             if not row.rule.is_interval:
-                moved += self._replan_cron(row, now)
+                moved += self._replan_cron(row, now - ON_TIME if set_back else now)
             elif row.next_at is None:
                 moved += self._replan_interval(row, now)
         return moved
