@@ -196,9 +196,9 @@ def allot(buckets: Mapping[str, Bucket], waiters: Sequence[Waiter], now: Micros)
         line = buckets[waiter.line]
         if waiter.line in over:
             continue
-        unseen = {need.name for need in waiter.needs} - buckets.keys()
+        unseen = [need.name for need in waiter.needs if need.name not in buckets]  # a set less all keys walks the keys
         if unseen:
-            done.unseen |= unseen
+            done.unseen.update(unseen)
             over.add(waiter.line)
             continue
         if line.ordered:

@@ -492,7 +492,7 @@ class Limits:
         return found
 
     def _write(self, tx: Tx, buckets: Iterable[Bucket]) -> None:
-        changed = [bucket.values() for bucket in buckets if bucket.changed]
+        changed = [(*bucket.values(), bucket.template, bucket.n) for bucket in buckets if bucket.changed]
         tx.batch("fill_buckets", changed, namespace=self._namespace)
 
 

@@ -41,7 +41,7 @@ SELECT :namespace, :name, l.template, COALESCE(l.override, l.n), l.ordered, l.pe
 SELECT name, template, n, ordered, per, burst, taken, owner, full_at, next_at
   FROM genba.bucket WHERE namespace = :namespace AND name = :name;
 
--- name: fill_buckets(name, taken, owner, full_at, next_at)
+-- name: fill_buckets(name, taken, owner, full_at, next_at, template, n)
 UPDATE genba.bucket SET taken = :taken, owner = :owner, full_at = :full_at, next_at = :next_at WHERE namespace = :namespace AND name = :name;
 
 -- name: park(id, line, ordered)

@@ -40,12 +40,12 @@ SELECT name, template, n, ordered, per, burst, taken, owner, full_at, next_at
 SELECT name, template, n, ordered, per, burst, taken, owner, full_at, next_at
   FROM genba.bucket WHERE namespace = :namespace AND name = ANY(:name) ORDER BY name FOR UPDATE SKIP LOCKED;
 
--- name: fill_buckets(name, taken, owner, full_at, next_at)
--- Not joined to the batch: without statistics the planner would compare each with each.
-UPDATE genba.bucket AS b
-   SET (taken, owner, full_at, next_at) = (SELECT (CAST(:taken AS bigint[]))[p], (CAST(:owner AS bigint[]))[p], (CAST(:full_at AS bigint[]))[p],
-                                                  (CAST(:next_at AS bigint[]))[p] FROM array_position(CAST(:name AS text[]), b.name) AS p)
- WHERE b.namespace = :namespace AND b.name = ANY(:name);
+-- name: fill_buckets(name, taken, owner, full_at, next_at, template, n)
+-- They are there, and ours; written so that each is found by the primary key.  Joined to the batch, the planner would, without
+-- statistics, compare each with each.
+INSERT INTO genba.bucket AS b (namespace, name, taken, owner, full_at, next_at, template, n)
+SELECT :namespace, e.* FROM unnest(:name, :taken, CAST(:owner AS bigint[]), CAST(:full_at AS bigint[]), CAST(:next_at AS bigint[]), :template, :n) AS e
+    ON CONFLICT (namespace, name) DO UPDATE SET taken = excluded.taken, owner = excluded.owner, full_at = excluded.full_at, next_at = excluded.next_at;
 
 -- name: heads
 SELECT e.line, j.id, j.rank, j.buckets, j.state
