@@ -107,7 +107,7 @@ _SKIP = 0xFFFFFFFF
 _LOGGED = 4096 // 8  # words of another page: how many bytes the job has written,
 _WAITING, _REFUSED = _LOGGED + 2, _LOGGED + 3  # ... the job that waits for others, and that it must not
 _LOCKED = _LOGGED + 1
-_STARTED, _PID, _DOOMED = _LOGGED + 4, _LOGGED + 5, _LOGGED + 6
+_STARTED, _PID, _DOOMED, _HIT = range(_LOGGED + 4, _LOGGED + 8)
 _LOG = _RING + _RING_SIZE
 LOG_END = 1 << 15  # of what a job writes, so much from the beginning and so much from the end is kept
 SIZE = _LOG + 2 * LOG_END
@@ -183,6 +183,13 @@ class Slate:
     def doomed(self) -> int | None:
         word = self._words[_DOOMED]
         return word - 1 if word else None
+
+    def hit(self) -> None:
+        """Somebody else than the node has told this worker to go."""
+        self._words[_HIT] = 1
+
+    def was_hit(self) -> bool:
+        return self._words[_HIT] != 0
 
     def drain(self) -> None:
         self._words[_DRAIN] = 1

@@ -7,6 +7,7 @@ import random
 import signal
 from collections import deque
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import msgspec
@@ -73,6 +74,7 @@ class FakeWorker:
         self.signals: list[int] = []
         self.drains = self.dismissed = False
         self.pid = 0
+        self.hit = False
 
     def give(self, serial: int, given: Iterable[wire.Job]) -> None:
         self.unread.extend((wire.place(serial, index), job) for index, job in enumerate(given))
@@ -106,7 +108,8 @@ class FakeWorker:
         self.beats += 1
 
     def sight(self) -> Sight:
-        return Sight(self.place, self.phase, self.beats, self.looked, self.noted, locked=self.locked, pid=self.pid)
+        seen = Sight(self.place, self.phase, self.beats, self.looked, self.noted, locked=self.locked)
+        return replace(seen, pid=self.pid, hit=self.hit)
 
 
 class Stage:
@@ -1417,10 +1420,30 @@ def test_a_stray_sigterm_is_a_release_uncounted() -> None:
     stage = a_stage()
     stage.claimed(a_job(1))
     stage.start()
+    stage.workers[1].hit = True
+    stage.tick()
+    assert stage.workers[1].signals == []
+    stage.tick(SECOND // 2)
+    assert stage.workers[1].signals == [signal.SIGTERM]
 
     stage.end(1, wire.STOPPED, payload=an_error())
 
     assert (stage.ending(1).state, stage.ending(1).cause, stage.ending(1).error) == ("waiting", "drain", None)
+
+
+def test_a_sigterm_to_all_processes_is_a_drain_and_the_job_has_its_time() -> None:
+    stage = a_stage(grace=30 * SECOND)
+    stage.claimed(a_job(1))
+    stage.start()
+    stage.workers[1].hit = True
+    stage.tick()
+    stage.drain()
+
+    stage.tick(29 * SECOND)
+    assert stage.workers[1].signals == []
+    stage.tick(SECOND)
+    stage.tick()
+    assert stage.workers[1].signals == [signal.SIGTERM]
 
 
 def test_a_success_that_the_store_refused_ends_as_cancelled_if_it_is_still_ours() -> None:

@@ -471,10 +471,14 @@ def test_a_sigterm_that_comes_too_late_hits_nobody_else() -> None:
     assert result.payload == b'"slept"'
 
 
-def test_a_stray_sigterm_stops_the_job_and_then_the_worker_leaves() -> None:
+def test_after_a_stray_sigterm_the_node_says_what_becomes_of_the_job_and_then_the_worker_leaves() -> None:
     with in_process(sleep_long) as (end, pid):
         end.give(1, ("sleep_long", {}))
         eventually(lambda: end.line.sight().noted, within=5)
+        os.kill(pid, signal.SIGTERM)
+        eventually(lambda: end.line.sight().hit, within=5)
+        assert _running(end)
+        end.line.slate.ask_to_stop(wire.place(1, 0))
         os.kill(pid, signal.SIGTERM)
         eventually(lambda: _ended(pid), within=5)
         (result,) = end.hear(1)

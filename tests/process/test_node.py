@@ -284,6 +284,22 @@ def test_a_second_signal_hurries(jobs, node, path):
     assert (job.refresh().state, job.crashes) == ("waiting", 0)
 
 
+@pytest.mark.parametrize("task", ["wait_for", "wait_for_later"])
+def test_a_sigterm_to_all_processes_of_a_node_is_a_drain_like_any_other(jobs, node, path, task):
+    """As a service manager sends it."""
+    started_node = node("--grace", "60s")
+    job = getattr(jobs, task).enqueue(str(path))
+    started(path)
+    for pid in reversed(started_node.tree()):   # the workers first
+        os.kill(pid, signal.SIGTERM)
+    eventually(lambda: "draining" in started_node.log)
+    path.touch()
+
+    assert started_node.wait() == 0
+    assert job.refresh().state == "succeeded"
+    assert [attempt.cause for attempt in job.attempts] == ["returned"]
+
+
 def test_a_stray_sigterm_to_a_worker_is_a_release(shop, path):
     jobs = shop.jobs
     job = jobs.wait_for.enqueue(str(path))

@@ -28,7 +28,7 @@ from genba.node.results import leave_seat, refused, take_results
 from genba.node.seats import Seats
 from genba.node.settings import NodeSettings
 from genba.node.staffing import Staffing
-from genba.node.stopping import end_drain, press, stop_for, watch
+from genba.node.stopping import end_drain, press, release_hit, stop_for, watch
 from genba.storage.records import Claimed, Ending, JobId, Micros, Success
 from genba.storage.verdicts import UNREADABLE, read_options
 
@@ -446,6 +446,8 @@ class Brain:
             sight = sights.get(hand.slot)
             if sight is not None and hand.outstanding:
                 watch(self._floor, actions, hand, sight, now)
+            if sight is not None and sight.hit:
+                release_hit(self._floor, actions, hand, sights, now)
             press(self._floor, actions, hand, sight, now)
             if hand.told_to_go is not None and now - hand.told_to_go >= LEAVE_WITHIN:
                 actions.append(Signal(hand.slot, signal.SIGKILL))

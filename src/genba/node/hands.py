@@ -33,6 +33,7 @@ class Sight:
     locked: bool = False  # the job has taken locks
     started: int = 0  # micros by this machine's wall clock; 0: not known
     pid: int = 0  # of the job's own process; 0: it is the worker's
+    hit: bool = False  # somebody else has told the worker to go
 
 
 @dataclass(slots=True)
@@ -138,6 +139,7 @@ class Hand:
     beat_at: Micros = 0
     noted: int = 0
     noted_at: Micros = 0
+    hit_at: Micros | None = None  # when it was seen that somebody else has told it to go
     stop: Stop | None = None
     leaving: bool = False
     told_to_go: Micros | None = None

@@ -240,4 +240,5 @@ def sight(slate: wire.Slate) -> Sight:
         waits=slate.waits(place),
         started=slate.started(),
         pid=slate.pid(),
+        hit=slate.was_hit(),
     )

@@ -13,6 +13,7 @@ from genba.node.hands import Hand, Held, Sight, Stop, Use
 from genba.storage.records import Micros
 
 MARK_AFTER = 1 * SECOND
+HIT_ALONE = SECOND // 2  # then a signal was for one worker, and not for the whole node
 BY_WORKER = SECOND // 2  # for a worker to end the process of its job
 DRAIN_KILL = 1 * SECOND  # a node is gone 2 s after its grace: one is for the sweep and the last writes
 
@@ -106,6 +107,24 @@ def press(floor: Floor, actions: list[Action], hand: Hand, sight: Sight | None, 
         stop.termed = True
         seated = hand.host is not None
         actions.append(Interrupt(hand.slot, stop.place) if seated else Signal(hand.slot, signal.SIGTERM))
+
+
+def release_hit(floor: Floor, actions: list[Action], hand: Hand, sights: dict[int, Sight], now: Micros) -> None:
+    """Somebody else has told this worker to go, and it will: what it runs goes back.
+
+    Unless we hear soon that we shall drain: a service manager tells all processes at once, and then a job has its time.
+    """
+    if hand.hit_at is None:
+        hand.hit_at, hand.leaving = now, True
+        if hand.host is None and hand.outstanding > 1:
+            actions.append(TakeBack(hand.slot))
+    if now - hand.hit_at < HIT_ALONE or floor.draining:
+        return
+    for number in (hand.slot, *hand.seats):
+        busy, sight = floor.hands[number], sights.get(number)
+        held = busy.at(sight.place) if sight and sight.phase == wire.RUNNING else None
+        if sight and held and busy.stop is None:
+            busy.stop = Stop(sight.place, Cause.DRAIN, now, now + held.options.grace)
 
 
 def end_drain(floor: Floor, sights: dict[int, Sight], now: Micros) -> None:

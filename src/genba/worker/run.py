@@ -114,6 +114,7 @@ class Worker:
         self._child = 0  # the process that runs the job, if it is not this one
         self._pid: int | None = None  # of that process, in it
         self._stoppable: Callable[[], None] | None = None
+        self._bow_out: Callable[[], None] | None = None  # while it runs several jobs at a time
         self._loop: asyncio.Runner | None = None
         self._signalled = False
         self._missed = False  # a signal that came before there was anything to stop
@@ -298,11 +299,11 @@ class Worker:
         loop = self._event_loop()
         shared = self._shared = self._shared or Shared(self, self._app, self._sock, self._tokens, self._frames)
         self._capture.on, self._capture.sink = True, shared
-        self._stoppable = lambda: void(loop.call_soon_threadsafe(shared.release))
+        self._bow_out = lambda: void(loop.call_soon_threadsafe(shared.bow_out))
         try:
             return loop.run_until_complete(shared.serve(seats, heard))
         finally:
-            self._stoppable = None
+            self._bow_out = None
             self._capture.on, self._capture.sink = False, self._slate
             self._leaving = self._leaving or shared.leaving
 
@@ -575,23 +576,28 @@ class Worker:
     def on_sigterm(self, signum: int, frame: Any) -> None:
         """The node wants this job to stop, or somebody wants this process to."""
         asked = self._slate.asked_to_stop()
-        if asked is not None and asked != self._place:
-            return  # it was meant for a job that has just ended
         if asked is None:
-            self._leaving = True
-        if self._child:
+            self._go()
+        elif asked != self._place:
+            return  # it was meant for a job that has just ended
+        elif self._child:
             self._pass_on(self._child)
-            return
-        stop = self._stoppable
-        if stop is not None:
-            self._stoppable = None
+        elif self._stoppable is not None:
+            stop, self._stoppable = self._stoppable, None
             self._signalled = True
             stop()
-        elif asked is not None:
+        else:
             self._missed = True
-        elif self._idle:
+
+    def _go(self) -> None:
+        """Told so by somebody else than the node, who will say what becomes of the job that runs."""
+        self._leaving = True
+        if self._idle:
             self._idle = False
-            raise _Dismissed  # by somebody else than the node
+            raise _Dismissed
+        self._slate.hit()
+        if self._bow_out is not None:
+            self._bow_out()
 
 
 _BELL = wire.frame((wire.BELL,))

@@ -117,12 +117,16 @@ class Shared:
         if seat is not None:
             seat.slate.write(text)
 
-    def release(self) -> None:
-        """Somebody wants this process to go: all its jobs go back."""
+    def bow_out(self) -> None:
+        """Somebody wants this process to go: no more jobs after these."""
         self.leaving = True
+        self._end_if_empty()
+
+    def release(self) -> None:
+        """There is no node any more."""
         for seat in list(self._busy):
             seat.leave()
-        self._end_if_empty()
+        self.bow_out()
 
     def _hear(self) -> None:
         try:
@@ -146,8 +150,7 @@ class Shared:
                 case [wire.SHARE, 0]:
                     self._end()
                 case [wire.EXIT]:
-                    self.leaving = True
-                    self._end_if_empty()
+                    self.bow_out()
 
     def _start(self, seat: Seat, serial: int, job: wire.Job) -> None:
         self._busy.add(seat)
