@@ -10,7 +10,7 @@ WORKERS ?= $(shell expr $$(nproc) + 1)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test check lint types layers bench soak clean
+.PHONY: help venv demo test check lint types layers bench guard soak clean
 
 help:             ## this list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -30,7 +30,7 @@ demo: $(READY)    ## genba at work, on a database that is thrown away
 test: $(READY)    ## the tests, on SQLite and PostgreSQL; ARGS="-k sqlite" goes to pytest, WORKERS=0 is one by one
 	@$(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder $(ARGS)
 
-check: lint types layers test demo   ## what CI runs
+check: lint types layers test guard demo   ## what CI runs
 
 lint: $(READY)    ## ruff
 	@$(BIN)/ruff check --output-format=concise
@@ -43,6 +43,9 @@ layers: $(READY)  ## who may import whom
 
 bench: $(READY)   ## how fast it is here, beside the limits of this machine
 	@$(BIN)/genba bench $(ARGS)
+
+guard: $(READY)   ## has the drain become slower? beside the limit of the same minute
+	@$(BIN)/python benchmarks/guard.py $(ARGS)
 
 soak: $(READY)    ## the tests that take minutes or hours
 	@$(BIN)/python -m pytest -m soak $(ARGS)

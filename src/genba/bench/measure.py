@@ -7,39 +7,26 @@ halve the next): so before everything that counts, ours or the limit, comes a pa
 
 from __future__ import annotations
 
-import ctypes
 import json
-import os
 import random
-import shutil
-import signal
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from statistics import median
 from typing import Any
 
-import psutil
-
 from genba.bench.limits import Raw, Seen, raw
+from genba.bench.node import READY_WITHIN, Node, started
 from genba.bench.server import Databases
-from genba.bench.tasks import TARGET, app, limited, number
+from genba.bench.tasks import app, limited, number
 from genba.domain.clock import SystemClock
 from genba.errors import GenbaError
 
 CHUNK = 10_000  # jobs of one enqueue_many
-READY_WITHIN = 30.0
-END_WITHIN = 15.0
 LIMIT_SECONDS = 1.0  # a shorter look at a limit shows the noise of the machine
 STEADY = 1.5  # rounds that differ by more than this factor tell little
 SLOWEST = 100  # jobs a second; a drain that is slower than this is given up
-
-_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,7 +211,7 @@ class Bench:
     ) -> float:
         with self._database() as plain:
             ids = _enqueue(jobs, task)
-            with _node(workers) as node:
+            with started(workers) as node:
                 pids = self._finish(node, plain, ids[-1], jobs)
             rows = plain.seen()
             name = f"{what}, {workers} worker{'s' * (workers > 1)}, round {turn}"
@@ -246,7 +233,7 @@ class Bench:
             pids: set[int] = set()
             done = 0
             for turn in self._rounds(f"drain over a backlog of {plan.backlog:,}"):
-                with _node(2) as node:
+                with started(2) as node:
                     pids |= self._finish(node, plain, ids[min(done + claims, len(ids)) - 1], done + claims)
                 self._check_end(f"backlog of {plan.backlog:,}, round {turn}", node)
                 rows = plain.seen()
@@ -263,7 +250,7 @@ class Bench:
         jobs = self.plan.small_backlog
         with self._database() as plain:
             ids = _enqueue(jobs)
-            with _node(2) as node:
+            with started(2) as node:
                 pids = self._finish(node, plain, ids[-1], jobs)
             rows = plain.seen()
             self._check_jobs(f"backlog of {jobs:,}, round {turn}", rows, plain, set(range(jobs)), pids)
@@ -274,7 +261,7 @@ class Bench:
         plan = self.plan
         halves, tails = [], []
         with self._database() as plain:
-            with _node(2) as node:
+            with started(2) as node:
                 node.join()
                 time.sleep(1.0)
                 for turn in self._rounds("idle pick-up"):
@@ -415,113 +402,3 @@ def _pace(rows: Iterable[Seen], count: int) -> float:
     ends = sorted(row.ended_at or 0 for row in rows)[:count]
     first = len(ends) // 5
     return (len(ends) - 1 - first) * 1e6 / max(1, ends[-1] - ends[first])
-
-
-class Node:
-    """`genba node start` on the benchmark's tasks, in a process of its own."""
-
-    def __init__(self, popen: subprocess.Popen[bytes], log: Path) -> None:
-        self._popen = popen
-        self._log = log
-        self._family: list[psutil.Process] = []
-        self.joined_at = 0
-        self.code = 0
-        self.left_behind = 0
-        self.words = ""
-
-    def join(self) -> None:
-        """Until it is in the database; its workers start from that moment on."""
-        deadline = time.monotonic() + READY_WITHIN
-        while not self.joined_at:
-            self.joined_at = next((one.started_at for one in app.nodes() if one.pid == self._popen.pid), 0)
-            self.must_live()
-            if time.monotonic() > deadline:
-                raise GenbaError(f"the node was not there within {READY_WITHIN:g} s: {self.last_words()}")
-            time.sleep(0.005)
-
-    def must_live(self) -> None:
-        if self._popen.poll() is not None:
-            raise GenbaError(f"the node has ended with code {self._popen.returncode}: {self.last_words()}")
-
-    def last_words(self) -> str:
-        return " | ".join(self._log.read_text(errors="replace").splitlines()[-8:]) or "it said nothing"
-
-    def tree(self) -> list[psutil.Process]:
-        supervisor = psutil.Process(self._popen.pid)
-        self._family = supervisor.children(recursive=True)
-        return [supervisor, *self._family]
-
-    def workers(self) -> set[int]:
-        return {one.pid for one in self.tree() if "/worker[" in _title(one)}
-
-    def memory(self) -> float:
-        """The supervisor's, in MB."""
-        return float(psutil.Process(self._popen.pid).memory_info().rss) / 1e6
-
-    def busy(self, seconds: float) -> float:
-        """Percent of a core that all its processes use."""
-        pids = [one.pid for one in self.tree()]
-        before, began = sum(map(_cpu, pids)), time.perf_counter()
-        time.sleep(seconds)
-        return 100 * (sum(map(_cpu, pids)) - before) / (time.perf_counter() - began)
-
-    def end(self) -> None:
-        """Drain it; what does not end by itself is killed, and counted."""
-        if self._popen.poll() is None:
-            self.tree()
-            self._popen.terminate()
-        try:
-            self.code = self._popen.wait(END_WITHIN)
-        except subprocess.TimeoutExpired:
-            self._popen.kill()
-            self.code = self._popen.wait()
-        _, alive = psutil.wait_procs(self._family, timeout=1)
-        self.left_behind = len(alive)
-        for process in alive:
-            process.kill()
-        psutil.wait_procs(alive, timeout=1)
-        self.words = self.last_words()
-
-
-@contextmanager
-def _node(workers: int) -> Iterator[Node]:
-    """With the options that a node has by default, but for the number of its workers."""
-    handle = app.node(TARGET, min=workers, max=workers)
-    path = os.pathsep.join(dict.fromkeys(entry or os.getcwd() for entry in sys.path))
-    prctl = ctypes.CDLL(None).prctl
-    home = Path(tempfile.mkdtemp(prefix="genba-bench-"))
-    try:
-        with (home / "log").open("wb") as log:
-            popen = subprocess.Popen(
-                handle.command,
-                cwd=home,
-                env={**os.environ, **handle.environ, "PYTHONPATH": path},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,  # Ctrl-C is for us; we end it
-                preexec_fn=lambda: prctl(_PR_SET_PDEATHSIG, signal.SIGKILL),  # and if we are killed, its guard the rest
-            )
-        node = Node(popen, home / "log")
-        try:
-            yield node
-        finally:
-            node.end()
-    finally:
-        shutil.rmtree(home, ignore_errors=True)
-
-
-def _title(process: psutil.Process) -> str:
-    try:
-        return " ".join(process.cmdline())
-    except psutil.Error:
-        return ""
-
-
-def _cpu(pid: int) -> float:
-    """Seconds of CPU time, all threads.
-
-    By the clock that Linux keeps for every process (clock_getcpuclockid(3)): /proc counts in hundredths of a
-    second, and a handful of processes would lose as much by rounding as an idle node may use.
-    """
-    return time.clock_gettime((~pid << 3) | 2)
