@@ -16,6 +16,8 @@ WORKLOADS = {
     "drain, 1 worker",
     "drain, 2 workers",
     "drain, each job limited",
+    "a slot freed to the next start, p50, 100 in line",
+    "mutex, taken and given back",
     "drain, backlog of 3,000",
     "idle pick-up, p50",
     "idle pick-up, p99",

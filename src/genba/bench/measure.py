@@ -13,15 +13,17 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from itertools import pairwise
 from statistics import median
 from typing import Any
 
 from genba.bench.limits import Raw, Seen, raw
 from genba.bench.node import READY_WITHIN, Node, started
 from genba.bench.server import Databases
-from genba.bench.tasks import app, limited, number
+from genba.bench.tasks import alone, app, limited, number
 from genba.domain.clock import SystemClock
 from genba.errors import GenbaError
+from genba.job import Job
 
 CHUNK = 10_000  # jobs of one enqueue_many
 LIMIT_SECONDS = 1.0  # a shorter look at a limit shows the noise of the machine
@@ -42,6 +44,7 @@ class Plan:
     backlog: int = 1_000_000
     small_backlog: int = 10_000
     claims: int = 50_000
+    line: int = 10_000
 
     @classmethod
     def quick(cls) -> Plan:
@@ -56,6 +59,7 @@ class Plan:
             backlog=3_000,
             small_backlog=500,
             claims=1_000,
+            line=100,
         )
 
 
@@ -76,6 +80,7 @@ SINGLE = {"sqlite": Bar(share=0.85), "postgres": Bar(share=0.85)}
 BULK = {"sqlite": Bar(share=0.40), "postgres": Bar(share=0.40)}
 DRAIN = {"sqlite": Bar(share=0.25), "postgres": Bar(share=0.35)}  # with two workers
 LIMITED = Bar(share=0.50)
+FREED = Bar(most=50.0)  # ms
 BACKLOG = {"sqlite": Bar(share=0.85), "postgres": Bar(share=0.85)}
 PICK_UP = (Bar(most=4.0), Bar(most=12.0))  # ms, p50 and p99
 IDLE_CPU = Bar(most=0.5)  # % of a core
@@ -137,6 +142,8 @@ class Bench:
         self.enqueue_in_bulk()
         self.drain()
         self.drain_with_limits()
+        self.free_a_slot()
+        self.take_a_lock()
         if self.plan.backlog:
             self.drain_a_backlog()
         self.idle()
@@ -205,6 +212,36 @@ class Bench:
             bare.append(self._drain_once(jobs, 2, turn, "drain without limits"))
             slots.append(self._drain_once(jobs, 2, turn, "drain with limits", limited))
         self._tell("drain, each job limited", "jobs/s", slots, bare, LIMITED, against="the same without limits")
+
+    def free_a_slot(self) -> None:
+        """From the end of a job to the start of the next one of its bucket, with a long line behind it."""
+        gaps = []
+        with self._database():
+            ids = [job.id for job in app.enqueue_many([alone.call(0.01)] * self.plan.line)]
+            with started(2) as node:
+                node.join()
+                for turn in self._rounds("a slot is freed"):
+                    mine = [app.job(id) for id in ids[(turn - 1) * self.plan.samples : turn * self.plan.samples]]
+                    app.wait(mine, timeout=READY_WITHIN + self.plan.samples)
+                    gaps.append(median(_gaps(mine)))
+            self._check_end("a slot is freed", node)
+        self._tell(f"a slot freed to the next start, p50, {self.plan.line:,} in line", "ms", gaps, None, FREED)
+
+    def take_a_lock(self) -> None:
+        """A mutex that nobody else wants: two commits, one to take it and one to give it back."""
+        count = self.plan.singles
+        ours, bare = [], []
+        with self._database() as plain:
+            app.enqueue_many([number.call(n) for n in range(count)])
+            for _ in self._rounds("an uncontended lock"):
+                began = time.perf_counter()
+                for n in range(count):
+                    with app.mutex(f"bench/{n % 10}"):
+                        pass
+                ours.append(count / (time.perf_counter() - began))
+                plain.commit_again(count)
+                bare.append(plain.commit_again(count) / 2)
+        self._tell("mutex, taken and given back", "locks/s", ours, bare, None, against="two bare commits each")
 
     def _drain_once(
         self, jobs: int, workers: int, turn: int, what: str = "drain", task: Any = number
@@ -396,6 +433,15 @@ def _pick_up(n: int) -> float:
     if attempt.started is None:
         raise GenbaError(f"job {job.id} has no start in its history")
     return attempt.started.timestamp() * 1e3 - before / 1e3
+
+
+def _gaps(jobs: Sequence[Job[Any]]) -> Iterator[float]:
+    """Milliseconds from the end of each to the start of the one that came after it."""
+    tries = sorted((job.refresh().attempts[0] for job in jobs), key=lambda one: one.ended)
+    for one, other in pairwise(tries):
+        if other.started is None:
+            raise GenbaError("a job has no start in its history")
+        yield (other.started - one.ended).total_seconds() * 1e3
 
 
 def _pace(rows: Iterable[Seen], count: int) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from genba import Genba, Limit
 from genba.tasks import Call
 
@@ -27,3 +29,9 @@ class limited:  # noqa: N801  stands where a task stands
     @staticmethod
     def call(n: int) -> Call[int]:
         return _limited.call(n, n % 1000)
+
+
+@app.task(name="genba.bench.alone", limits=[Limit("bench alone", 1)])
+def alone(seconds: float) -> None:
+    """One at a time; long enough that the others wait."""
+    time.sleep(seconds)
