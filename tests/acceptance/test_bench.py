@@ -18,6 +18,7 @@ WORKLOADS = {
     "drain, each job limited",
     "a slot freed to the next start, p50, 100 in line",
     "mutex, taken and given back",
+    "drain, all history kept",
     "drain, backlog of 3,000",
     "idle pick-up, p50",
     "idle pick-up, p99",
@@ -29,7 +30,7 @@ WORKLOADS = {
 def run_bench(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
     env = {**without_settings(os.environ), "TMPDIR": str(folder)}
     return subprocess.run(
-        genba_command("bench", "--quick", *args), cwd=folder, env=env, capture_output=True, text=True, timeout=100
+        genba_command("bench", "--quick", *args), cwd=folder, env=env, capture_output=True, text=True, timeout=240
     )
 
 

@@ -269,7 +269,7 @@ def test_a_consumer_that_is_killed_again_and_again_sees_every_end_in_order(shop,
         def ended() -> set[int]:
             return {int(line[0]) for line in lines(seen) if line[-1] == "succeeded"}
 
-        eventually(lambda: ids <= ended(), within=60, every=0.1)
+        eventually(lambda: ids <= ended(), within=60 + count / 10, every=0.5)
     finally:
         consumer.kill()
         consumer.wait()

@@ -195,7 +195,8 @@ def test_usecase_53_every_message_of_many_is_there_and_can_be_read(watched, coun
     print(f"{count} messages of {size} characters: {count / took:,.0f} a second, with all around it")
 
 
-def test_a_node_that_drains_lives_and_is_not_ready(url, tmp_path, path, start_node):
+def test_a_node_that_drains_lives_and_is_not_ready(tmp_path, path, start_node):
+    url = sqlite_url(tmp_path)
     (tmp_path / "till.py").write_text(APP)
     module = load_module("till", tmp_path, url)
     node = start_node("till:app", url, *OPTIONS)

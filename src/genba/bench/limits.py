@@ -67,6 +67,10 @@ class Raw(Protocol):
         """How many attempts have ended."""
         ...
 
+    def ended(self) -> int:
+        """How many jobs are final."""
+        ...
+
     def waiting(self) -> int: ...
 
     def seen(self) -> list[Seen]:
@@ -167,6 +171,9 @@ class RawSqlite:
     def finished(self) -> int:
         return int(self._conn.execute("SELECT count(*) FROM genba_attempt").fetchone()[0])
 
+    def ended(self) -> int:
+        return int(self._conn.execute("SELECT count(*) FROM genba_job WHERE finished_at IS NOT NULL").fetchone()[0])
+
     def waiting(self) -> int:
         text = f"SELECT count(*) FROM genba_job WHERE state = 'waiting' AND id < {SHIFT}"  # noqa: S608
         return int(self._conn.execute(text).fetchone()[0])
@@ -246,6 +253,9 @@ class RawPostgres:
 
     def finished(self) -> int:
         return int(self._conn.execute("SELECT count(*) FROM genba.attempt").fetchone()[0])
+
+    def ended(self) -> int:
+        return int(self._conn.execute("SELECT count(*) FROM genba.job WHERE finished_at IS NOT NULL").fetchone()[0])
 
     def waiting(self) -> int:
         text = f"SELECT count(*) FROM genba.job WHERE state = 'waiting' AND id < {SHIFT}"  # noqa: S608

@@ -20,7 +20,7 @@ from typing import Any
 from genba.bench.limits import Raw, Seen, raw
 from genba.bench.node import READY_WITHIN, Node, started
 from genba.bench.server import Databases
-from genba.bench.tasks import alone, app, limited, number
+from genba.bench.tasks import alone, app, forgotten, limited, number, remembered
 from genba.domain.clock import SystemClock
 from genba.errors import GenbaError
 from genba.job import Job
@@ -81,6 +81,7 @@ BULK = {"sqlite": Bar(share=0.40), "postgres": Bar(share=0.40)}
 DRAIN = {"sqlite": Bar(share=0.25), "postgres": Bar(share=0.35)}  # with two workers
 LIMITED = Bar(share=0.50)
 FREED = Bar(most=50.0)  # ms
+HISTORY = Bar(share=0.70)
 BACKLOG = {"sqlite": Bar(share=0.85), "postgres": Bar(share=0.85)}
 PICK_UP = (Bar(most=4.0), Bar(most=12.0))  # ms, p50 and p99
 IDLE_CPU = Bar(most=0.5)  # % of a core
@@ -144,6 +145,7 @@ class Bench:
         self.drain_with_limits()
         self.free_a_slot()
         self.take_a_lock()
+        self.drain_with_history()
         if self.plan.backlog:
             self.drain_a_backlog()
         self.idle()
@@ -243,6 +245,14 @@ class Bench:
                 bare.append(plain.commit_again(count) / 2)
         self._tell("mutex, taken and given back", "locks/s", ours, bare, None, against="two bare commits each")
 
+    def drain_with_history(self) -> None:
+        """Every attempt and move on record, beside the same jobs of which final states are kept only."""
+        jobs, kept, bare = self.plan.jobs, [], []
+        for turn in self._rounds("drain with history"):
+            bare.append(self._drain_once(jobs, 2, turn, "drain without history", forgotten))
+            kept.append(self._drain_once(jobs, 2, turn, "drain with history", remembered))
+        self._tell("drain, all history kept", "jobs/s", kept, bare, HISTORY, against="the same, final states only")
+
     def _drain_once(
         self, jobs: int, workers: int, turn: int, what: str = "drain", task: Any = number
     ) -> float:
@@ -252,7 +262,7 @@ class Bench:
                 pids = self._finish(node, plain, ids[-1], jobs)
             rows = plain.seen()
             name = f"{what}, {workers} worker{'s' * (workers > 1)}, round {turn}"
-            self._check_jobs(name, rows, plain, set(range(jobs)), pids)
+            self._check_jobs(name, rows, plain, set(range(jobs)), None if task is forgotten else pids)
             self._check_end(name, node)
             return jobs * 1e6 / (max(row.finished_at or 0 for row in rows) - node.joined_at)
 
@@ -349,17 +359,17 @@ class Bench:
             yield turn
 
     def _finish(self, node: Node, plain: Raw, last: int, count: int) -> set[int]:
-        """Until `count` attempts have ended; gives the node's workers.
+        """Until `count` jobs have ended; gives the node's workers.
 
         Looks at one row, by its key, and counts only when that one is final: counting would slow the node down.
         """
         node.join()
         pids = node.workers()
         deadline = time.monotonic() + READY_WITHIN + count / SLOWEST
-        while not (plain.is_final(last) and plain.finished() >= count):
+        while not (plain.is_final(last) and plain.ended() >= count):
             node.must_live()
             if time.monotonic() > deadline:
-                raise GenbaError(f"{plain.finished()} of {count} jobs have ended in time: {node.last_words()}")
+                raise GenbaError(f"{plain.ended()} of {count} jobs have ended in time: {node.last_words()}")
             time.sleep(0.01)
         return pids | node.workers()
 
@@ -385,7 +395,9 @@ class Bench:
         fault = None if found == expected else f"{found} jobs are waiting, not {expected}"
         self.checks.append(Check(self.engine, name, fault))
 
-    def _check_jobs(self, name: str, rows: Sequence[Seen], plain: Raw, numbers: set[int], pids: set[int]) -> None:
+    def _check_jobs(
+        self, name: str, rows: Sequence[Seen], plain: Raw, numbers: set[int], pids: set[int] | None
+    ) -> None:
         self.checks.append(Check(self.engine, name, _fault(rows, plain, numbers, pids)))
 
     def _check_end(self, name: str, node: Node) -> None:
@@ -395,22 +407,27 @@ class Bench:
         self.checks.append(Check(self.engine, f"{name}: the node's end", fault))
 
 
-def _fault(rows: Sequence[Seen], plain: Raw, numbers: set[int], pids: set[int]) -> str | None:
-    """What is wrong with these jobs: each ended once, well, with its own number, in a worker of the node."""
+def _fault(rows: Sequence[Seen], plain: Raw, numbers: set[int], pids: set[int] | None) -> str | None:
+    """What is wrong with these jobs: each ended once, well, with its own number, in a worker of the node.
+
+    Without `pids`, they are of a task that leaves no attempts of what ended well.
+    """
     seen: set[int] = set()
     for row in rows:
         wanted = json.loads(row.args)["n"]
         if row.state != "succeeded" or row.result is None or json.loads(row.result) != wanted:
             return f"job {row.id}, number {wanted}, is {row.state} with {row.result!r}"
-        if row.tries != 1 or row.cause != "returned":
+        if pids is None and row.tries:
+            return f"job {row.id} has {row.tries} attempts in its history, and should have none"
+        if pids is not None and (row.tries != 1 or row.cause != "returned"):
             return f"job {row.id} has {row.tries} attempts in its history, the first ended by {row.cause}"
-        if row.pid not in pids:
+        if pids is not None and row.pid not in pids:
             return f"job {row.id} ran in process {row.pid}, which is none of the workers {sorted(pids)}"
         seen.add(wanted)
     history, waiting = plain.finished(), plain.waiting()
     if not seen <= numbers or len(seen) != len(rows) or len(rows) + waiting != len(numbers):
         return f"of {len(numbers)} jobs {len(rows)} have ended with {len(seen)} results, {waiting} are waiting"
-    if history != len(rows):
+    if pids is not None and history != len(rows):
         return f"{len(rows)} jobs have ended, and {history} attempts are in the history"
     return None
 

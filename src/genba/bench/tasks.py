@@ -18,6 +18,17 @@ def number(n: int) -> int:
     return n
 
 
+# Both have an option that is not the default, so that they differ in nothing but their history.
+@app.task(name="genba.bench.remembered", progress_every=0.6)
+def remembered(n: int) -> int:
+    return n
+
+
+@app.task(name="genba.bench.forgotten", progress_every=0.6, history="final")
+def forgotten(n: int) -> int:
+    return n
+
+
 @app.task(name="genba.bench.limited", limits=[Limit("bench:{bucket}", 5)])
 def _limited(n: int, bucket: int) -> int:
     return n
