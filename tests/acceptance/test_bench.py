@@ -22,6 +22,8 @@ WORKLOADS = {
     "drain, backlog of 3,000",
     "idle pick-up, p50",
     "idle pick-up, p99",
+    "start after its moment, p50",
+    "start after its moment, p99",
     "idle node, all processes",
     "idle node, supervisor",
 }

@@ -84,6 +84,7 @@ FREED = Bar(most=50.0)  # ms
 HISTORY = Bar(share=0.70)
 BACKLOG = {"sqlite": Bar(share=0.85), "postgres": Bar(share=0.85)}
 PICK_UP = (Bar(most=4.0), Bar(most=12.0))  # ms, p50 and p99
+ON_TIME = Bar(most=50.0)  # ms
 IDLE_CPU = Bar(most=0.5)  # % of a core
 IDLE_MEMORY = Bar(most=60.0)  # MB
 
@@ -315,16 +316,21 @@ class Bench:
                     waits = sorted(_pick_up((turn - 1) * plan.samples + i) for i in range(plan.samples))
                     halves.append(median(waits))
                     tails.append(waits[min(len(waits) - 1, int(len(waits) * 0.99))])
+                first = plan.samples * plan.repeat
+                self.say(f"{self.engine}: jobs for a moment")
+                late = _start_at(range(first, first + plan.samples))
                 pids = node.workers()
                 self.say(f"{self.engine}: idle for {plan.idle_seconds:g} s")
                 time.sleep(1.0)
                 share = node.busy(plan.idle_seconds)
                 memory = node.memory()
-            numbers = set(range(plan.samples * plan.repeat))
+            numbers = set(range(first + plan.samples))
             self._check_jobs("idle pick-up", plain.seen(), plain, numbers, pids)
             self._check_end("idle pick-up", node)
         self._tell("idle pick-up, p50", "ms", halves, None, PICK_UP[0])
         self._tell("idle pick-up, p99", "ms", tails, None, PICK_UP[1])
+        self._tell("start after its moment, p50", "ms", [median(late)], None, None)
+        self._tell("start after its moment, p99", "ms", [late[int(len(late) * 0.99)]], None, ON_TIME)
         self._tell("idle node, all processes", "% of a core", [share], None, IDLE_CPU)
         self._tell("idle node, supervisor", "MB", [memory], None, IDLE_MEMORY)
 
@@ -438,6 +444,15 @@ def _enqueue(count: int, task: Any = number) -> list[int]:
         chunk = range(start, min(start + CHUNK, count))
         ids += [job.id for job in app.enqueue_many([task.call(n) for n in chunk])]
     return ids
+
+
+def _start_at(numbers: Sequence[int]) -> list[float]:
+    """Jobs for moments that are 50 ms apart; how many ms after its moment each was begun, sorted."""
+    begin = SystemClock().now() + 500_000
+    calls = [number.using(at=(begin + 50_000 * i) / 1e6).call(n) for i, n in enumerate(numbers)]
+    jobs = app.wait(app.enqueue_many(calls), timeout=READY_WITHIN + len(calls) * 0.05)
+    starts = [(job.attempts[-1].started, job.due) for job in jobs]
+    return sorted((started - due).total_seconds() * 1000 for started, due in starts if started is not None)
 
 
 def _pick_up(n: int) -> float:
