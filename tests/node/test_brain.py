@@ -268,10 +268,10 @@ def test_short_jobs_are_given_in_advance_as_much_as_fifty_milliseconds_of_work()
 def test_very_short_jobs_travel_in_bunches_up_to_a_limit() -> None:
     stage = a_stage(mean=1)
 
-    given = of(do.Give, stage.claimed(*jobs(1, 2000)))
+    given = of(do.Give, stage.claimed(*jobs(1, 4000)))
 
-    assert [len(give.jobs) for give in given] == [64] * 16
-    assert stage.given() == list(range(1, 1025))
+    assert [len(give.jobs) for give in given] == [64] * 32
+    assert stage.given() == list(range(1, 2049))
 
 
 def test_long_jobs_are_never_given_in_advance() -> None:

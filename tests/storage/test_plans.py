@@ -94,7 +94,7 @@ def no_walk(plan: str) -> bool:
     return not any(walk in plan for walk in walks)
 
 
-@pytest.mark.parametrize("size", [1, 64, 1024])
+@pytest.mark.parametrize("size", [1, 64, 2048])
 def test_a_claim_reads_the_claim_index_and_nothing_else(database, size):
     with database.statement() as tx:
         plan = words(

@@ -58,7 +58,7 @@ from genba.storage.setback import Setback
 from genba.storage.sqlite import SqliteDatabase
 from genba.storage.verify import Certificate, verify
 
-SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)  # claims come in few sizes, each a prepared statement
+SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)  # claims come in few sizes, each a prepared statement
 DEFAULT_URL = "sqlite:///genba.db"
 LEASE: Micros = 15_000_000
 _PATIENCE = (0.0, 0.02, 0.05, 0.1, 0.1)  # seconds before each try to get a row that somebody holds
