@@ -1,0 +1,57 @@
+"""A cancel that meets the end of its job: one of the two has happened, and whoever asked knows which.
+
+100 jobs on each engine; `make soak` has 10,000 on each.
+"""
+
+from __future__ import annotations
+
+import random
+import socket
+import time
+from collections import Counter
+
+import pytest
+from tests.support import load_module
+
+FINAL = {"succeeded", "failed", "cancelled", "timed_out"}
+
+APP = """
+import random, socket, time
+from genba import Genba, current_job
+
+app = Genba()
+
+@app.task
+def nearly_done(ear: str) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as mouth:
+        mouth.sendto(str(current_job().id).encode(), ear)
+    time.sleep(random.uniform(0, 0.004))
+"""
+
+
+@pytest.mark.parametrize("count", [100, pytest.param(10_000, marks=pytest.mark.soak)])
+def test_what_a_cancel_answers_is_what_became_of_the_job_and_it_ended_once(url, tmp_path, start_node, count):
+    (tmp_path / "racing.py").write_text(APP)
+    module = load_module("racing", tmp_path, url)
+    dice = random.Random(7)
+    answers: dict[int, bool] = {}
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ear:
+        ear.bind(str(tmp_path / "ear"))
+        ear.settimeout(60)
+        start_node("racing:app", url, "--max", "2")
+        jobs = module.app.enqueue_many([module.nearly_done.call(str(tmp_path / "ear")) for _ in range(count)])
+        handles = {job.id: job for job in jobs}
+        while len(answers) < count:
+            id = int(ear.recv(32))
+            time.sleep(dice.uniform(0, 0.003))
+            answers[id] = handles[id].cancel()
+    jobs.wait(timeout=60)
+
+    ended = Counter(event.job_id for event in module.app.events() if event.kind in FINAL)
+    states = {job.id: job.refresh().state for job in jobs}
+    module.app.close()
+    assert {id for id, times in ended.items() if times != 1} == set()
+    assert ended.keys() == handles.keys()
+    assert [id for id in handles if states[id] != ("cancelled" if answers[id] else "succeeded")] == []
+    print(Counter(states.values()))
+    assert set(states.values()) == {"cancelled", "succeeded"}   # both were met

@@ -1,0 +1,64 @@
+"""Nodes are replaced one after the other while jobs run; `make soak` does it a hundred times on each engine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support import eventually, lines
+
+JOBS = 30  # for each restart
+
+
+@pytest.mark.parametrize("restarts", [2, pytest.param(100, marks=pytest.mark.soak)])
+def test_while_nodes_are_replaced_no_job_is_lost_and_none_that_fits_the_grace_runs_twice(
+    jobs, url, start_node, path, restarts
+):
+    old = start_node("jobs:app", url, "--name", "n0", "--max", "2", "--grace", "30s")
+    eventually(jobs.app.nodes, within=60)
+    group, took = [], []
+    for turn in range(1, restarts + 1):
+        grace = 2 if turn % 2 else 30
+        calls = [jobs.write_slowly.call(str(path), str(n), 0.03) for n in range(JOBS)]
+        group += jobs.app.enqueue_many(calls)
+        new = start_node("jobs:app", url, "--name", f"n{turn}", "--max", "2", "--grace", f"{grace}s")
+        eventually(partial(is_there, jobs.app, f"n{turn}"), within=60)
+        group += jobs.app.enqueue_many(calls)   # so that the old one has something in its hands
+        eventually(partial(more_than, len(lines(path)), path), within=30)
+        began = time.monotonic()
+        if turn % 2:
+            old.signal(signal.SIGTERM)
+        else:
+            tell_all(old.tree())
+        assert old.wait(within=40) == 0
+        took.append(time.monotonic() - began)
+        assert old.tree() == []
+        old = new
+    jobs.app.wait(group, timeout=120)
+
+    told = [int(words[1]) for words in lines(path)]
+    assert sorted(told) == sorted(job.id for job in group)   # each has run, and once
+    assert {job.refresh().state for job in group} == {"succeeded"}
+    assert all(len(job.attempts) == 1 for job in group)
+    print(f"{restarts} restarts, ended within {sorted(took)[len(took) // 2]:.2f} s (median), {max(took):.2f} s (worst)")
+    assert max(took) < 2 + 2 + (0 if restarts == 100 else 10)   # the smaller grace, and two seconds
+
+
+def is_there(app: Any, name: str) -> bool:
+    return name in {node.name for node in app.nodes()}
+
+
+def more_than(count: int, path: Path) -> bool:
+    return len(lines(path)) > count
+
+
+def tell_all(pids: list[int]) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
