@@ -167,3 +167,8 @@ def single(path: str, left: int) -> None:
     if left:
         current_job().clone(left=left - 1)
     tell(path, "out", left)
+
+
+@app.task
+def echo(text: str) -> str:
+    return text

@@ -286,7 +286,7 @@ def test_a_running_job_that_is_replaced_ends_before_its_successor_starts(shop, p
     assert first.attempts[-1].ended <= (second.attempts[-1].started or first.attempts[-1].ended)
 
 
-def test_once_compares_task_and_bound_arguments(jobs):
+def test_regression_06_once_compares_task_and_bound_arguments(jobs):
     first = jobs.add.using(once=True).enqueue(1)
 
     assert jobs.add.using(once=True).enqueue(x=1, y=1) == first

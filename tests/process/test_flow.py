@@ -294,3 +294,8 @@ def test_regression_14_a_task_of_one_that_clones_itself_keeps_exactly_one_succes
     assert [left for word, left in lines(path) if word == "in"] == [str(left) for left in range(10, -1, -1)]
     assert most_at_once(path) == 1
     eventually(lambda: flow.app.count(task="flow.single") == 0)
+
+
+def test_regression_07_a_megabyte_travels_there_and_back(flow):
+    text = "ö" * 500_000
+    assert flow.echo.enqueue(text).result(timeout=20) == text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import sqlite3
 from contextlib import closing
 from typing import Any
@@ -272,7 +273,7 @@ def test_a_job_that_starts_while_it_is_replaced_does_not_run_beside_its_replacem
     assert store.job(old).cancel_requested == "cancel"
 
 
-def test_fifty_threads_make_one_job(store):
+def test_regression_06_fifty_threads_make_one_job(store):
     store.install()
 
     made = together(50, lambda _: store.enqueue([a_job(identity="same")])[0])
@@ -289,6 +290,34 @@ def test_eight_processes_of_six_threads_make_one_job(store, url):
     assert len(made) == 48
     assert len({one.id for one in made}) == 1
     assert [one.created for one in made].count(True) == 1
+
+
+@pytest.mark.parametrize(
+    ("producers", "inserts", "keys"), [(8, 12, 5), pytest.param(32, 1_000, 50, marks=pytest.mark.soak)]
+)
+def test_of_many_producers_of_the_same_jobs_some_of_whom_roll_back_none_is_told_of_a_job_that_is_not_there(
+    store, url, producers, inserts, keys
+):
+    """FAULTS F35: who was refused because of a job that was then rolled back has made one of its own."""
+    store.install()
+
+    def produce(which: int) -> list[tuple[int, int]]:
+        chance, told = random.Random(which), []
+        for _ in range(inserts):
+            key = chance.randrange(keys)
+            if chance.random() < 0.3:
+                with transaction(url) as conn:
+                    store.enqueue([a_job(identity=f"k{key}")], conn=conn)
+                    conn.execute("ROLLBACK")
+            else:
+                told.append((key, store.enqueue([a_job(identity=f"k{key}")])[0].id))
+        return told
+
+    told = {pair for answers in together(producers, produce) for pair in answers}
+
+    there = [id for (id,) in rows(url, "SELECT id FROM genba.job")]
+    assert sorted(id for _, id in told) == sorted(there)   # one for each key, and nobody knows another
+    assert len(told) == len({key for key, _ in told}) <= keys
 
 
 def test_threads_that_replace_each_other_leave_one_open_job(store):

@@ -31,6 +31,7 @@ PARENT = 1
 PARKED_ON = {
     "a full bucket": "'limit tenant:acme'",
     "a dependency": "NULL",
+    "a condition": "'question x'",
     "a disabled task": "'disabled task shop.old'",
     "an unknown task": "'unknown task shop.new'",
 }
