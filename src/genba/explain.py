@@ -198,8 +198,9 @@ def _bucket(facts: Facts) -> Sequence[Reason]:
         for holder in line.holders
     ]
     held = f" (held by {_list(told)})" if told else ""
-    start = None if usual is None else facts.now + place * usual // max(1, line.n)
-    text = f'bucket "{line.bucket}" is full{held}, {_nth(place)} in line'
+    start = None if usual is None or not line.n else facts.now + place * usual // line.n
+    full = "is full" if line.n else "lets none start (its n is 0)"
+    text = f'bucket "{line.bucket}" {full}{held}, {_nth(place)} in line'
     return [Reason("bucket_full", text, {**data, "jobs": [holder.job for holder in line.holders]}, start)]
 
 

@@ -22,7 +22,7 @@ _ONE_UNIT = re.compile(r"[^\W\d_]+")
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """At most `n` jobs of a bucket run at a time in the cluster; the rest wait.
+    """At most `n` jobs of a bucket run at a time in the cluster; the rest wait.  With 0 none runs.
 
     `{name}` in the bucket stands for the job's argument of that name.  With `ordered` (and n = 1) the jobs run one
     at a time in the order in which they were enqueued.
@@ -34,7 +34,7 @@ class Limit:
 
     def __post_init__(self) -> None:
         _check_bucket(self.bucket)
-        _check_count("n of a limit", self.n)
+        _check_count("n of a limit", self.n, least=0)
         if not isinstance(self.ordered, bool):
             raise BadOption(f"ordered must be True or False, not {self.ordered!r}")
         if self.ordered and self.n != 1:
@@ -114,9 +114,9 @@ def _check_bucket(bucket: object) -> None:
             raise BadOption(f"bucket {bucket!r}: between braces stands the name of an argument, and nothing else")
 
 
-def _check_count(what: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MOST:
-        raise BadOption(f"the {what} must be a whole number of at least 1, not {value!r}")
+def _check_count(what: str, value: object, least: int = 1) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _MOST:
+        raise BadOption(f"the {what} must be a whole number of at least {least}, not {value!r}")
 
 
 def _parse_rate(rate: object) -> tuple[int, Micros]:

@@ -24,6 +24,7 @@ from tests.storage.builders import (
 
 from genba.domain.limit import Rule, needs_of
 from genba.errors import BadOption, TaskFull
+from genba.explain import explain
 from genba.storage.limits import LINE
 
 SECOND = 1_000_000
@@ -565,3 +566,13 @@ def test_a_job_that_moves_on_to_the_line_of_a_rate_starts_when_that_is_ripe(stor
     store.limits.ripen()
 
     assert [job.id for job in go(store)] == [id]
+
+
+def test_a_limit_of_none_lets_none_start_until_it_is_raised(store):
+    joined(store)
+    ids = enqueued(store, 3, **limited(0))
+
+    assert go(store) == []
+    assert 'bucket "b" lets none start (its n is 0), 2nd in line' in str(explain(store, store.job(ids[1])))
+    store.limits.set_limit("b", 2)
+    assert [job.id for job in go(store)] == ids[:2]
