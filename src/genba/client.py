@@ -27,6 +27,7 @@ from genba.job import Group, Job
 from genba.locks import Keyring, Lock, LockState, checked_name, lock_states
 from genba.messages import Inbox, Subscription, encode
 from genba.opened import Opened
+from genba.overview import Overview, look
 from genba.registry import Registry
 from genba.schedule import Schedule
 from genba.steer import Queues, Tasks
@@ -175,6 +176,12 @@ class Client(Opened):
         return self.store.search.count(found)
 
     acount = twin(count)
+
+    def overview(self, limit: int = 20) -> Overview:
+        """Queues, nodes, and the newest `limit` of the jobs that run and that have failed, at one look."""
+        return look(self, limit)
+
+    aoverview = twin(overview)
 
     def doctor(self) -> list[Finding]:
         """What is wrong with database and nodes, first; then what else there is to know."""

@@ -182,6 +182,11 @@ class Job(Generic[R]):
         return to_datetime(self.record.created_at)
 
     @property
+    def claimed(self) -> datetime | None:
+        """Since when a node has it, while it runs."""
+        return to_datetime(self.record.claimed_at) if self.record.claimed_at is not None else None
+
+    @property
     def finished(self) -> datetime | None:
         return to_datetime(self.record.finished_at) if self.record.finished_at is not None else None
 

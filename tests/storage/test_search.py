@@ -267,7 +267,7 @@ def test_a_page_walks_no_table_whatever_is_asked(store, url):
     """Each question by an index that has little else than what it asks for, or along the key."""
     fill(url, 20_000)
     wanted = {
-        "open": ("job_rare", "job_claim", "job_parked", "job_due", "job_running"),
+        "open": ("job_claim", "job_parked", "job_due", "job_running"),
         "failed": ("job_rare",),
         "text in the error": ("job_rare",),
         "a rare task": ("job_done",),
@@ -281,6 +281,8 @@ def test_a_page_walks_no_table_whatever_is_asked(store, url):
             plan = plan_of(store, Filter(**given, oldest_first=oldest_first))
             for index in wanted.get(name, ()):
                 assert index in plan, (name, plan)
+            if name == "a frequent tag":   # a quarter of a small table: to read it whole is right
+                continue
             assert "Seq Scan on job" not in plan, (name, plan)
             assert not ("SCAN genba_job" in plan and "USING" not in plan), (name, plan)
 
@@ -307,6 +309,14 @@ def test_the_pages_of_a_large_table_are_right(store, url):
     for name, given in PAGES.items():
         expected = [id for id in every if all(fits[key](every[id], value) for key, value in given.items())]
         assert ids_of(store, given, len(expected)) == expected, name
+
+
+def test_many_of_a_tag_are_found_as_few_are(store, url, monkeypatch):
+    fill(url, 2_000)
+    few = ids_of(store, {"tags": ["often", "rare"]}, 500)
+    monkeypatch.setattr("genba.storage.search.FEW", 10)
+
+    assert ids_of(store, {"tags": ["often", "rare"]}, 500) == few
 
 
 def ids_of(store: Store, given: dict[str, Any], count: int) -> list[int]:

@@ -27,6 +27,7 @@ from genba.cli.output import clean, common, note, say_json
 from genba.cli.queue import queue
 from genba.cli.schedule import schedule
 from genba.cli.task import task
+from genba.cli.top import top
 from genba.errors import (
     BadArguments,
     BadOption,
@@ -134,5 +135,5 @@ def main() -> None:
     """
 
 
-for command in (demo, node, job, task, queue, schedule, event, lock, db, doctor, bench):
+for command in (demo, node, job, task, queue, schedule, event, lock, db, top, doctor, bench):
     main.add_command(command)

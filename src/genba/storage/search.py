@@ -30,6 +30,7 @@ _BRANCHES: tuple[tuple[tuple[str, ...], str], ...] = (
     (("succeeded",), _DONE),
 )
 KINDS = 100  # so many pairs of queue and task are looked up; if there are more, all that succeeded are walked
+FEW = 20_000  # so many jobs of a tag are sorted
 SKEW = 600_000_000  # micros; an id is used up to a minute after it was taken (AGE_OF_IDS), and clocks are set
 
 
@@ -54,8 +55,8 @@ class Filter:
 
     @property
     def narrow(self) -> bool:
-        """An index of its own leads to what is wanted, whatever the state."""
-        given = (self.tags, self.keys, self.schedules, self.nodes, self.parents, self.ids)
+        """An index of its own leads to what is wanted, whatever the state; tags may lead to many, and do not count."""
+        given = (self.keys, self.schedules, self.nodes, self.parents, self.ids)
         return any(one is not None for one in given)
 
     def wanted_states(self) -> frozenset[str]:
@@ -74,11 +75,10 @@ class Filter:
             if choices is not None:
                 found.append(f"{column} IN ({_places(column, choices, values)})" if choices else "1 = 0")
         for name, column, inner in (
-            ("tag", "id", "SELECT job_id FROM genba.tag WHERE namespace = :namespace AND name"),
             ("schedule", "schedule_id", "SELECT id FROM genba.schedule WHERE namespace = :namespace AND name"),
             ("node", "node", "SELECT id FROM genba.node WHERE namespace = :namespace AND name"),
         ):
-            chosen = {"tag": self.tags, "schedule": self.schedules, "node": self.nodes}[name]
+            chosen = {"schedule": self.schedules, "node": self.nodes}[name]
             if chosen is not None:
                 found.append(f"{column} IN ({inner} IN ({_places(name, chosen, values) or 'NULL'}))")
         if self.since is not None:
@@ -90,10 +90,13 @@ class Filter:
         if self.error is not None:
             found.append("error LIKE :error ESCAPE '!'")
             values["error"] = "%" + "".join(f"!{letter}" if letter in "!%_" else letter for letter in self.error) + "%"
-        if self.last_id is not None:
-            found.append(f"id {'>' if self.oldest_first else '<'} :last_id")
-            values["last_id"] = self.last_id
         return found, values
+
+    def tagged(self, few: bool, values: dict[str, Any]) -> str:
+        """Few: by the index of tags, whatever the state.  Many: those of a state are asked for theirs, one by one."""
+        named = f"t.namespace = :namespace AND t.name IN ({_places('tag', self.tags or (), values) or 'NULL'})"
+        tagged = f"SELECT t.job_id FROM genba.tag AS t WHERE {named}"  # noqa: S608
+        return f"id IN ({tagged})" if few else f"EXISTS ({tagged} AND t.job_id = genba.job.id)"
 
 
 def _places(column: str, choices: Iterable[Any], values: dict[str, Any]) -> str:
@@ -136,6 +139,11 @@ class Search:
             row = tx.one("recent_runs", namespace=self._namespace, task=task, queue=queue)
             return int(row[0]) if row and row[0] is not None else None
 
+    def busy_nodes(self) -> dict[int, int]:
+        """How many jobs each node holds."""
+        with self._db.statement() as tx:
+            return {row[0]: row[1] for row in tx.all("busy_nodes")}
+
     def _ids(self, filter: Filter, limit: int) -> tuple[str, dict[str, Any]]:
         branches, values = self._branches(filter)
         order = f"ORDER BY id {'ASC' if filter.oldest_first else 'DESC'} LIMIT {int(limit)}"
@@ -154,7 +162,10 @@ class Search:
         clauses, values = filter.clauses()
         values["namespace"] = self._namespace
         states = filter.wanted_states()
-        if filter.narrow:
+        few_tagged = filter.tags is not None and self._few_tagged(filter.tags)
+        if filter.tags is not None:
+            clauses.append(filter.tagged(few_tagged, values))
+        if filter.narrow or few_tagged:
             branches = [[_one_of(states)]] if states else []
         else:
             branches = [
@@ -162,9 +173,14 @@ class Search:
                 for of, predicate in _BRANCHES
                 if states & set(of) and not (filter.error is not None and predicate == _DONE)
             ]
-            clauses += self._id_range(filter, values)
             branches = [kind for branch in branches for kind in self._by_kind(branch, filter, values)]
+        clauses += self._id_range(filter, values)
         return [" AND ".join(["namespace = :namespace", *branch, *clauses]) for branch in branches], values
+
+    def _few_tagged(self, tags: Sequence[str]) -> bool:
+        with self._db.statement() as tx:
+            counts = (tx.one("count_tagged", namespace=self._namespace, name=tag, limit=FEW) for tag in tags)
+            return sum(int(row[0]) for row in counts if row) < FEW
 
     def _by_kind(self, branch: list[str], filter: Filter, values: dict[str, Any]) -> list[list[str]]:
         """The branch of those that succeeded, once for each pair of queue and task that fits."""
@@ -193,13 +209,21 @@ class Search:
         return found
 
     def _id_range(self, filter: Filter, values: dict[str, Any]) -> list[str]:
-        found = []
+        """At most one bound on each side: of two, SQLite takes any for its walk."""
+        lowest, highest = [], []
         if filter.since is not None:
-            found.append("id >= :first_id")
-            values["first_id"] = self._first_id(filter.since - SKEW)
+            lowest.append(self._first_id(filter.since - SKEW))
         if filter.until is not None:
-            found.append("id <= :latest_id")
-            values["latest_id"] = self._first_id(filter.until + SKEW)
+            highest.append(self._first_id(filter.until + SKEW))
+        if filter.last_id is not None:
+            (lowest if filter.oldest_first else highest).append(filter.last_id + (1 if filter.oldest_first else -1))
+        found = []
+        if lowest:
+            found.append("id >= :lowest_id")
+            values["lowest_id"] = max(lowest)
+        if highest:
+            found.append("id <= :highest_id")
+            values["highest_id"] = min(highest)
         return found
 
     def _first_id(self, moment: Micros) -> JobId:

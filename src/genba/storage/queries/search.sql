@@ -24,3 +24,9 @@ SELECT (SELECT min(id) FROM genba.job), (SELECT max(id) FROM genba.job);
 
 -- name: enqueued_behind
 SELECT id, created_at FROM genba.job WHERE id >= :id ORDER BY id LIMIT 1;
+
+-- name: busy_nodes
+SELECT node, count(*) FROM genba.job WHERE node IS NOT NULL GROUP BY node;
+
+-- name: count_tagged
+SELECT count(*) FROM (SELECT 1 FROM genba.tag WHERE namespace = :namespace AND name = :name LIMIT :limit) AS part;
