@@ -8,6 +8,7 @@ cannot take it away.
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import os
 import resource
 import signal
@@ -200,6 +201,7 @@ class Worker:
     def capture_output(self) -> None:
         """From now on what this process prints belongs to the job that runs; what lifespans print is nobody's."""
         self.lines = JobLines()  # of its own way out, which is still there
+        faulthandler.register(signal.SIGUSR1, os.dup(2))  # what hangs can be asked where
         self._outside = self._capture.install()
 
     def serve(self) -> None:
