@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypedDict
 from zoneinfo import ZoneInfo
 
 import msgspec
+from typing_extensions import Unpack
 
 from genba.domain.cron import cron as read_cron
 from genba.domain.duration import Duration, Micros, Moment, duration, moment, to_datetime
-from genba.domain.schedule import AT_ONCE, Misfire, Overlap, Reference, Rule, after_run, first, upcoming
+from genba.domain.schedule import AT_ONCE, Misfire, Overlap, Reference, Rule, after_run, first, plain, upcoming
 from genba.errors import BadOption
 from genba.options import NAME, Options, read_every, read_zone
 from genba.storage.records import NewJob
@@ -85,6 +86,29 @@ def read_rule(when: Mapping[str, Any], now: Micros, zone: ZoneInfo) -> Rule:
     if rule.until is not None and rule.start is not None and rule.until < rule.start:
         raise BadOption("until lies before start: it would never run")
     return rule
+
+
+def changed_rule(rule: Rule, changes: Mapping[str, Any], now: Micros, zone: ZoneInfo) -> Rule:
+    """The rule with these options instead; None: as if it had not been said.  cron= ends every=, and the other way."""
+    ended: tuple[str, ...] = ()
+    if rule.is_interval and changes.get("cron") is not None:
+        ended = ("every", "base", "reference", "overlap")
+    elif not rule.is_interval and changes.get("every") is not None:
+        ended = ("cron", "tz", "overlap")
+    kept = {name: value for name, value in _said(rule).items() if name not in ended}
+    return read_rule({**kept, **changes}, now, zone)
+
+
+def _said(rule: Rule) -> dict[str, Any]:
+    """The options that say this rule."""
+    found = {**plain(rule), "overlap": rule.overlap}
+    for name in ("base", "start", "until"):
+        if name in found:
+            found[name] = to_datetime(found[name])
+    for name in ("every", "jitter", "grace"):
+        if name in found and found[name] != AT_ONCE:
+            found[name] = timedelta(microseconds=found[name])
+    return found
 
 
 def _expression(text: Any, tz: str) -> str:
@@ -265,6 +289,18 @@ class Schedule:
         return None if made is None else self._app.job(made)
 
     atrigger = handle_twin(trigger)
+
+    def set(self, **changes: Unpack[When]) -> Schedule:
+        """Other words for what comes, by hand: code that declares it does not change it back.  None takes one away."""
+        self._app.store.install()
+        row = self.refresh().record
+        rule = changed_rule(row.rule, changes, self._app.store.now(), self._app.settings.zone)
+        said = "set " + msgspec.json.encode(plain(rule), order="deterministic").decode()
+        self._app.store.schedules.put(Wanted(name=self.name, rule=rule, job=row.job, said=said))
+        self._app.wake()
+        return self.refresh()
+
+    aset = handle_twin(set)
 
     def delete(self) -> None:
         """It makes no more jobs; one that runs, runs on.  What code declares comes back when a node starts."""

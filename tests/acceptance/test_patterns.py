@@ -71,7 +71,7 @@ def patterns(home: tuple[str, Path]) -> Iterator[Patterns]:
         node = NodeProcess.start("patterns:app", url, "--max", "9", "--name", "n", cwd=folder, env=clock.env)
         stack.callback(lambda: print(node.log))
         stack.callback(node.end)
-        eventually(lambda: len(found.app.schedules()) == 5, within=30)
+        eventually(lambda: len(found.app.schedules()) == 5, within=90)
         yield found
 
 

@@ -34,6 +34,28 @@ def test_the_command_line_lists_and_steers_schedules(tmp_path):
     assert genba("pause", "nightly", code=4)["error"]["type"] == "ScheduleNotFound"
 
 
+def test_the_command_line_makes_and_changes_schedules(tmp_path):
+    url = sqlite_url(tmp_path)
+
+    def genba(*words: str, code: int = 0) -> Any:
+        command = genba_command("schedule", *words, "--json", "--url", url)
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert ran.returncode == code, ran.stderr
+        return json.loads(ran.stdout or ran.stderr)
+
+    made = genba("add", "sweep", "tasks.sweep", "ops", "deep=true", "--every", "12h", "--base", "2026-01-01T03:00",
+                 "--until", "2036-01-01T00:00")  # fmt: skip
+    assert (made["task"], made["by_hand"], made["rule"]["every"]) == ("tasks.sweep", True, 12 * 3600 * 1_000_000)
+    assert made["next"][0][11:16] in ("03:00", "15:00")
+    other = ("--cron", "30 4 * * *", "--tz", "Asia/Tokyo", "--jitter", "5m", "--without", "until")
+    changed = genba("set", "sweep", *other)
+    assert changed["rule"] == {"cron": "30 4 * * *", "tz": "Asia/Tokyo", "jitter": 300_000_000}
+    assert (changed["args"], "T04:30:00+09:00" in changed["next"][0]) == (made["args"], True)
+    assert genba("set", "sweep", "--cron", "61 * * * *", code=2)["error"]["type"] == "BadOption"
+    assert genba("set", "nothing", "--every", "5m", code=4)["error"]["type"] == "ScheduleNotFound"
+    assert genba("ls")[0]["rule"] == changed["rule"]
+
+
 def test_in_testing_a_moved_clock_makes_ticks():
     app, ran = Genba("sqlite:///:memory:"), []
 

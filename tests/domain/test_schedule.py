@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from itertools import islice
+from zoneinfo import ZoneInfo
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from genba.domain.cron import cron
 from genba.domain.duration import DAY, MILLISECOND, MINUTE, SECOND
 from genba.domain.schedule import LONGEST_BACKOFF, MOST_AT_ONCE, Rule, after_run, due, first, spread, upcoming
+from genba.errors import BadOption
+from genba.schedule import changed_rule, read_rule
 
+UTC = ZoneInfo("UTC")
 NOW = 1_767_225_600_000_000
 moments = st.integers(NOW - DAY, NOW + DAY)
 lengths = st.integers(1, 3 * DAY)
@@ -82,3 +87,30 @@ def test_jitter_stays_within_its_bounds_and_is_the_same_for_all(jitter, moment):
     rule = Rule(cron="* * * * *", jitter=jitter)
     assert 0 <= spread(rule, "s", moment) <= jitter
     assert spread(rule, "s", moment) == spread(rule, "s", moment)
+
+
+# changed by hand
+
+
+@pytest.mark.parametrize(
+    ("words", "changes", "expected"),
+    [
+        ({"cron": "0 3 * * *", "tz": "Asia/Tokyo"}, {"cron": "@daily"}, {"cron": "@daily", "tz": "Asia/Tokyo"}),
+        ({"cron": "0 3 * * *", "tz": "Asia/Tokyo", "jitter": "5m"}, {"every": "5m"}, {"every": "5m", "jitter": "5m"}),
+        ({"every": "12h", "base": "2026-01-01 03:00", "misfire": "skip"}, {"cron": "@daily"},
+         {"cron": "@daily", "misfire": "skip"}),
+        ({"every": "12h", "base": "2026-01-01 03:00"}, {"every": "6h"}, {"every": "6h", "base": "2026-01-01 03:00"}),
+        ({"every": -1, "overlap": "allow"}, {"max_runs": 3}, {"every": -1, "overlap": "allow", "max_runs": 3}),
+        ({"every": "1h", "until": "2030-01-01", "grace": 9.00001}, {"until": None}, {"every": "1h", "grace": 9.00001}),
+    ],
+)  # fmt: skip
+def test_what_is_not_said_stays_and_none_takes_one_away(words, changes, expected):
+    rule = read_rule(words, NOW, UTC)
+    assert changed_rule(rule, changes, NOW, UTC) == read_rule(expected, NOW, UTC)
+
+
+def test_a_change_that_makes_no_sense_is_refused():
+    rule = read_rule({"every": "1h"}, NOW, UTC)
+    for changes in ({"tz": "Europe/Zurich"}, {"every": None}, {"every": 0}, {"often": 3}, {"cron": "x"}):
+        with pytest.raises(BadOption):
+            changed_rule(rule, changes, NOW, UTC)

@@ -35,7 +35,7 @@ class Hands:
             )
             stack.callback(end, node)
             self.nodes.append(node)
-        eventually(lambda: len(self.app.nodes()) == 2, within=30)
+        eventually(lambda: len(self.app.nodes()) == 2, within=90)
 
     def runs(self, word: str) -> list[tuple[int, float]]:
         """(job, when) in the order in which they began; when is what the worker's clock said."""

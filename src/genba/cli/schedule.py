@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
+from genba.cli.job import read_arguments
 from genba.cli.output import Asked, common, moment_text, pass_asked, say, say_json, table
 from genba.domain.schedule import plain
 
 if TYPE_CHECKING:
-    from genba.schedule import Schedule
+    from genba.schedule import Schedule, When
 
 
 @click.group()
@@ -19,8 +21,81 @@ if TYPE_CHECKING:
 def schedule() -> None:
     """Rules that make jobs: by cron, or every so often.
 
-    They are made in code, by app.recur(…) or @app.task(cron=…).
+    They are made in code, by app.recur(…) or @app.task(cron=…), or by hand: genba schedule add.
     """
+
+
+def when(command: Any) -> Any:
+    """The options that say when."""
+    for option in reversed(
+        [
+            click.option("--cron", metavar="TEXT", help='Five fields or a macro: "0 3 * * mon-fri", "@daily".'),
+            click.option("--tz", metavar="ZONE", help="The time zone of --cron; UTC if it is not said."),
+            click.option("--every", metavar="DURATION", help="So long after the end of the run before; -1: at once."),
+            click.option("--base", metavar="MOMENT", help="With --every: base + k × every."),
+            click.option("--reference", type=click.Choice(["end", "start"]), help="What --every counts from."),
+            click.option("--misfire", type=click.Choice(["once", "all", "skip"]), help="Ticks that nobody made."),
+            click.option("--overlap", type=click.Choice(["allow", "queue", "skip"]), help="A tick while one is open."),
+            click.option("--start", metavar="MOMENT", help="The first moment that counts."),
+            click.option("--until", metavar="MOMENT", help="The last one."),
+            click.option("--max-runs", type=int, metavar="N", help="How many jobs it makes in all."),
+            click.option("--jitter", metavar="DURATION", help="Each run starts up to so much later."),
+            click.option("--grace", metavar="DURATION", help="Later than this a tick is given up."),
+            click.option("--pause-after-failures", type=int, metavar="N", help="So many in a row pause it."),
+        ]
+    ):
+        command = option(command)
+    return command
+
+
+def _given(options: dict[str, Any], without: Sequence[str] = ()) -> When:
+    found = dict.fromkeys(word.replace("-", "_") for word in without)
+    found |= {name: value for name, value in options.items() if value is not None}
+    if found.get("every") == "-1":
+        found["every"] = -1
+    return cast("When", found)
+
+
+@schedule.command()
+@click.argument("name")
+@click.argument("task")
+@click.argument("words", nargs=-1, metavar="[ARGS]…")
+@when
+@common
+@pass_asked
+def add(asked: Asked, /, name: str, task: str, words: Sequence[str], **options: Any) -> None:
+    """Let TASK run again and again, under the NAME; the same again changes nothing.
+
+    ARGS are values and key=value pairs, as of `genba job enqueue`.  Code that declares the same name does not change
+    it from then on.
+
+    \b
+    Examples:
+      genba schedule add nightly tasks.report ops --cron "0 3 * * *" --tz Europe/Zurich
+      genba schedule add sweep tasks.sweep --every 12h --base 2026-01-01T03:00
+    """
+    args, kwargs = read_arguments(words)
+    app = asked.app()
+    _show(asked, app.recur(name, app.call(task, args, kwargs), **_given(options)))
+
+
+@schedule.command("set")
+@click.argument("name")
+@when
+@click.option("--without", multiple=True, metavar="OPTION", help="Take one away: --without until.  Repeatable.")
+@common
+@pass_asked
+def set_(asked: Asked, /, name: str, without: Sequence[str], **options: Any) -> None:
+    """Change when a schedule runs, from now on; a run that is under way ends as it began.
+
+    Code that declares the schedule does not change it back, until it is deleted.
+
+    \b
+    Examples:
+      genba schedule set nightly --cron "0 4 * * *" --jitter 5m
+      genba schedule set nightly --every 12h --without until
+    """
+    _show(asked, asked.app().schedule(name).set(**_given(options, without)))
 
 
 @schedule.command()
@@ -132,6 +207,13 @@ def _tell(asked: Asked, name: str, done: bool, word: str, otherwise: str) -> int
     else:
         say(f"{name}: {word if done else otherwise}")
     return 0 if done else 1
+
+
+def _show(asked: Asked, one: Schedule) -> None:
+    if asked.json:
+        say_json(_json(one))
+    else:
+        say(f"{one.name}: {one.rule.words()}, next {_next(one)}")
 
 
 def _next(one: Schedule) -> str:
