@@ -76,12 +76,27 @@ def test_after_an_outage_of_the_database_nobody_is_dead_before_one_full_lease() 
     patience.seen(0)
     patience.broken()
     patience.seen(100 * SECOND)
-    patience.seen(107 * SECOND)
+    for second in range(101, 115):
+        patience.seen(second * SECOND)
     silent = a_node(silent=60 * SECOND)
 
     assert not is_dead(silent, lasted=patience.lasted(100 * SECOND + LEASE - 1))
     assert not is_dead(silent, suspect=True, lasted=patience.lasted(100 * SECOND + LEASE - 1))
     assert is_dead(silent, lasted=patience.lasted(100 * SECOND + LEASE))
+
+
+def test_who_was_suspended_has_not_watched_meanwhile_and_buries_nobody_right_after() -> None:
+    """As when a laptop wakes: whoever is the first to look must not bury the others, who could not renew either."""
+    patience = Patience(LEASE // 2)
+    for second in range(20):
+        patience.seen(second * SECOND)
+    woken = 19 * SECOND + 4 * LEASE
+    silent = a_node(silent=4 * LEASE)
+
+    assert not is_dead(silent, lasted=patience.lasted(woken))
+    assert not is_dead(silent, suspect=True, lasted=patience.lasted(woken))
+    patience.seen(woken)
+    assert patience.lasted(woken + SECOND) == SECOND
 
 
 def test_one_who_has_not_seen_the_database_yet_buries_nobody() -> None:

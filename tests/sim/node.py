@@ -123,6 +123,7 @@ class SimNode:
         self.late: deque[Callable[[], None]] = deque()
         self.name = name
         self.disturbed = False
+        self._absent = False  # was paused, or cut off: then others may take it for dead
         self._world = world
         self._schedules = schedules
         self.id = world.rng.getrandbits(62) + 1
@@ -179,7 +180,7 @@ class SimNode:
         self._world.at(self._world.rng.uniform(0.2, 3) * SECOND, again.start)
 
     def pause(self) -> None:
-        self.paused = True
+        self.paused = self._absent = True
         self._touch()
 
     def resume(self) -> None:
@@ -196,6 +197,7 @@ class SimNode:
 
     def set_cut(self, cut: bool) -> None:
         self.cut = cut
+        self._absent = self._absent or cut
         self._touch()
 
     def drain(self) -> None:
@@ -354,6 +356,7 @@ class SimNode:
                     self._perform(brain.on_slots(ours, lost, now))
                 case DeclaredDead():
                     self._world.hits.add("declared dead")
+                    self._world.false_alarms += not self._absent
                     self.die()
                 case _:
                     raise AssertionError(f"nobody hears {event}")

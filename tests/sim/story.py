@@ -49,15 +49,42 @@ class Story:
     def play(self) -> None:
         """Nodes come, jobs come, things go wrong, and then nothing does any more."""
         world, rng = self.world, self.world.rng
-        for i in range(rng.choice((1, 2, 2, 3))):
-            world.at(rng.uniform(0, SECOND), SimNode(world, f"n{i}", self._schedules).start)
+        self.start_nodes(rng.choice((1, 2, 2, 3)))
         for number in range(rng.randint(3, 8)):
             world.at(rng.uniform(0, FAULTS * 0.7), partial(self._enqueue, number))
         for _ in range(rng.randint(1, 5)):
             deed = rng.choice(DEEDS)
             world.at(rng.uniform(0.2, FAULTS / SECOND) * SECOND, partial(self._do, deed))
         world.run(FAULTS)
+        self.calm()
+
+    def play_cut_off(self) -> None:
+        """Two jobs of a limit of one; the node that runs the first does not reach the database for two leases."""
+        world = self.world
+        world.mood, self._schedules = Mood(lost_bell=0), []
+        self.start_nodes(2)
+        world.run(2 * SECOND)
+        for number in range(2):
+            one = Asked(number, "limited")
+            self.asked.append(one)
+            (made,) = self._client.enqueue([_limited({"n": number, "ms": 20_000, "fates": ["return"]})])
+            one.id = made.id
+        assert world.run(4 * SECOND, lambda: bool(world.runs))
+        for node in world.nodes.values():
+            if any(worker.run is not None for worker in node.workers()):
+                node.set_cut(True)
+        world.run(world.now + 3 * LEASE)
+        self.calm()
+
+    def start_nodes(self, count: int) -> None:
+        for i in range(count):
+            start = self.world.rng.uniform(0, SECOND)
+            self.world.at(start, SimNode(self.world, f"n{i}", self._schedules).start)
+
+    def calm(self) -> None:
+        """From here on nothing goes wrong: all must be done in time."""
         self._calm()
+        world = self.world
         assert world.run(world.now + PATIENCE, self._drained), f"not done: {self._left()}"
 
     def _calm(self) -> None:
@@ -196,6 +223,7 @@ class Story:
         for id, (_, state, attempt, result, _, reason, options, *_) in rows.items():
             self._check_job(id, state, attempt, result, reason, json.loads(options or "{}"), runs[id])
         self._check_limit(rows)
+        assert not self.world.false_alarms, "a node was buried that was there all the time"
         faults = self._client.verify().faults
         assert faults == [], faults
 
@@ -250,6 +278,12 @@ class Story:
 
 def _number(row: tuple[Any, ...]) -> int:
     return int(json.loads(row[4])["n"])
+
+
+def _limited(told: dict[str, Any]) -> NewJob:
+    needs, rules = (Need("one", "one", LIMIT),), (Rule("one", 1),)
+    options = json.dumps({"grace": SECOND, "max_crashes": 50})
+    return NewJob(task=TASK, args=json.dumps(told).encode(), options=options, needs=needs, rules=rules)
 
 
 def _interval() -> Wanted:

@@ -8,6 +8,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from tests.storage.builders import CLAIM, joined, running
 
 from genba.errors import StoreUnreachable
 from genba.storage.database import AnswerLost
@@ -89,3 +90,14 @@ def test_a_connection_that_breaks_in_the_middle_is_tried_once_more(server: tuple
         ask_while_the_server_hangs_up(store, url)
 
     assert store.enqueue([NewJob(task="a", args=b"{}")])[0].created
+
+
+def test_a_start_that_is_marked_again_because_the_answer_was_lost_is_ours_both_times(store):
+    joined(store)
+    job = running(store)
+    start = (job.id, job.attempt, CLAIM, 10)
+
+    assert store.mark([start]) == {job.id}
+    assert store.mark([start]) == {job.id}
+    assert store.mark([(job.id, job.attempt, CLAIM + 1, 10)]) == set()
+    assert store.mark([(job.id, job.attempt, CLAIM, 11)]) == set(), "another start of the same attempt"

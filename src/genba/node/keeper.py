@@ -122,7 +122,7 @@ class Keeper(threading.Thread):
         self._post = post
         self._poked = threading.Event()
         self._ended = False
-        self._patience = Patience()
+        self._patience = Patience(lease // 2)
         self._due_in: float | None = None
         self._told: Sequence[dict[str, Any]] | None = None
         self.seen: float | None = None  # when the last round was done, by the monotonic clock

@@ -13,19 +13,26 @@ SHORTEST = 2_000_000  # µs since the last beat: a guard needs that long to end 
 
 @dataclass(slots=True)
 class Patience:
-    """How long this node has seen the database without a break, by its own steady clock."""
+    """How long this node has seen the database without a break, by its own steady clock.
 
+    Not to have looked for longer than `gap` is a break too: who was suspended does not know what was meanwhile, and
+    whether the others could renew.
+    """
+
+    gap: Micros = 7_500_000
     since: Micros | None = None
+    last: Micros = 0
 
     def seen(self, now: Micros) -> None:
-        if self.since is None:
+        if self.since is None or now - self.last > self.gap:
             self.since = now
+        self.last = now
 
     def broken(self) -> None:
         self.since = None
 
     def lasted(self, now: Micros) -> Micros:
-        return 0 if self.since is None else now - self.since
+        return 0 if self.since is None or now - self.last > self.gap else now - self.since
 
 
 class Beating(Protocol):

@@ -75,9 +75,10 @@ SELECT * FROM unnest(:job_id, CAST(:attempt AS integer[]), CAST(:claimed_at AS b
     ON CONFLICT DO NOTHING;
 
 -- name: mark(id, attempt, claim, started)
+-- The same again, if the answer to it was lost.
 UPDATE genba.job AS j SET started_mark = e.started
   FROM unnest(:id, :attempt, :claim, :started) AS e (id, attempt, claim, started)
- WHERE j.id = e.id AND j.attempt = e.attempt AND j.claim_id = e.claim AND j.started_mark IS NULL
+ WHERE j.id = e.id AND j.attempt = e.attempt AND j.claim_id = e.claim AND (j.started_mark IS NULL OR j.started_mark = e.started)
 RETURNING j.id, j.options;
 
 -- name: note_progress(id, attempt, claim, progress)

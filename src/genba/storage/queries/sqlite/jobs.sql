@@ -73,8 +73,9 @@ VALUES (:job_id, :attempt, :claimed_at, :started_at, :ended_at, :cause, :node, :
     ON CONFLICT DO NOTHING;
 
 -- name: mark(id, attempt, claim, started)
+-- The same again, if the answer to it was lost.
 UPDATE genba.job SET started_mark = :started
- WHERE id = :id AND attempt = :attempt AND claim_id = :claim AND started_mark IS NULL
+ WHERE id = :id AND attempt = :attempt AND claim_id = :claim AND (started_mark IS NULL OR started_mark = :started)
 RETURNING id, options;
 
 -- name: note_progress(id, attempt, claim, progress)
