@@ -48,7 +48,7 @@ guard: $(READY)   ## has the drain become slower? beside the limit of the same m
 	@$(BIN)/python benchmarks/guard.py $(ARGS)
 
 soak: $(READY)    ## the tests that take minutes or hours
-	@$(BIN)/python -m pytest -m soak $(ARGS)
+	@$(BIN)/python -m pytest -m soak -o faulthandler_timeout=0 $(ARGS)
 
 clean:            ## removes .venv and what the tools left
 	@rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -86,6 +86,21 @@ def test_an_on_demand_burst_stays_within_max_and_a_killed_job_harms_no_other(job
     eventually(lambda: workers(one) == 0)
 
 
+# slots for each queue
+
+
+def test_a_queue_has_no_more_workers_at_a_time_than_its_slots(jobs, node, path):
+    node("--max", "4", "-q", "slow:1,default:3")
+    slow = [jobs.wait_for.using(queue="slow").enqueue(str(path)) for _ in range(3)]
+    other = [jobs.wait_for.enqueue(str(path)) for _ in range(5)]
+    running = {int(id) for id, *_ in started(path, 4)}
+
+    assert len(running & {job.id for job in slow}) == 1
+    assert len(running & {job.id for job in other}) == 3
+    path.touch()
+    assert [job.result(timeout=20) for job in (*slow, *other)] == ["opened"] * 8
+
+
 # recycling
 
 

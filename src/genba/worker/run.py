@@ -41,6 +41,7 @@ from genba.worker.surround import Callee, LifespanFailed, Middleware, enter
 
 UNABLE = 4  # exit code
 BELL_AFTER = 4_000  # µs: how long a result may lie in the ring before the node is told
+BELL_AFTER_FORKS = 20_000  # ... if each job has a process: what it costs to be told is then most of what the node does
 QUICK = 50  # µs: too short to start a process, or to fill so much memory that one could see it
 ERROR_LIMIT = 64 * 1024
 MESSAGE_LIMIT = 8 * 1024
@@ -386,10 +387,10 @@ class Worker:
             self._slate.forget_log()
         self._rung = False
         if self._pid is None:
-            self._ring_soon(ended)
+            self._ring_soon(ended, BELL_AFTER)
 
-    def _ring_soon(self, now: int) -> None:
-        if now - self._last_bell > BELL_AFTER:
+    def _ring_soon(self, now: int, after: int) -> None:
+        if now - self._last_bell > after:
             self._last_bell = now
             self._ring()
 
@@ -409,7 +410,7 @@ class Worker:
         if status or self._slate.status() == (place, wire.RUNNING):
             die_like(status)
         self._rung = False
-        self._ring_soon(self._clock.now())
+        self._ring_soon(self._clock.now(), BELL_AFTER_FORKS)
 
     def _pass_on(self, pid: int) -> None:
         """The node has sent us a signal; it is for the process of the job."""
