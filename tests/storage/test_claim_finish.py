@@ -405,7 +405,7 @@ def test_unknown_tasks_are_put_aside_and_come_back(store):
     known = one(store)
 
     assert store.park_unknown("default", [TASK]) == 3
-    assert store.parked_on() == {"unknown task strange"}
+    assert store.parked_on(["unknown task strange", "unknown task other"]) == {"unknown task strange"}
     assert [job.id for job in claimed(store, 8)] == [known]
     assert store.unpark(["unknown task strange"]) == 3
     assert [job.id for job in store.claim(1, CLAIM, {"default": 8}, ["strange"])] == strange

@@ -102,7 +102,7 @@ class Situation:
             self.store.park_unknown("default", self.store.nodes.known_tasks())
             if "unknown_task" not in self.left:
                 self.store.unpark([f"unknown task {TASK}"])
-        self.store.policy.keep_parked(self.store.parked_on())
+        self.store.policy.keep_parked()
 
     def remove(self, kind: str) -> None:
         self.left.discard(kind)

@@ -158,6 +158,7 @@ def test_other_ends_marks_and_progress_go_by_the_primary_key(database, engine, s
         ("expire", "job_expires", {}),
         ("park_unknown", "job_claim", {"queue": "default", "tasks": ["x"]}),
         ("unpark", "job_parked", {"parked_on": "nothing"}),
+        ("next_lines", "job_parked", {"after": "", "most": 5}),
         ("prune", "job_finished", {"before": 10}),
         ("ended_since", "job_finished", {"before": 10, "since": 5, "id": 0, "limit": 1000}),
         ("due_schedules", "schedule_next", {}),

@@ -65,7 +65,7 @@ def test_what_becomes_due_of_a_disabled_task_is_not_claimed_and_a_keeper_parks_i
     assert claimed(store, 8) == []
     assert {state(store, later), state(store, running)} == {"waiting"}
 
-    store.policy.keep_parked(store.parked_on())
+    store.policy.keep_parked()
     assert parked(store) == {f"disabled task {TASK}": 2}
     switch(store, True)
     assert {job.id for job in claimed(store, 8)} == {later, running}
@@ -96,7 +96,7 @@ def test_a_keeper_ends_what_an_operator_has_left_half_done(store):
         tx.run("next_epoch", namespace="default")
     store.policy.refresh()
 
-    assert store.policy.keep_parked(store.parked_on())
+    assert store.policy.keep_parked()
     assert len(claimed(store, 8)) == 3   # 8 is a size: the largest that there is
 
 

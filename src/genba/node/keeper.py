@@ -333,7 +333,7 @@ class Keeper(threading.Thread):
         self._unpark()
         if self._store.dependencies.look_for_lost():
             self._store.settle()
-        if self._store.policy.keep_parked(self._store.parked_on()):
+        if self._store.policy.keep_parked():
             self._post(Work())
 
     def _unpark(self) -> None:
@@ -342,7 +342,7 @@ class Keeper(threading.Thread):
         ours |= {unknown_line(condition) for condition in self._conditions}
         while not self._ended:
             try:
-                freed = ours & self._store.parked_on()
+                freed = self._store.parked_on(ours)
                 if not freed or not self._store.unpark(freed):
                     return
                 self._post(Work())

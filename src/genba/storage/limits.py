@@ -32,6 +32,7 @@ from genba.storage.database import Database, Tx
 from genba.storage.records import JobId, Micros
 
 LINE = "limit "  # what jobs in the line of a bucket are parked on, before its name
+LINES = 500  # that one sweep looks at
 MOST = 1000  # jobs that are let go in one go
 UNLIMITED = 2**31 - 1
 ROUNDS = 8  # looks at the same lines in one transaction; what is left is looked at in another one
@@ -76,6 +77,7 @@ class Limits:
     def __init__(self, database: Database, namespace: str) -> None:
         self._db = database
         self._namespace = namespace
+        self._looked_at = ""  # where the next sweep goes on
         self.handed = False  # a hint: since it was last cleared, jobs have been let go
 
     # inside of others' transactions
@@ -237,15 +239,16 @@ class Limits:
             return row[0] if row else None
 
     def sweep(self) -> None:
-        """The net under everything: lines that were forgotten, and slots of jobs that nobody takes."""
+        """The net under everything: lines that were forgotten, some at a time, and slots of jobs that nobody takes."""
         with self._db.statement() as tx:
-            neglected = tx.all("neglected", namespace=self._namespace)
-            stale = tx.all("stale_grants", namespace=self._namespace)
-            stuck = [(*row, other) for row in stale if (other := self._other(tx, row)) is not None]
+            lines = tx.all("next_lines", namespace=self._namespace, after=self._looked_at, most=LINES)
+            stuck = self._stuck(tx, tx.all("stale_grants", namespace=self._namespace))
+        self._looked_at = lines[-1][0] if len(lines) == LINES else ""
+        neglected = [(name, template) for _, name, template in lines if name is not None]
         if neglected:
             with self._db.transaction() as tx:
                 self._look(tx, neglected)
-        for id, _, buckets, _, other in stuck:
+        for id, buckets, other in stuck:
             with self._db.transaction() as tx:
                 self._revoke(tx, id, read_needs(buckets), other)
 
@@ -425,20 +428,26 @@ class Limits:
         if wanted:
             self._serve(tx, self._lock(tx, wanted), wanted)
 
-    def _other(self, tx: Tx, stale: tuple[Any, ...]) -> tuple[str, JobId] | None:
-        """Somebody who waits for what this job has and does not use, and could start: (line, job)."""
-        _, queue, buckets, parked_on = stale
-        for need in read_needs(buckets):
-            if need.kind != STRIPE:
-                found = tx.one(
-                    "other_in_line",
-                    namespace=self._namespace,
-                    line=LINE + need.name,
-                    queue=None if parked_on is not None else queue,
-                )
-                if found is not None:
-                    return need.name, found[0]
-        return None
+    def _stuck(
+        self, tx: Tx, stale: Sequence[tuple[JobId, str, str, str | None]]
+    ) -> list[tuple[JobId, str, tuple[str, JobId]]]:
+        """Those of these, whose slots nobody uses, for which another one waits who could start: (line, job)."""
+        asked = {
+            id: [
+                (LINE + need.name, None if parked_on is not None else queue)
+                for need in read_needs(buckets)
+                if need.kind != STRIPE
+            ]
+            for id, queue, buckets, parked_on in stale
+        }
+        wanted = sorted({one for ones in asked.values() for one in ones}, key=str)
+        others = tx.batch("others_in_line", wanted, namespace=self._namespace)
+        found = {(line, queue): (line.removeprefix(LINE), other) for line, queue, other in others}
+        return [
+            (id, buckets, other)
+            for id, _, buckets, _ in stale
+            if (other := next((found[one] for one in asked[id] if one in found), None)) is not None
+        ]
 
     def _revoke(self, tx: Tx, id: JobId, needs: Needs, other: tuple[str, JobId]) -> None:
         """Take the slots of a job that nobody claims, and give them to another one."""

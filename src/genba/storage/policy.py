@@ -234,12 +234,13 @@ class Policies:
             if not moved:
                 return back
 
-    def keep_parked(self, reasons: set[str]) -> bool:
+    def keep_parked(self) -> bool:
         """A keeper's part: what an operator's program, stopped half-way, has left to do.  True if jobs are back."""
-        disabled = self.rules().disabled
-        for task in disabled:
+        for task in self.rules().disabled:
             self.park_task(task)
-        ended = [one for one in reasons if one.startswith(DISABLED) and one.removeprefix(DISABLED) not in disabled]
+        with self._db.statement() as tx:
+            enabled = [(DISABLED + row[0],) for row in tx.all("enabled_tasks", namespace=self._namespace)]
+            ended = [row[0] for row in tx.batch("parked_among", enabled, namespace=self._namespace)]
         return sum(map(self.unpark, ended)) > 0
 
     # queues

@@ -390,9 +390,10 @@ class Store:
             self.limits.moved(tx, [id for id, buckets in rows if buckets is not None])
             return len(rows)
 
-    def parked_on(self) -> set[str]:
+    def parked_on(self, reasons: Iterable[str]) -> set[str]:
+        """Those of these that jobs are parked on."""
         with self._db.statement() as tx:
-            return {row[0] for row in tx.all("parked_anything", namespace=self.namespace)}
+            return {row[0] for row in tx.batch("parked_among", [(one,) for one in reasons], namespace=self.namespace)}
 
     def prune(self, before: Micros) -> int:
         """Delete up to 500 jobs that ended before `before`, with their history; how many."""

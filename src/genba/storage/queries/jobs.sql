@@ -129,14 +129,9 @@ UPDATE genba.job SET parked_on = NULL
                ORDER BY rank, id LIMIT 1000 /* lock */)
 RETURNING id, buckets;
 
--- name: parked_anything
--- From one reason to the next, however many jobs are parked on each.
-WITH RECURSIVE reasons (reason) AS (
-    SELECT min(parked_on) FROM genba.job WHERE namespace = :namespace AND parked_on IS NOT NULL
-     UNION ALL
-    SELECT (SELECT min(j.parked_on) FROM genba.job j WHERE j.namespace = :namespace AND j.parked_on > reasons.reason)
-      FROM reasons WHERE reasons.reason IS NOT NULL)
-SELECT reason FROM reasons WHERE reason IS NOT NULL;
+-- name: parked_among(reason)
+-- Those of these that jobs are parked on: as many looks as there are names, and not as there are lines.
+SELECT :reason WHERE EXISTS (SELECT 1 FROM genba.job WHERE namespace = :namespace AND parked_on = :reason);
 
 -- name: ahead
 SELECT count(*) FROM (SELECT 1 FROM genba.job WHERE namespace = :namespace AND queue = :queue AND state = 'waiting'

@@ -81,11 +81,18 @@ SELECT seq, name, template, n, ordered, per, burst FROM genba.recheck WHERE name
 -- name: forget_rechecks(seq)
 DELETE FROM genba.recheck WHERE seq = :seq;
 
--- name: neglected
--- The net: buckets with room, and somebody in line.
-SELECT b.name, b.template FROM genba.bucket b
- WHERE b.namespace = :namespace AND b.per IS NULL AND CASE WHEN b.ordered THEN b.owner IS NULL ELSE b.taken < b.n END
-   AND EXISTS (SELECT 1 FROM genba.job j WHERE j.namespace = :namespace AND j.parked_on = 'limit ' || b.name) LIMIT 200;
+-- name: next_lines
+-- The net: from one thing that jobs are parked on to the next, and those of them that are buckets with room.
+WITH RECURSIVE lines (line, k) AS (
+    SELECT min(parked_on), 1 FROM genba.job WHERE namespace = :namespace AND parked_on > :after
+     UNION ALL
+    SELECT (SELECT min(j.parked_on) FROM genba.job j WHERE j.namespace = :namespace AND j.parked_on > lines.line), k + 1
+      FROM lines WHERE lines.line IS NOT NULL AND k < :most)
+SELECT l.line, b.name, b.template
+  FROM lines l LEFT JOIN genba.bucket b
+    ON l.line LIKE 'limit %' AND b.namespace = :namespace AND b.name = substr(l.line, 7) AND b.per IS NULL
+   AND CASE WHEN b.ordered THEN b.owner IS NULL ELSE b.taken < b.n END
+ WHERE l.line IS NOT NULL ORDER BY l.k;
 
 -- name: ripe
 SELECT name, template FROM genba.bucket WHERE namespace = :namespace AND next_at <= /* now */ LIMIT 200;
@@ -103,11 +110,11 @@ SELECT id, queue, buckets, parked_on FROM genba.job
  WHERE namespace = :namespace AND granted_at < /* now */ - 1000000 AND claim_id IS NULL AND finished_at IS NULL AND state = 'waiting'
  ORDER BY granted_at LIMIT 100;
 
--- name: other_in_line
+-- name: others_in_line(line, queue)
 -- Of those in front: one that others can run, while the one that has the slot finds nobody.
-SELECT id, rank, buckets, queue FROM (SELECT id, rank, buckets, queue, state FROM genba.job WHERE namespace = :namespace AND parked_on = :line
-                                ORDER BY rank, id LIMIT 200) AS front
- WHERE state = 'waiting' AND (CAST(:queue AS text) IS NULL OR queue <> :queue) ORDER BY rank, id LIMIT 1;
+SELECT :line, :queue, id FROM (SELECT id, rank, queue, state FROM genba.job WHERE namespace = :namespace AND parked_on = :line
+                                ORDER BY rank, id LIMIT 50) AS front
+ WHERE state = 'waiting' AND (:queue IS NULL OR queue <> :queue) ORDER BY rank, id LIMIT 1;
 
 -- name: revoke
 UPDATE genba.job SET granted_at = NULL, parked_on = COALESCE(parked_on, CAST(:line AS text))

@@ -68,3 +68,6 @@ SELECT queue, count(*) FROM genba.job WHERE namespace = :namespace AND state = '
 
 -- name: parked_reasons
 SELECT parked_on, queue, count(*) FROM genba.job WHERE namespace = :namespace AND parked_on IS NOT NULL GROUP BY parked_on, queue;
+
+-- name: enabled_tasks
+SELECT name FROM genba.task WHERE namespace = :namespace AND enabled;

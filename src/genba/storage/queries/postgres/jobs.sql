@@ -174,3 +174,6 @@ DELETE FROM genba.dependency WHERE child_id = ANY(:job_id);
 
 -- name: any_work
 SELECT 1 FROM genba.job WHERE namespace = :namespace AND queue = ANY(:queues) AND state = 'waiting' AND parked_on IS NULL AND task = ANY(:tasks) LIMIT 1;
+
+-- name: parked_among(reason)
+SELECT e.reason FROM unnest(:reason) AS e (reason) WHERE EXISTS (SELECT 1 FROM genba.job WHERE namespace = :namespace AND parked_on = e.reason);

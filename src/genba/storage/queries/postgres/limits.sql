@@ -77,6 +77,13 @@ UPDATE genba.job SET parked_on = NULL
  WHERE id = ANY(ARRAY(SELECT id FROM genba.job WHERE id = ANY(:id) AND parked_on IS NOT NULL AND finished_at IS NULL FOR UPDATE SKIP LOCKED))
 RETURNING id;
 
+-- name: others_in_line(line, queue)
+SELECT e.line, e.queue, j.id
+  FROM unnest(:line, CAST(:queue AS text[])) AS e (line, queue)
+ CROSS JOIN LATERAL (SELECT id FROM (SELECT id, rank, queue, state FROM genba.job WHERE namespace = :namespace AND parked_on = e.line
+                                      ORDER BY rank, id LIMIT 50) AS front
+                      WHERE state = 'waiting' AND (e.queue IS NULL OR queue <> e.queue) ORDER BY rank, id LIMIT 1) AS j;
+
 -- name: drop_grants(id)
 UPDATE genba.job SET granted_at = NULL WHERE id = ANY(:id);
 
