@@ -3,25 +3,40 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
-from tests.support import genba_command, sqlite_url
+import pytest
+from tests.support import sqlite_url
 
 from genba import Genba
+from genba.cli import main
 
 
-def test_the_command_line_lists_and_steers_schedules(tmp_path):
-    url = sqlite_url(tmp_path)
-    with closing(Genba(url)) as app:
+class Command:
+    """`genba schedule … --json` in this process; what it prints."""
+
+    def __init__(self, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+        self._url, self._capsys = url, capsys
+
+    def __call__(self, *words: str, code: int = 0) -> Any:
+        self._capsys.readouterr()
+        with pytest.raises(SystemExit) as left:
+            main(["schedule", *words, "--json", "--url", self._url])
+        out, err = self._capsys.readouterr()
+        assert int(left.value.code or 0) == code, out + err
+        return json.loads(out or err)
+
+
+@pytest.fixture
+def genba(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Command:
+    return Command(sqlite_url(tmp_path), capsys)
+
+
+def test_the_command_line_lists_and_steers_schedules(genba, tmp_path):
+    with closing(Genba(sqlite_url(tmp_path))) as app:
         app.recur("nightly", app.call("report"), cron="0 3 * * *", tz="Europe/Zurich")
-
-    def genba(*words: str, code: int = 0) -> Any:
-        command = genba_command("schedule", *words, "--json", "--url", url)
-        ran = subprocess.run(command, capture_output=True, text=True, timeout=60)
-        assert ran.returncode == code, ran.stderr
-        return json.loads(ran.stdout or ran.stderr)
 
     (listed,) = genba("ls")
     assert (listed["name"], listed["task"], listed["paused"], listed["by_hand"]) == ("nightly", "report", False, True)
@@ -29,20 +44,13 @@ def test_the_command_line_lists_and_steers_schedules(tmp_path):
     genba("pause", "nightly", "--reason", "why not")
     assert genba("pause", "nightly", code=1) == {"name": "nightly", "paused": False}
     genba("resume", "nightly")
-    assert genba("trigger", "nightly")["job"] > 0
+    job = genba("trigger", "nightly")["job"]
+    assert [(tick["job_id"], tick["skipped"]) for tick in genba("ticks", "nightly")] == [(job, None)]
     genba("delete", "nightly")
     assert genba("pause", "nightly", code=4)["error"]["type"] == "ScheduleNotFound"
 
 
-def test_the_command_line_makes_and_changes_schedules(tmp_path):
-    url = sqlite_url(tmp_path)
-
-    def genba(*words: str, code: int = 0) -> Any:
-        command = genba_command("schedule", *words, "--json", "--url", url)
-        ran = subprocess.run(command, capture_output=True, text=True, timeout=60)
-        assert ran.returncode == code, ran.stderr
-        return json.loads(ran.stdout or ran.stderr)
-
+def test_the_command_line_makes_and_changes_schedules(genba):
     made = genba("add", "sweep", "tasks.sweep", "ops", "deep=true", "--every", "12h", "--base", "2026-01-01T03:00",
                  "--until", "2036-01-01T00:00")  # fmt: skip
     assert (made["task"], made["by_hand"], made["rule"]["every"]) == ("tasks.sweep", True, 12 * 3600 * 1_000_000)

@@ -22,7 +22,7 @@ RECOVERY = 60  # seconds, as promised; it takes about three
 class Hands:
     """Two nodes with the app of tests/hands.py, and the clock that all of them see."""
 
-    def __init__(self, url: str, folder: Path, clock: MovedClock, stack: ExitStack, lease: str = "5") -> None:
+    def __init__(self, url: str, folder: Path, clock: MovedClock, stack: ExitStack) -> None:
         (folder / "hands.py").write_bytes(HANDS.read_bytes())
         self.folder, self.clock = folder, clock
         self.module: Any = load_module("hands", folder, url)
@@ -31,7 +31,7 @@ class Hands:
         self.nodes = []
         for name in ("one", "two"):
             node = NodeProcess.start(
-                "hands:app", url, "--max", "3", "--name", name, cwd=folder, env={**clock.env, "GENBA_LEASE": lease}
+                "hands:app", url, "--max", "3", "--name", name, cwd=folder, env={**clock.env, "GENBA_LEASE": "10"}
             )
             stack.callback(end, node)
             self.nodes.append(node)
@@ -73,9 +73,10 @@ def jump(hands: Hands, by: float) -> None:
     ran = {word: hands.runs(word)[before[word] :] for word in before}
     assert len(ran["minute"]) <= 2 + took / 60, ran  # what was missed once, and the minutes that have passed
     assert len(ran["second"]) <= 2 + took, ran
+    moments = {job.id: job.record.moment / 1e6 for job in hands.app.jobs(task=list(ran), state="any", limit=500)}
     for word, found in ran.items():
         for id, at in found:
-            moment = hands.app.job(id).record.moment / 1e6
+            moment = moments.get(id, at)  # with a clock ten years ahead all that is old is pruned
             assert at >= moment or at < moment - 60, (word, id, at, moment)  # earlier by far: before the clock was set
 
 
@@ -118,7 +119,7 @@ def test_a_node_that_dies_with_a_jump_of_the_clock_is_found_dead_in_time(hands, 
     (holder,) = eventually(lambda: [node for node in hands.app.nodes() if node.id == stuck.refresh().record.node])
     hands.clock.jump(jump)
     (one if holder.name == "one" else two).kill9()
-    hands.more("stay", within=20)  # as without a jump
+    hands.more("stay", within=30)  # as without a jump
     (hands.folder / "enough").touch()
     assert stuck.wait(timeout=20).state == "succeeded"
     hands.more("second")
@@ -131,7 +132,7 @@ def test_a_node_whose_machine_has_the_wrong_time_starts_and_repeats_nothing_earl
         pytest.skip("on SQLite all are on one machine, whose clock is that of the store")
     hands.module.again.enqueue()
     hands.clock.jump(wrong_by, server=False)
-    hands.more("again", 4, within=20)  # the skew is known after a beat
+    hands.more("again", 5, within=60)  # the skew is known after a beat
     with psycopg.connect(url) as conn:
         now = conn.execute("SELECT extract(epoch FROM statement_timestamp())").fetchone()
     assert now is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import UTC
 from typing import TYPE_CHECKING, Any, cast
 
@@ -13,7 +14,7 @@ from genba.cli.output import Asked, common, moment_text, pass_asked, say, say_js
 from genba.domain.schedule import plain
 
 if TYPE_CHECKING:
-    from genba.schedule import Schedule, When
+    from genba.schedule import Schedule, Tick, When
 
 
 @click.group()
@@ -136,6 +137,31 @@ def next(asked: Asked, name: str, count: int) -> None:
         return
     for moment in moments:
         say(moment.isoformat(sep=" "))
+
+
+@schedule.command()
+@click.argument("name")
+@click.option("-n", "count", default=20, show_default=True, type=click.IntRange(1, 10_000), help="How many.")
+@common
+@pass_asked
+def ticks(asked: Asked, name: str, count: int) -> None:
+    """Show what came of a schedule's moments, the latest first: a job, or the reason why not.
+
+    \b
+    Example:
+      genba schedule ticks nightly -n 3
+    """
+    found = asked.app().schedule(name).ticks(count)
+    if asked.json:
+        say_json([asdict(tick) for tick in found])
+        return
+    rows = [(moment_text(tick.moment), tick.job_id or "-", _why_not(tick)) for tick in found]
+    table(("MOMENT", "JOB", "WHY NOT"), rows)
+
+
+def _why_not(tick: Tick) -> str:
+    more = f", {'many' if tick.count is None else tick.count} up to {moment_text(tick.last)}" if tick.count != 1 else ""
+    return f"{tick.skipped}{more}" if tick.skipped else ""
 
 
 @schedule.command()
