@@ -13,19 +13,21 @@ from collections import Counter
 import pytest
 from tests.support import load_module
 
+from genba import Job
+
 FINAL = {"succeeded", "failed", "cancelled", "timed_out"}
 
 APP = """
-import random, socket, time
+import socket, time
 from genba import Genba, current_job
 
 app = Genba()
 
 @app.task
-def nearly_done(ear: str) -> None:
+def nearly_done(ear: str, pause: float) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as mouth:
         mouth.sendto(str(current_job().id).encode(), ear)
-    time.sleep(random.uniform(0, 0.004))
+    time.sleep(pause)
 """
 
 
@@ -34,24 +36,31 @@ def test_what_a_cancel_answers_is_what_became_of_the_job_and_it_ended_once(url, 
     (tmp_path / "racing.py").write_text(APP)
     module = load_module("racing", tmp_path, url)
     dice = random.Random(7)
+    handles: dict[int, Job[None]] = {}
     answers: dict[int, bool] = {}
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ear:
         ear.bind(str(tmp_path / "ear"))
         ear.settimeout(60)
         start_node("racing:app", url, "--max", "2")
-        jobs = module.app.enqueue_many([module.nearly_done.call(str(tmp_path / "ear")) for _ in range(count)])
-        handles = {job.id: job for job in jobs}
         while len(answers) < count:
-            id = int(ear.recv(32))
-            time.sleep(dice.uniform(0, 0.003))
-            answers[id] = handles[id].cancel()
-    jobs.wait(timeout=60)
+            # Of ten one is cancelled for sure, one has ended for sure, and the others are a race.
+            pauses = [60.0, 0.0, *(dice.uniform(0, 0.01) for _ in range(8))]
+            group = module.app.enqueue_many([module.nearly_done.call(str(tmp_path / "ear"), p) for p in pauses])
+            handles |= {job.id: job for job in group}
+            for _ in group:
+                id = int(ear.recv(32))
+                if id == group[1].id:
+                    group[1].wait(timeout=60)
+                time.sleep(dice.uniform(0, 0.003))
+                answers[id] = handles[id].cancel()
+    for job in handles.values():
+        job.wait(timeout=60)
 
     ended = Counter(event.job_id for event in module.app.events() if event.kind in FINAL)
-    states = {job.id: job.refresh().state for job in jobs}
+    states = {id: job.refresh().state for id, job in handles.items()}
     module.app.close()
     assert {id for id, times in ended.items() if times != 1} == set()
     assert ended.keys() == handles.keys()
     assert [id for id in handles if states[id] != ("cancelled" if answers[id] else "succeeded")] == []
+    assert set(states.values()) == {"cancelled", "succeeded"}
     print(Counter(states.values()))
-    assert set(states.values()) == {"cancelled", "succeeded"}   # both were met
