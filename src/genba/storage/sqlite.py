@@ -54,21 +54,20 @@ class Tx:
         if not rows or not batch.text:
             return []
         shared = self._bound(values)
-        same = tuple(shared[column] for column in batch.tail)
         if batch.wide:
-            return self._wide(batch, rows, same)
-        return self._driver.batch(self._conn, batch.text, [(*row, *same) for row in rows] if same else rows)
+            return self._wide(batch, rows, shared)
+        return self._driver.batch(self._conn, batch.text, batch.in_order(rows, shared))
 
-    def _wide(self, batch: Batch, rows: Sequence[Row], same: Row) -> list[Row]:
+    def _wide(self, batch: Batch, rows: Sequence[Row], shared: Mapping[str, Any]) -> list[Row]:
         """Many rows to a statement.  To ask each for its id costs half an update more, so they are counted first."""
         if not batch.returning:
-            self._in_parts(batch, rows, same, "")
+            self._in_parts(batch, rows, shared, "")
             return []
         conn, before = self._conn, self._driver.changes(self._conn)
         alone = before == self._untouched
         if not alone:
             conn.execute("SAVEPOINT genba_batch")
-        self._in_parts(batch, rows, same, "")
+        self._in_parts(batch, rows, shared, "")
         complete = self._driver.changes(conn) - before == len(rows)
         if alone and not complete:  # a savepoint would copy every page for the case that this happens
             conn.execute("ROLLBACK")
@@ -80,15 +79,17 @@ class Tx:
                 conn.execute("RELEASE genba_batch")
         if complete:
             return [row[: batch.returned] for row in rows]
-        return self._in_parts(batch, rows, same, batch.returning)
+        return self._in_parts(batch, rows, shared, batch.returning)
 
-    def _in_parts(self, batch: Batch, rows: Sequence[Row], same: Row, returning: str) -> list[Row]:
+    def _in_parts(
+        self, batch: Batch, rows: Sequence[Row], shared: Mapping[str, Any], returning: str
+    ) -> list[Row]:
         found: list[Row] = []
         at = 0
         for size in _SIZES:
             while len(rows) - at >= size:
-                values = chain(same, chain.from_iterable(map(batch.of, rows[at : at + size])))
-                found += self._conn.execute(batch.for_rows(size, returning), tuple(values)).fetchall()
+                values = batch.abreast(rows[at : at + size], shared)
+                found += self._conn.execute(batch.for_rows(size, returning), values).fetchall()
                 at += size
         return found
 
@@ -143,31 +144,42 @@ class Batch:
     """
 
     def __init__(self, query: Query) -> None:
-        found = PARAMETER.findall(query.text)
         self.wide = _ROWS in query.text
-        self.tail = tuple(dict.fromkeys(name for name in found if name not in query.columns))  # the same for every row
-        if self.wide:
-            used = [name for name in query.columns if f"batch.{name}" in query.text]
-            self.of = itemgetter(*map(query.columns.index, used))
-            numbers = {name: f"?{i + 1}" for i, name in enumerate(self.tail)}
-            text = re.sub(r"\bbatch\.(\w+)", lambda m: f"batch.column{used.index(m[1]) + 1}", query.text)
-            self._width = len(used)
-        else:
-            numbers = {name: f"?{i + 1}" for i, name in enumerate((*query.columns, *self.tail))}
-            text = query.text
-        self.text, _, returning = PARAMETER.sub(lambda m: numbers[m[1]], text).partition("RETURNING ")
+        text, _, returning = query.text.partition("RETURNING ")
         self.returning = f"RETURNING {returning}" if returning else ""
         self.returned = returning.count(",") + 1
-        if not self.wide:
-            self.text += self.returning
+        if self.wide:
+            used = [name for name in query.columns if f"batch.{name}" in text]
+            self._of = itemgetter(*map(query.columns.index, used))
+            self._width = len(used)
+            text = re.sub(r"\bbatch\.(\w+)", lambda m: f"batch.column{used.index(m[1]) + 1}", text)
+            self._before, self._after = map(PARAMETER.findall, text.split(_ROWS))
+        else:
+            text += self.returning
+            self._order = PARAMETER.findall(text)
+            self._columns = query.columns
+        self.text = PARAMETER.sub("?", text)  # sqlite3 takes a row of values for these, not for ?1
         self._texts: dict[tuple[int, str], str] = {}
+
+    def in_order(self, rows: Sequence[Row], shared: Mapping[str, Any]) -> Sequence[Row]:
+        """The values of each row, and those that are the same for all, as the statement names them."""
+        if self._order == list(self._columns):
+            return rows
+        same = [name for name in dict.fromkeys(self._order) if name not in self._columns]
+        places = [*self._columns, *same]
+        pick = itemgetter(*map(places.index, self._order), 0)  # one too many, so that it always gives a row
+        more = tuple(shared[name] for name in same)
+        return [pick((*row, *more))[:-1] for row in rows]
+
+    def abreast(self, rows: Sequence[Row], shared: Mapping[str, Any]) -> Row:
+        before, after = ([shared[name] for name in names] for names in (self._before, self._after))
+        return tuple(chain(before, chain.from_iterable(map(self._of, rows)), after))
 
     def for_rows(self, count: int, returning: str) -> str:
         key = (count, returning)
         if key not in self._texts:
-            numbers = iter(range(len(self.tail) + 1, len(self.tail) + 1 + count * self._width))
-            rows = ", ".join(f"({', '.join(f'?{next(numbers)}' for _ in range(self._width))})" for _ in range(count))
-            self._texts[key] = self.text.replace(_ROWS, f"(VALUES {rows})") + returning
+            row = f"({', '.join('?' * self._width)})"
+            self._texts[key] = self.text.replace(_ROWS, f"(VALUES {', '.join([row] * count)})") + returning
         return self._texts[key]
 
 
