@@ -28,6 +28,7 @@ from genba.cli.queue import queue
 from genba.cli.schedule import schedule
 from genba.cli.task import task
 from genba.cli.top import top
+from genba.cli.unit import unit
 from genba.errors import (
     BadArguments,
     BadOption,
@@ -135,5 +136,5 @@ def main() -> None:
     """
 
 
-for command in (demo, node, job, task, queue, schedule, event, lock, db, top, doctor, bench):
+for command in (demo, node, job, task, queue, schedule, event, lock, db, top, doctor, unit, bench):
     main.add_command(command)

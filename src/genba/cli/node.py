@@ -81,7 +81,7 @@ def start(asked: Asked, /, target: str, **given: Any) -> int:
     """
     if sys.platform != "linux":
         raise BadOption(f"a node runs on Linux only, not on {sys.platform}; enqueue and query work here")
-    _check_target(target)
+    check_target(target)
     settings = _settings(target, given)
 
     def reread() -> NodeSettings:
@@ -167,7 +167,7 @@ def _recycling(values: Any) -> dict[str, int | None]:
     return found
 
 
-def _check_target(target: str) -> None:
+def check_target(target: str) -> None:
     path, _, attribute = target.partition(":")
     if _TARGET.fullmatch(target) and not path.endswith(".py"):
         return
