@@ -21,6 +21,7 @@ from genba.settings import Settings
 from genba.storage.create import create_database
 from genba.storage.events import operator
 from genba.storage.postgres import masked
+from genba.storage.roles import grant
 from genba.storage.store import Store, open_store
 from genba.storage.verify import Certificate
 
@@ -91,6 +92,10 @@ class Opened:
     def installed(self) -> list[str]:
         """Our tables and sequences in the database: what `uninstall` removes."""
         return self.store.objects()
+
+    def grant(self, role: str, kind: str) -> None:
+        """On PostgreSQL: make `role` a producer, worker, reader or admin of our tables, and nothing more."""
+        grant(self.url, role, kind)
 
     def verify(self) -> Certificate:
         """Replay the history: is no job lost or finished twice, no limit exceeded, no move illegal?  What is wrong."""

@@ -120,6 +120,28 @@ def verify(asked: Asked) -> int:
 
 
 @db.command()
+@click.argument("kind", type=click.Choice(["producer", "worker", "reader", "admin"]))
+@click.argument("role")
+@common
+@pass_asked
+def grant(asked: Asked, kind: str, role: str) -> None:
+    """Give a role of PostgreSQL the rights of a producer, worker, reader or admin, and no others on our tables.
+
+    The role must exist.  Ask as the owner of the tables, and once more after an upgrade.
+
+    \b
+    Example:
+      genba db grant producer shop_web
+    """
+    app = asked.app()
+    app.grant(role, kind)
+    if asked.json:
+        say_json({"url": app.shown_url, "role": role, "kind": kind})
+    else:
+        say(f"{app.shown_url}: {role} is a {kind}")
+
+
+@db.command()
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @common
 @pass_asked

@@ -1,0 +1,102 @@
+"""What roles of a PostgreSQL server may do with our tables: a producer, a worker, a reader, an admin.
+
+A producer asks for jobs and sees what becomes of them, but not their arguments and results, and cannot claim, end or
+alter any.  A worker is a node, with its jobs.  A reader looks at everything and changes nothing.  An admin also steers:
+tasks, queues, limits and locks.  None of them may change the tables themselves; that is for who has made them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from types import MappingProxyType
+from urllib.parse import urlsplit
+
+from genba.errors import BadOption, StoreError
+from genba.storage.database import TABLES
+from genba.storage.postgres import SEQUENCES, PostgresDatabase, masked
+
+_ALL = "SELECT, INSERT, UPDATE, DELETE"
+_SECRET = frozenset({"args", "result", "saved", "error", "progress"})  # of a job: not for producers
+_MOVED = ("parked_on", "granted_at", "rank", "buckets", "capped", "fair_key", "key_hash")  # by an enqueue
+_OPERATORS: Mapping[str, Sequence[str]] = MappingProxyType(
+    {  # what a node writes there; the other columns are an operator's
+        "task": ("title", "definition", "changed_at", "changed_by"),
+        "queue": ("vtime", "fair_by", "paused", "paused_until", "changed_at", "changed_by"),
+        "bucket_limit": ("n", "most", "ordered", "per", "burst"),
+    }
+)
+_COLUMNS = (
+    "SELECT table_name, array_agg(column_name::text ORDER BY ordinal_position) FROM information_schema.columns "
+    "WHERE table_schema = 'genba' GROUP BY table_name"
+)
+KINDS = ("producer", "worker", "reader", "admin")
+
+
+def grant(url: str, role: str, kind: str) -> None:
+    """Give `role`, which must exist, the rights of `kind`, and take all others of ours from it."""
+    if kind not in KINDS:
+        raise BadOption(f"a role is one of {', '.join(KINDS)}, not {kind!r}")
+    if urlsplit(url).scheme not in ("postgresql", "postgres"):
+        raise BadOption("only PostgreSQL has roles; a SQLite file belongs to its owner (mode 0600)")
+    database = PostgresDatabase(url, {}, None)
+    with closing(database.connect()) as conn:
+        try:
+            with conn.transaction():
+                for statement in _statements(_quoted(role), kind, dict(conn.execute(_COLUMNS).fetchall())):
+                    conn.execute(statement)
+        except database.errors as error:
+            raise StoreError(f"{masked(url)}: cannot make {role!r} a {kind}: {str(error).strip()}") from error
+
+
+def _statements(role: str, kind: str, columns: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    if "job" not in columns:
+        raise StoreError("there are no tables yet: genba db install")
+    yield f"REVOKE ALL ON ALL TABLES IN SCHEMA genba FROM {role}"
+    yield f"REVOKE ALL ON ALL SEQUENCES IN SCHEMA genba FROM {role}"
+    yield f"GRANT USAGE ON SCHEMA genba TO {role}"
+    for table in sorted(TABLES & columns.keys()):
+        for rights in _rights(kind, table, columns[table]):
+            yield f"GRANT {rights} ON genba.{table} TO {role}"
+    if kind != "reader":
+        for sequence in SEQUENCES:
+            yield f"GRANT USAGE ON SEQUENCE genba.{sequence} TO {role}"
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _rights(kind: str, table: str, columns: Sequence[str]) -> list[str]:
+    if kind == "reader" or table == "migration":
+        return ["SELECT"]
+    if kind == "admin":
+        return [_ALL]
+    if kind == "worker":
+        own = _OPERATORS.get(table)
+        return [_ALL] if own is None else ["SELECT, INSERT", _some("UPDATE", own)]
+    return _of_producer(table, columns)
+
+
+def _of_producer(table: str, columns: Sequence[str]) -> list[str]:
+    match table:
+        case "job":
+            shown = [column for column in columns if column not in _SECRET]
+            return [_some("SELECT", shown), "INSERT", _some("UPDATE", _MOVED)]
+        case "event":
+            return [_some("SELECT", ["seq"]), "INSERT"]
+        case "tag" | "dependency" | "unsettled" | "recheck":
+            return ["SELECT, INSERT"]
+        case "bucket" | "question" | "fair":
+            return ["SELECT, INSERT, UPDATE"]
+        case "bucket_limit":
+            return ["SELECT, INSERT"]
+        case "node":
+            return ["SELECT", _some("UPDATE", ["hungry"])]
+        case "namespace" | "task" | "queue":
+            return ["SELECT"]
+    return []
+
+
+def _some(right: str, columns: Sequence[str]) -> str:
+    return f"{right} ({', '.join(columns)})"

@@ -1,0 +1,130 @@
+"""Nothing that comes out of a database is ever code: looked for in our own sources, and tried with hostile rows."""
+
+from __future__ import annotations
+
+import ast
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.storage.builders import connection
+from tests.support import eventually
+
+import genba
+
+SOURCES = Path(genba.__file__).parent
+MODULES = {"pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle", "jsonpickle", "yaml", "code", "runpy"}
+CALLS = {"eval", "exec", "compile", "__import__", "import_module", "system", "popen", "load_module", "exec_module"}
+REVIEWED = {  # where it is, and what is imported there: never a name out of the database
+    ("worker/zygote.py", "import_module"),  # the app that `genba node start` was given on its command line
+    ("app.py", "import_module"),  # "genba.testing", written out
+}
+
+
+def _called(node: ast.Call) -> str:
+    target = node.func
+    if isinstance(target, ast.Attribute):
+        regular = isinstance(target.value, ast.Name) and target.value.id == "re"
+        return "" if regular else target.attr
+    return target.id if isinstance(target, ast.Name) else ""
+
+
+def _found() -> Iterator[tuple[str, str]]:
+    for path in SOURCES.rglob("*.py"):
+        where = str(path.relative_to(SOURCES))
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                yield from ((where, alias.name) for alias in node.names if alias.name.split(".")[0] in MODULES)
+            elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in MODULES:
+                yield where, str(node.module)
+            elif isinstance(node, ast.Call):
+                if _called(node) in CALLS:
+                    yield where, _called(node)
+                shell = [word for word in node.keywords if word.arg == "shell"]
+                if shell and not (isinstance(shell[0].value, ast.Constant) and shell[0].value.value is False):
+                    yield where, "shell"
+
+
+def test_no_source_of_ours_makes_code_out_of_data():
+    assert set(_found()) == REVIEWED
+
+
+def test_the_file_of_a_new_database_is_for_its_owner_alone(tmp_path):
+    app = genba.Genba(f"sqlite:///{tmp_path}/a.db")
+    app.enqueue("x")
+    kept = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir() if path.is_file()}
+    app.close()
+
+    assert kept["a.db"] == 0o600
+    assert {mode & 0o077 for mode in kept.values()} == {0}
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://me:hunter2@localhost:1/shop",
+        "postgresql://me@localhost:1/shop?password=hunter2",
+        "postgresql://localhost:1/shop?user=me&password=hunter2&connect_timeout=1",
+    ],
+)
+def test_a_password_is_in_no_message(url):
+    app = genba.Genba(url)
+    with pytest.raises(genba.GenbaError) as told:
+        app.enqueue("x")
+    app.close()
+
+    assert "hunter2" not in f"{told.value} {told.value!r} {app!r} {app.shown_url}"
+    chain = told.value.__cause__
+    assert "hunter2" not in repr(chain)
+
+
+HOSTILE = [
+    # task, args, options
+    ("os.system", '{"command": "touch {}"}', None),
+    ("jobs.__builtins__.exec", '["touch {}"]', None),
+    ("builtins:eval", '{"source": "open(\'{}\', \'w\')"}', None),
+    ("jobs.add", '{"__class__": "os.system", "x": {"__reduce__": ["os.system", ["touch {}"]]}}', None),
+    ("jobs.add", "not json at all", None),
+    ("jobs.add", "[1, 2", None),
+    ("jobs.add", "[" * 5_000, None),
+    ("jobs.add", '{"x": 1}', "no json"),
+    ("jobs.add", '{"x": 1}', '{"timeout": "soon", "retry": 7, "ready": 3}'),
+    ("jobs.add", '{"x": 1}', '{"ready": ["os.system"]}'),
+    ("jobs.add", '{"x": 1}', '{"on_final": "os.system", "retry": {"on": ["os.system"]}}'),
+    ("jobs.add", '{"x": 1}', '{"retry": {"times": -1e99}, "grace": -1, "max_crashes": -5}'),
+    ("../../etc/passwd", "{}", None),
+    ("x" * 300, "{}", None),
+]
+
+
+def test_rows_that_somebody_has_written_by_hand_run_nothing_and_crash_nothing(jobs, url, start_node, tmp_path):
+    touched = tmp_path / "touched"
+    jobs.app.install()
+    dot = "." if url.startswith("postgres") else "_"
+    with connection(url) as conn:
+        for number, (task, args, options) in enumerate(HOSTILE):
+            row = (9_000_000 + number, task, options, args.replace("{}", str(touched)).encode())
+            mark = "%s" if url.startswith("postgres") else "?"
+            conn.execute(
+                f"INSERT INTO genba{dot}job (id, task, options, args, rank, due_at, created_at, priority, namespace, "
+                f"queue, state) VALUES ({mark}, {mark}, {mark}, {mark}, 0, 0, 0, 0, 'default', 'default', 'waiting')",
+                row,
+            )
+    node = start_node("jobs:app", url, "--max", "2")
+
+    assert jobs.add.enqueue(1, 2).result(timeout=60) == 3
+    unknown = {9_000_000 + n for n, (task, *_) in enumerate(HOSTILE) if task != "jobs.add"}
+    known = {9_000_000 + n for n in range(len(HOSTILE))} - unknown
+    eventually(lambda: all(_rests(jobs.app.job(id)) for id in known), within=60)
+    assert jobs.add.enqueue(2, 2).result(timeout=60) == 4, "the node goes on"
+
+    assert not touched.exists()
+    assert {jobs.app.job(id).state for id in unknown} == {"waiting"}
+    assert "Traceback" not in node.log
+    assert node.tree()
+
+
+def _rests(job: genba.Job) -> bool:
+    """Nothing will happen to it any more: it has ended, a person must look, or nobody knows what it asks for."""
+    return job.refresh().state in ("succeeded", "failed", "held", "scheduled") or "os.system" in str(job.explain())
