@@ -17,11 +17,18 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import psutil
 import pytest
 from tests.support import NodeProcess, eventually, lines, load_module
 
 SOURCE = Path(__file__).parents[1] / "striped.py"
 NODES = 4
+
+
+def alive(pid: int) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 class Place:
@@ -43,14 +50,17 @@ class Place:
             conn.execute(f"INSERT INTO work VALUES {values}")
 
     def kill_worker(self) -> bool:
-        """One in the middle of a unit; what is told of it: that it is over."""
+        """One in the middle of a unit; what is told of it: that it is over.  Not one that died with its node."""
         told = lines(self.folder / "told")
         ended = {(line[2], line[3]) for line in told if line[0] != "begin"}
         inside = [line for line in told[-400:] if line[0] == "begin" and (line[2], line[3]) not in ended]
+        inside = [line for line in inside[-10:] if alive(int(line[3]))]
         if not inside:
             return False
         _, model, unit, pid, _ = self._random.choice(inside[-3:])
         moment = time.monotonic_ns()
+        if not alive(int(pid)):
+            return False
         with suppress(ProcessLookupError):
             os.kill(int(pid), signal.SIGKILL)
         self.tasks.tell("killed", model, unit, pid, moment)
