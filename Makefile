@@ -41,8 +41,8 @@ types: $(READY)   ## mypy
 layers: $(READY)  ## who may import whom
 	@$(BIN)/lint-imports
 
-bench: $(READY)   ## how fast it is here, beside the limits of this machine
-	@$(BIN)/genba bench $(ARGS)
+bench: $(READY)   ## genba beside its peers, which it installs; ARGS=--quick shows that it works
+	@$(BIN)/python benchmarks/compare.py $(ARGS)
 
 guard: $(READY)   ## has the drain become slower? beside the limit of the same minute
 	@$(BIN)/python benchmarks/guard.py $(ARGS)

@@ -1,0 +1,208 @@
+"""One measurement of one peer: an empty place, its side of the conversation, its workers, the marks of its jobs."""
+
+from __future__ import annotations
+
+import array
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psycopg
+
+from beside.installing import BENCHMARKS, Adapter, Unavailable
+from beside.services import TITLES, Services
+
+LOOK = 0.05  # seconds between two looks at the marks
+START_WITHIN = 60.0
+END_WITHIN = 10.0
+PREFETCHED = 2_000  # jobs that a peer may have taken from its store and not yet run
+
+
+class Contender(NamedTuple):
+    """A peer on one database or broker."""
+
+    adapter: Adapter
+    on: str
+
+    @property
+    def title(self) -> str:
+        return f"{self.adapter.title} ({TITLES[self.on]})"
+
+
+class Wrong(Exception):
+    """Jobs did not run, or not all of them: this measurement is void."""
+
+
+class Drained(NamedTuple):
+    """From the first job's mark to the moment when the peer's own store had no job left, or until time was up."""
+
+    rate: float
+    whole: bool
+
+
+class Stage:
+    def __init__(self, contender: Contender, folder: Path, env: dict[str, str]) -> None:
+        self._contender, self._folder, self._env = contender, folder, env
+        self._sides: list[subprocess.Popen[str]] = []
+        self._workers: list[subprocess.Popen[bytes]] = []
+
+    def ask(self, what: str, **asked: Any) -> dict[str, Any]:
+        return self.asked_all(1, what, [asked])[0]
+
+    def asked_all(self, count: int, what: str, asked: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The same of several processes at once."""
+        while len(self._sides) < count:
+            self._sides.append(self._side())
+        for side, one in zip(self._sides, asked, strict=False):
+            assert side.stdin
+            try:
+                side.stdin.write(json.dumps({"do": what, **one}) + "\n")
+                side.stdin.flush()
+            except BrokenPipeError:
+                raise Unavailable(self._last_words("side")) from None
+        return [self._answer(side) for side, _ in zip(self._sides, asked, strict=False)]
+
+    def _side(self) -> subprocess.Popen[str]:
+        with (self._folder / "side.log").open("a") as log:
+            return subprocess.Popen(
+                self._contender.adapter.side,
+                cwd=self._folder,
+                env=self._env,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                preexec_fn=_end_with_parent,
+            )
+
+    def _answer(self, side: subprocess.Popen[str]) -> dict[str, Any]:
+        assert side.stdout
+        line = side.stdout.readline()
+        if not line:
+            raise Unavailable(self._last_words("side"))
+        return dict(json.loads(line))
+
+    def _last_words(self, name: str) -> str:
+        lines = (self._folder / f"{name}.log").read_text(errors="replace").strip().splitlines()
+        told = [line for line in lines if "Error" in line] or lines or ["it ended and said nothing"]
+        return f"{name}: {told[-1].strip()[:200]}"
+
+    def settle(self) -> None:
+        """What autovacuum would have done by now, so that no peer's plans are made for an empty table."""
+        if self._contender.on == "postgres":
+            with psycopg.connect(self._env["BENCH_URL"], autocommit=True) as conn:
+                conn.execute("VACUUM ANALYZE")
+
+    def start(self, workers: int) -> None:
+        with (self._folder / "workers.log").open("ab") as log:
+            for command in self.ask("workers", count=workers)["commands"]:
+                self._workers.append(
+                    subprocess.Popen(
+                        command,
+                        cwd=self._folder,
+                        env=self._env,
+                        stdin=subprocess.DEVNULL,
+                        stdout=log,
+                        stderr=log,
+                        start_new_session=True,
+                        preexec_fn=_end_with_parent,
+                    )
+                )
+
+    def marks(self) -> array.array[int]:
+        """When each job ran, in ns; 0 for one that did not yet."""
+        found = array.array("q")
+        found.frombytes((self._folder / "marks").read_bytes())
+        return found
+
+    def wait_for(self, jobs: int, within: float) -> int:
+        """How many of the first `jobs` have run, when all have or time is up."""
+        deadline = time.monotonic() + within
+        while True:
+            ran = jobs - self.marks()[:jobs].count(0)
+            if ran == jobs or time.monotonic() > deadline:
+                return ran
+            if self._workers and all(one.poll() is not None for one in self._workers):
+                raise Unavailable(self._last_words("workers"))
+            time.sleep(LOOK)
+
+    def drain(self, jobs: int, within: float) -> Drained:
+        """For `jobs` that were enqueued before, by workers that have just been started."""
+        deadline = time.monotonic() + START_WITHIN
+        while not any(self.marks()[:jobs]):
+            if time.monotonic() > deadline or all(one.poll() is not None for one in self._workers):
+                raise Unavailable(f"no job ran in {START_WITHIN:g} s; {self._last_words('workers')}")
+            time.sleep(LOOK)
+        if self.wait_for(jobs, within) < jobs:
+            left = self.ask("left")["left"]
+            marks = [mark for mark in self.marks()[:jobs] if mark]
+            if jobs - left > len(marks) + PREFETCHED:
+                raise Wrong(f"{len(marks)} of {jobs} jobs have run, and it says that {left} are left")
+            return Drained((len(marks) - 1) / ((max(marks) - min(marks)) / 1e9), False)
+        deadline = time.monotonic() + START_WITHIN
+        while left := self.ask("left")["left"]:
+            if time.monotonic() > deadline:
+                raise Wrong(f"all {jobs} jobs have run, and it says that {left} are left")
+            time.sleep(0.005)
+        return Drained(jobs / ((time.time_ns() - min(self.marks()[:jobs])) / 1e9), True)
+
+    def end(self) -> None:
+        for one in self._workers:
+            one.terminate()
+        deadline = time.monotonic() + END_WITHIN
+        for one in self._workers:
+            with suppress(subprocess.TimeoutExpired):
+                one.wait(max(0.1, deadline - time.monotonic()))
+            with suppress(ProcessLookupError):
+                os.killpg(one.pid, signal.SIGKILL)  # and what it has left behind
+            one.wait()
+        for side in self._sides:
+            assert side.stdin
+            if side is self._sides[0] and side.poll() is None:
+                self.ask("clean")
+            side.stdin.close()
+            try:
+                side.wait(END_WITHIN)
+            except subprocess.TimeoutExpired:
+                side.kill()
+                side.wait()
+
+
+def _end_with_parent() -> None:
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+
+
+@contextmanager
+def stage(
+    contender: Contender, services: Services, *, slots: int, workers: int, work: str = "nothing"
+) -> Iterator[Stage]:
+    """An empty place, prepared, for jobs 0 to `slots`."""
+    fresh = services.fresh(contender.on)
+    with fresh() as url, tempfile.TemporaryDirectory(prefix="genba-peer-") as name:
+        folder = Path(name)
+        (folder / "marks").write_bytes(bytes(8 * slots))
+        env = {
+            **{key: value for key, value in os.environ.items() if not key.startswith(("GENBA_", "PG"))},
+            "PYTHONPATH": str(BENCHMARKS),
+            "PYTHONWARNINGS": "ignore",
+            "BENCH_URL": url,
+            "BENCH_ON": contender.on,
+            "BENCH_FOLDER": name,
+            "BENCH_MARKS": str(folder / "marks"),
+            "BENCH_WORKERS": str(workers),
+            "BENCH_WORK": work,
+        }
+        made = Stage(contender, folder, env)
+        try:
+            made.ask("prepare")
+            yield made
+        finally:
+            made.end()

@@ -1,0 +1,143 @@
+"""The workloads: what is asked of every contender, in the same way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from statistics import median
+
+from beside.services import Services
+from beside.stage import START_WITHIN, Contender, Stage, Wrong, stage
+
+PRODUCERS = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """How much of everything."""
+
+    backlog: int = 30_000
+    singles: int = 500
+    samples: int = 100
+    rounds: int = 3
+    within: float = 10.0  # seconds, after which a drain is judged by what has run
+
+    @classmethod
+    def quick(cls) -> Plan:
+        return cls(backlog=3_000, singles=100, samples=20, rounds=1, within=5.0)
+
+
+Figures = dict[str, float]  # by the name of the figure
+
+
+def drain(contender: Contender, services: Services, plan: Plan, *, workers: int = 2) -> Figures:
+    """A backlog that is there before the workers come; on the way, how quick it was to make."""
+    with _filled(contender, services, plan.backlog, workers=workers, singles=plan.singles) as (place, made):
+        place.start(workers)
+        return {**made, f"drain, {workers}": place.drain(plan.backlog, plan.within).rate}
+
+
+def drain_1(contender: Contender, services: Services, plan: Plan) -> Figures:
+    figures = drain(contender, services, plan, workers=1)
+    return {"drain, 1": figures["drain, 1"]}
+
+
+def small_payload(contender: Contender, services: Services, plan: Plan) -> Figures:
+    return _with(contender, services, plan, "100 B", jobs=plan.backlog // 3, size=100)
+
+
+def middle_payload(contender: Contender, services: Services, plan: Plan) -> Figures:
+    return _with(contender, services, plan, "10 kB", jobs=plan.backlog // 10, size=10_000)
+
+
+def great_payload(contender: Contender, services: Services, plan: Plan) -> Figures:
+    return _with(contender, services, plan, "1 MB", jobs=max(20, plan.backlog // 300), size=1_000_000)
+
+
+def cpu(contender: Contender, services: Services, plan: Plan) -> Figures:
+    return _with(contender, services, plan, "1 ms of CPU", jobs=plan.backlog // 6, work="cpu")
+
+
+def io(contender: Contender, services: Services, plan: Plan) -> Figures:
+    return _with(contender, services, plan, "5 ms of I/O", jobs=plan.backlog // 6, work="io")
+
+
+def _with(
+    contender: Contender,
+    services: Services,
+    plan: Plan,
+    name: str,
+    *,
+    jobs: int,
+    size: int = 0,
+    work: str = "nothing",
+) -> Figures:
+    with _filled(contender, services, jobs, size=size, work=work) as (place, _):
+        place.start(2)
+        return {name: place.drain(jobs, plan.within).rate}
+
+
+@contextmanager
+def _filled(
+    contender: Contender,
+    services: Services,
+    jobs: int,
+    *,
+    size: int = 0,
+    work: str = "nothing",
+    workers: int = 2,
+    singles: int = 0,
+) -> Iterator[tuple[Stage, Figures]]:
+    with stage(contender, services, slots=jobs, workers=workers, work=work) as place:
+        made: Figures = {}
+        if singles:
+            made["enqueue"] = singles / place.ask("singly", first=0, count=singles, size=size)["seconds"]
+        filled = place.ask("many", first=singles, count=jobs - singles, size=size)
+        if filled["bulk"]:
+            made["enqueue, bulk"] = (jobs - singles) / filled["seconds"]
+        place.settle()
+        yield place, made
+
+
+def pick_up(contender: Contender, services: Services, plan: Plan) -> Figures:
+    """Milliseconds from before the enqueue to the job's mark, with two workers that have nothing to do."""
+    warm = 4
+    with stage(contender, services, slots=warm + plan.samples, workers=2) as place:
+        place.start(2)
+        place.ask("at_times", first=0, count=warm, size=0)
+        if place.wait_for(warm, START_WITHIN) < warm:
+            raise Wrong(f"{warm} jobs did not run in {START_WITHIN:g} s")
+        sent = place.ask("at_times", first=warm, count=plan.samples, size=0)["sent"]
+        if place.wait_for(warm + plan.samples, START_WITHIN) < warm + plan.samples:
+            raise Wrong(f"{plan.samples} jobs did not run in {START_WITHIN:g} s")
+        waits = sorted((ran - at) / 1e6 for ran, at in zip(place.marks()[warm:], sent, strict=True))
+        return {"pick-up p50": median(waits), "pick-up p99": waits[min(len(waits) - 1, int(len(waits) * 0.99))]}
+
+
+def producers(contender: Contender, services: Services, plan: Plan) -> Figures:
+    """Single enqueues from eight processes at once."""
+    each = plan.singles
+    jobs = each * PRODUCERS
+    with stage(contender, services, slots=jobs, workers=2) as place:
+        place.asked_all(PRODUCERS, "left", [{}] * PRODUCERS)  # all are connected
+        asked = [{"first": i * each, "count": each, "size": 0} for i in range(PRODUCERS)]
+        slowest = max(one["seconds"] for one in place.asked_all(PRODUCERS, "singly", asked))
+        if (left := place.ask("left")["left"]) != jobs:
+            raise Wrong(f"{jobs} jobs were enqueued, and it says that {left} are left")
+        return {"enqueue, 8 processes": jobs / slowest}
+
+
+Workload = Callable[[Contender, Services, Plan], Figures]
+
+WORKLOADS: dict[str, Workload] = {
+    "drain": drain,
+    "drain-1": drain_1,
+    "pick-up": pick_up,
+    "producers": producers,
+    "payload-100B": small_payload,
+    "payload-10kB": middle_payload,
+    "payload-1MB": great_payload,
+    "cpu": cpu,
+    "io": io,
+}

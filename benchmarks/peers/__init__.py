@@ -1,0 +1,26 @@
+"""The peers, one file each, run in an environment of their own; they see nothing of genba but this folder.
+
+To add a peer, add a file.  Its head says what to install and how it is run:
+
+    # /// script
+    # requires-python = ">=3.11"
+    # dependencies = ["the-peer", "what-else"]        (the first one gives the version)
+    # [tool.bench]
+    # title = "The Peer"
+    # on = ["postgres"]                               (sqlite, postgres, redis, rabbitmq: once on each)
+    # runs = "in-process async"                       (what a job is run in)
+    # settings = "which options were taken, and why"
+    # ///
+
+and it has these functions, of which `enqueue_many` and `clean` may be missing:
+
+    prepare()                       tables, queues: once, before all else
+    enqueue(n, payload)             one job, durable when it returns; it must call `job(n, payload)` of effects.py
+    enqueue_many(numbers, payload)  the same for many, in the quickest way the peer documents
+    left()                          how many jobs are not finished in the peer's own store
+    workers(count)                  the commands that start worker processes, `count` at a time in all
+    clean()                         removes what a broker that is not ours would keep
+
+`URL` of effects.py is a fresh database, or an empty broker.  In JavaScript it is a file *.mjs that exports the same
+functions, which may be async, with the head behind `//`.
+"""

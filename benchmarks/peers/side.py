@@ -1,0 +1,59 @@
+"""A peer's side of the benchmark: `python -m peers.side NAME` answers one JSON line for each that it reads."""
+
+import importlib
+import json
+import random
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+
+def singly(peer: Any, first: int, count: int, size: int) -> dict[str, Any]:
+    payload = "x" * size
+    began = time.perf_counter()
+    for n in range(first, first + count):
+        peer.enqueue(n, payload)
+    return {"seconds": time.perf_counter() - began}
+
+
+def many(peer: Any, first: int, count: int, size: int) -> dict[str, Any]:
+    if not hasattr(peer, "enqueue_many"):
+        return {**singly(peer, first, count, size), "bulk": False}
+    payload = "x" * size
+    began = time.perf_counter()
+    peer.enqueue_many(range(first, first + count), payload)
+    return {"seconds": time.perf_counter() - began, "bulk": True}
+
+
+def at_times(peer: Any, first: int, count: int, size: int) -> dict[str, Any]:
+    """One by one with pauses, so that each finds the workers idle; gives the moment before each."""
+    sent = []
+    for n in range(first, first + count):
+        time.sleep(random.uniform(0.02, 0.05))
+        sent.append(time.time_ns())
+        peer.enqueue(n, "x" * size)
+    return {"sent": sent}
+
+
+ANSWERS: dict[str, Callable[..., dict[str, Any]]] = {
+    "prepare": lambda peer: {"done": peer.prepare() is None},
+    "singly": singly,
+    "many": many,
+    "at_times": at_times,
+    "left": lambda peer: {"left": peer.left()},
+    "clean": lambda peer: {"done": hasattr(peer, "clean") and peer.clean() is None},
+    "workers": lambda peer, count: {"commands": peer.workers(count)},
+}
+
+
+def main() -> None:
+    answers, sys.stdout = sys.stdout, sys.stderr  # what a library prints is no answer
+    peer = importlib.import_module(f"peers.{sys.argv[1]}")
+    for line in sys.stdin:
+        asked = json.loads(line)
+        print(json.dumps(ANSWERS[asked.pop("do")](peer, **asked)), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()

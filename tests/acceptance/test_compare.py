@@ -1,0 +1,36 @@
+"""`make bench`: genba beside its peers.  Here genba is alone, and how fast is not asked."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.support import without_settings
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+def compare(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(BENCHMARKS / "compare.py"), *args]
+    env = {**without_settings(os.environ), "TMPDIR": str(folder)}
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=300)
+
+
+def test_every_peer_says_in_its_head_how_it_is_run(tmp_path):
+    listed = compare(tmp_path, "--list")
+
+    files = {file.stem for file in (BENCHMARKS / "peers").glob("*.*")} - {"__init__", "effects", "side"}
+    assert {line.split()[0] for line in listed.stdout.splitlines()} == files, listed.stderr
+
+
+def test_the_comparison_drains_every_job_and_finds_nothing_wrong(tmp_path):
+    few = ("--quick", "--backlog", "300", "--only", "nobody", "--on", "sqlite", "--workloads", "drain")
+    ended = compare(tmp_path, *few)
+
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "| genba (SQLite) |" in ended.stdout
+    assert "| raw limit (SQLite) |" in ended.stdout
+    assert "Not measured" not in ended.stdout
+    assert list(tmp_path.iterdir()) == []
