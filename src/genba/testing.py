@@ -1,7 +1,8 @@
 """`with app.testing() as q:` no node, no sleep, a clock that you move.
 
 Jobs are stored in a database of their own (SQLite, in a temporary folder), claimed, run in this process and judged as a
-node does it.  What needs a process of its own is not there: timeouts, memory and CPU limits, kills.
+node does it.  Time passes when the test says so, also inside a job, which may run out of it.  What needs a process of
+its own is not there: memory and CPU limits, kills.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from genba import context, wire
 from genba.domain.clock import Clock, ManualClock, SystemClock
 from genba.domain.duration import Duration, Micros, duration, to_datetime
 from genba.domain.states import FINAL
-from genba.errors import GenbaError, WaitTimeout
+from genba.errors import GenbaError, Stopped, WaitTimeout
 from genba.job import Job
 from genba.node.here import Here
 from genba.worker.here import run_here
@@ -61,7 +62,7 @@ class Testing:
         store.install()
         if self._listened:
             self._app.handlers.listen()
-        self._here = Here(store, FAR, self.clock, lambda: 0.0)
+        self._here = Here(store, FAR, self.clock, lambda: 0.0, timed=True)
         self._node = self._here.join()
         return self
 
@@ -86,8 +87,13 @@ class Testing:
         return to_datetime(self.clock.now())
 
     def advance(self, by: Duration) -> datetime:
-        """Let time pass, and nothing else happen; gives what time it is then."""
+        """Let time pass, and nothing else happen; gives what time it is then.
+
+        Inside a job, in place of a sleep or of slow work: `Stopped` is raised there when the job has run out of time.
+        """
         self.clock.advance(by)
+        if self._here.tick():
+            raise Stopped("this job has run out of time")
         return self.now
 
     # running
@@ -106,24 +112,31 @@ class Testing:
         """Run, and move the clock to the next due moment, until nothing is due any more, or not `within` that time."""
         ran, end = self.run(limit), self.clock.now() + duration(within)
         while len(ran) < limit and (due := self._next_moment()) is not None and due <= end:
-            self.clock.advance(max(0, due - self.clock.now()) / 1_000_000)
-            ran += self.run(limit - len(ran))
+            late = self.clock.now() - due
+            self.clock.advance(max(0, -late) / 1_000_000)
+            more = self.run(limit - len(ran))
+            if late >= 0 and not more:
+                break  # it is due, and something else keeps it
+            ran += more
         return ran
 
     async def arun_until_idle(self, within: Duration = "366d", limit: int = MANY) -> list[Job[Any]]:
         return await self._app.threads(self.run_until_idle, within, limit)
 
     def _next_moment(self) -> int | None:
-        store = self._app.store
-        ticks = [one.next_at for one in store.schedules.all() if one.next_at is not None and not one.paused]
-        due = store.next_due()
-        return min(ticks if due is None else [*ticks, due], default=None)
+        chores = self._app.store.nodes.chores(self._node, [], [])
+        moments = (chores.next_due, chores.next_tick, chores.next_ripe, chores.pause_ends)
+        return min((moment for moment in moments if moment is not None), default=None)
 
     def _run_next(self) -> int | None:
         store = self._app.store
         while store.schedules.fire() or store.promote() or store.settle():
             pass
         store.expire()
+        store.policy.end_pauses()
+        store.limits.recheck()
+        store.limits.ripen()
+        store.fairness.rank_new()
         store.questions.look()
         tasks = sorted(self._app.task_table())
         queues = {job.queue for job in self._app.jobs(state="waiting", limit=1000)}

@@ -13,7 +13,7 @@ import pytest
 from tests.acceptance.test_readme import blocks
 from tests.support import eventually
 
-from genba import FailJob, Genba, JobFailed, Retry, RetryJob, WaitTimeout, current_job
+from genba import FailJob, Genba, JobFailed, JobTimedOut, Limit, Retry, RetryJob, WaitTimeout, current_job
 
 
 @pytest.fixture
@@ -83,6 +83,79 @@ def test_failures_are_judged_as_a_node_does(app):
         assert [job.id for job in q.run()] == [later.id]
         with pytest.raises(WaitTimeout, match="scheduled"):
             bad.using(delay="1h").enqueue("x").result(timeout=60)
+
+
+def test_a_job_runs_out_of_the_time_that_the_test_lets_pass(app):
+    reached: list[str] = []
+
+    @app.task(name="slow", timeout="10m", retry=Retry(times=1, delay="1m"))
+    def slow(minutes: int) -> str:
+        for _ in range(minutes):
+            q.advance("1m")
+        reached.append("the end")
+        return "in time"
+
+    with app.testing() as q:
+        fine, late = slow.enqueue(9), slow.enqueue(11)
+        q.run()
+        assert fine.refresh().state == "succeeded"
+        assert (late.refresh().state, late.attempts[-1].cause) == ("scheduled", "timeout")
+        q.run_until_idle()
+        assert (late.refresh().state, len(late.attempts)) == ("timed_out", 2)
+        with pytest.raises(JobTimedOut):
+            late.result()
+    assert reached == ["the end"]
+
+
+def test_a_job_that_tells_progress_does_not_stall(app):
+    @app.task(name="steps", stall_timeout="5m")
+    def steps(tells: bool) -> None:
+        for done in range(4):
+            q.advance("3m")
+            if tells:
+                current_job().progress(done, 4)
+
+    with app.testing() as q:
+        lively, silent = steps.enqueue(True), steps.enqueue(False)
+        q.run()
+        assert lively.refresh().state == "succeeded"
+        assert (silent.refresh().state, silent.attempts[-1].cause) == ("timed_out", "stall")
+
+
+def test_a_job_that_waits_for_another_has_its_own_time(app):
+    @app.task(name="inner", timeout="1m")
+    def inner() -> None:
+        q.advance("2m")
+
+    @app.task(name="outer", timeout="10m")
+    def outer() -> str:
+        job = inner.enqueue()
+        job.wait()
+        q.advance("5m")
+        return str(job.refresh().state)
+
+    with app.testing() as q:
+        job = outer.enqueue()
+        q.run()
+        assert job.result() == "timed_out"
+
+
+def test_limits_and_rates_hold_and_time_lets_the_next_ones_start(app):
+    running: list[int] = []
+
+    @app.task(name="limited", limits=[Limit("till", 1)], rate="2/m")
+    def limited(n: int) -> int:
+        running.append(app.count(state="running"))
+        return n
+
+    with app.testing() as q:
+        jobs = [limited.enqueue(n) for n in range(5)]
+        assert len(q.run()) == 2
+        q.advance("30s")
+        assert len(q.run()) == 1
+        q.run_until_idle()
+        assert [job.result() for job in jobs] == [0, 1, 2, 3, 4]
+    assert running == [1] * 5
 
 
 def test_what_a_job_enqueues_and_waits_for_runs_too(app):
@@ -189,7 +262,7 @@ def test_the_how_to_of_testing_is_true(tmp_path):
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:genba", "-p", "genba.pytest_plugin"]
     ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
 
-    assert "4 passed" in ran.stdout, ran.stdout + ran.stderr
+    assert "5 passed" in ran.stdout, ran.stdout + ran.stderr
 
 
 def test_the_how_to_of_events_is_true(app, capsys):

@@ -5,10 +5,11 @@ from __future__ import annotations
 from tests.storage.builders import connection
 from tests.support import eventually
 
-TABLES = """
-    job attempt event dependency unsettled question bucket bucket_limit recheck lock waiter schedule tick task queue fair
-    node control message session listener namespace tag
-""".split()
+TABLES = (
+    *("job", "tag", "attempt", "event", "dependency", "unsettled", "question", "bucket", "bucket_limit", "recheck"),
+    *("lock", "waiter", "schedule", "tick", "task", "queue", "fair", "node", "control", "message", "session"),
+    "listener",
+)
 
 
 def watch(url: str) -> None:

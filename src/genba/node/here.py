@@ -23,6 +23,7 @@ from genba.node import actions as do
 from genba.node.arrival import boot_id
 from genba.node.brain import Brain
 from genba.node.endings import unhappened
+from genba.node.line import sight
 from genba.node.settings import NodeSettings
 from genba.storage.questions import Answer, question_of
 from genba.storage.records import Claimed, Ending, JobId, JobRecord, Micros, NewNode
@@ -47,7 +48,10 @@ class Here:
         lease: Micros,
         clock: Clock | None = None,
         random: Callable[[], float] = random.random,
+        *,
+        timed: bool = False,
     ) -> None:
+        """`timed`: whoever moves the clock calls `tick`, and jobs run out of time."""
         self._store = store
         self._lease = lease
         self._clock = clock or SystemClock()
@@ -55,6 +59,8 @@ class Here:
         self._id = secrets.randbits(62) + 1
         self._slate = wire.Slate(wire.Slate.create())
         self._place = 0
+        self._timed = timed
+        self._running: tuple[Brain, int, int] | None = None  # who decides about it, its slot and its place
 
     def run(self, id: JobId, call: Run) -> bool:
         """Claim this very job, run it by `call`, write how it ended; False if it was broken off.
@@ -153,7 +159,8 @@ class Here:
 
     def go(self, record: JobRecord, claimed: Claimed, claim: int, call: Run) -> bool:
         """Run what is claimed already."""
-        settings = NodeSettings(target="here", pool="static", min=1, max=1, queues={record.queue: None}, debug=True)
+        queues: dict[str, int | None] = {record.queue: None}
+        settings = NodeSettings(target="here", pool="static", min=1, max=1, queues=queues, debug=not self._timed)
         brain = Brain(settings, [record.task], self._random)
         claimed = _unconditional(claimed)
         brain.delta = self._store.now() - self._clock.boot()
@@ -168,7 +175,11 @@ class Here:
                     todo += brain.on_marked([job[0] for job in jobs], now)
                 case do.Give(slot, serial, [job]):
                     self._place = wire.place(serial, 0)
-                    results = call(serial, job, self._slate)
+                    outer, self._running = self._running, (brain, slot, self._place)
+                    try:
+                        results = call(serial, job, self._slate)
+                    finally:
+                        self._running = outer
                     finished = not any(_broken_off(result) for result in results)
                     if not finished:
                         results = [[*result[:2], wire.STOPPED, *result[3:]] for result in results]
@@ -179,6 +190,19 @@ class Here:
                 case do.Finish(endings):
                     self._store.end(self._id, [end if finished else _as_before(end, record) for end in endings])
         return finished
+
+
+    def tick(self) -> bool:
+        """Time has passed; True if there is a job that runs here and must stop because of it."""
+        if self._running is None:
+            return False
+        brain, slot, place = self._running
+        seen = replace(sight(self._slate), place=place, phase=wire.RUNNING)  # it may have waited for another job here
+        actions = brain.on_tick(self._clock.boot(), {slot: seen})
+        stops = any(isinstance(action, do.AskToStop) for action in actions)
+        if stops:
+            self._slate.ask_to_stop(place)
+        return stops
 
 
 def _conditions(job: Claimed) -> tuple[str, ...]:
