@@ -18,7 +18,7 @@ from genba.tasks import Call, Runs, Task
 from genba.twins import twin
 
 if TYPE_CHECKING:
-    from genba.storage.schedules import Wanted
+    from genba.storage.series import Wanted
     from genba.testing import Testing
 
 P = ParamSpec("P")

@@ -18,7 +18,7 @@ from genba.settings import Settings
 from genba.steer import fair, obey
 from genba.storage.policy import Rules
 from genba.storage.records import Edge, JobRecord, NewJob
-from genba.storage.schedules import Wanted
+from genba.storage.series import Wanted
 from genba.tasks import Call, parents_first
 from genba.trace import current
 from genba.values import Dep

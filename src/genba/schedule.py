@@ -18,7 +18,7 @@ from genba.domain.schedule import AT_ONCE, Misfire, Overlap, Reference, Rule, af
 from genba.errors import BadOption
 from genba.options import NAME, Options, read_every, read_zone
 from genba.storage.records import NewJob
-from genba.storage.schedules import ScheduleRecord, Wanted
+from genba.storage.series import ScheduleRecord, Wanted
 from genba.twins import handle_twin
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from genba.domain.clock import ManualClock
 from genba.domain.duration import HOUR, MINUTE
 from genba.domain.schedule import Rule
 from genba.storage import postgres, sqlite
-from genba.storage.schedules import Wanted
+from genba.storage.series import Wanted
 from genba.storage.store import Store, open_store
 
 START = 1_767_225_600_000_000

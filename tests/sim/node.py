@@ -20,7 +20,7 @@ from genba.node.hands import Sight
 from genba.node.keeper import Commands, DeclaredDead, Disabled, Found, Keeper, Renewed, Work
 from genba.node.settings import NodeSettings
 from genba.storage.records import NewNode
-from genba.storage.schedules import Wanted
+from genba.storage.series import Wanted
 from tests.sim.world import LEASE, MS, SECOND, Gone, Run, World, a_store
 
 TASK = "sim.work"

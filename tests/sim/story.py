@@ -15,7 +15,7 @@ from genba.domain.limit import LIMIT, Need, Rule
 from genba.domain.schedule import Rule as When
 from genba.errors import StoreError
 from genba.storage.records import Edge, NewJob
-from genba.storage.schedules import Wanted
+from genba.storage.series import Wanted
 from tests.sim.node import TASK, SimNode
 from tests.sim.world import LEASE, SECOND, Mood, Run, World, a_store
 

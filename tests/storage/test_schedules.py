@@ -11,7 +11,8 @@ from genba.domain.duration import DAY, HOUR, MILLISECOND, MINUTE, SECOND
 from genba.domain.schedule import Rule
 from genba.errors import ScheduleNotFound
 from genba.storage.records import Claimed, JobRecord
-from genba.storage.schedules import BY_CODE, UNDECLARED, ScheduleRecord, Wanted
+from genba.storage.schedules import BY_CODE, UNDECLARED
+from genba.storage.series import ScheduleRecord, Wanted
 from genba.storage.store import Store
 
 START = 1_767_225_600_000_000  # of the clock: 2026-01-01 00:00 UTC

@@ -24,7 +24,7 @@ from genba.storage.policy import Rules, kept_for
 from genba.storage.questions import unknown_line
 from genba.storage.records import Claimed, Command, Micros
 from genba.storage.rescuer import Patience
-from genba.storage.schedules import Wanted
+from genba.storage.series import Wanted
 from genba.storage.store import Store
 
 log = logging.getLogger("genba.node")

@@ -52,7 +52,7 @@ from genba.node.pool import (
 )
 from genba.node.settings import CHANGEABLE, NodeSettings
 from genba.storage.records import Command, Micros
-from genba.storage.schedules import Wanted, wanted_schedules
+from genba.storage.series import Wanted, wanted_schedules
 from genba.storage.store import Store, open_store
 
 if TYPE_CHECKING:

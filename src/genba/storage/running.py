@@ -13,7 +13,7 @@ from genba.storage.database import Database, Tx
 from genba.storage.finals import hooks_of
 from genba.storage.limits import Limited
 from genba.storage.records import Ending, JobId, Micros, NewJob, Success, is_quiet
-from genba.storage.schedules import RunEnd
+from genba.storage.series import RunEnd
 
 if TYPE_CHECKING:
     from genba.storage.store import Store

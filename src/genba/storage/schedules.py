@@ -9,131 +9,30 @@ Who needs both locks a schedule's jobs before the schedule: those who end a job 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, TypeVar
+from dataclasses import replace
+from typing import TypeVar
 
-import msgspec
-
-from genba.domain.duration import DAY, Micros, to_datetime
-from genba.domain.schedule import ON_TIME, Rule, Skip, after_run, due, first, latest_start, latest_wait, passed, spread
-from genba.errors import KeyTaken, ScheduleNotFound, StoreError, TaskDisabled, TaskFull
+from genba.domain.duration import DAY, Micros
+from genba.domain.schedule import ON_TIME, Rule, Skip, after_run, due, first, latest_wait, passed
+from genba.errors import ScheduleNotFound, StoreError
 from genba.storage.database import Database, Tx
-from genba.storage.records import Edge, Enqueued, JobId, NewJob
+from genba.storage.records import Edge, JobId
+from genba.storage.series import Again, Insert, PutDown, Run, RunEnd, ScheduleRecord, Series, TickRecord, Wanted
 
 BY_CODE = "code"  # the owner of what nodes declare; what was made by hand has none
 UNDECLARED = "no live node has declared it for an hour"
 KEEP_TICKS = 30 * DAY
-AT_ONCE = 20  # schedules that fire in one transaction
 
 T = TypeVar("T")
-Insert = Callable[[Tx, Sequence[NewJob]], list[Enqueued]]
-PutDown = Callable[[Tx, str, JobId, str], bool]
-
-_json = msgspec.json.Encoder(order="deterministic")
-
-
-class Wanted(msgspec.Struct, frozen=True, kw_only=True):
-    """A schedule as somebody asks for it; `said` is what he wrote, to tell whether it has changed."""
-
-    name: str
-    rule: Rule
-    job: NewJob
-    said: str = ""
-
-    def definition(self) -> str:
-        template = msgspec.structs.replace(self.job, args=b"")
-        return _json.encode({"rule": self.rule, "job": template, "said": self.said}).decode()
-
-
-def wanted_schedules(hello: Mapping[str, Any]) -> list[Wanted]:
-    """Those that an app has told of."""
-    return msgspec.convert(hello.get("schedules", []), list[Wanted])
-
-
-class _Definition(msgspec.Struct, frozen=True):
-    rule: Rule
-    job: NewJob
-    said: str
-
-
-_read = msgspec.json.Decoder(_Definition).decode
-
-
-@dataclass(frozen=True, slots=True)
-class ScheduleRecord:
-    """A schedule as last seen (the order is that of the query)."""
-
-    id: int
-    name: str
-    task: str
-    definition: str
-    args: bytes
-    owner: str | None
-    next_at: Micros | None
-    paused: bool
-    reason: str | None
-    runs: int
-    failures: int
-    version: int
-    seen_at: Micros | None
-    deleted: bool
-
-    @property
-    def rule(self) -> Rule:
-        return _read(self.definition).rule
-
-    @property
-    def job(self) -> NewJob:
-        return msgspec.structs.replace(_read(self.definition).job, args=self.args)
-
-    def says(self, wanted: Wanted) -> bool:
-        """Whether this is what is wanted, as it was written."""
-        mine = _read(self.definition)
-        same = mine.said == wanted.said and self.args == wanted.job.args
-        return same and _json.encode(mine.job) == _json.encode(msgspec.structs.replace(wanted.job, args=b""))
-
-
-@dataclass(frozen=True, slots=True)
-class TickRecord:
-    """One due moment and what came of it; with `last_moment`, several that were skipped together."""
-
-    moment: Micros
-    job_id: JobId | None
-    skipped: str | None
-    last_moment: Micros | None
-    count: int | None
-    at: Micros
-
-
-class RunEnd(NamedTuple):
-    """A job of a schedule that has come to an end, or is held."""
-
-    schedule_id: int
-    job_id: JobId
-    state: str
-
-
-class Run(NamedTuple):
-    """An open job of a schedule (the order is that of the query)."""
-
-    id: JobId
-    state: str
-    due_at: Micros
-    moment: Micros
-
-
-class _Again(Exception):
-    """A run was written while we took our locks."""
 
 
 class Schedules:
     def __init__(self, database: Database, namespace: str, insert: Insert, put_down: PutDown) -> None:
         self._db = database
         self._namespace = namespace
-        self._insert = insert
-        self._put_down = put_down
+        self._series = Series(namespace, insert, put_down)
 
     # look
 
@@ -145,11 +44,11 @@ class Schedules:
     def named(self, name: str) -> ScheduleRecord:
         """ScheduleNotFound if there is none."""
         with self._db.statement() as tx:
-            return self._named(tx, name)
+            return self._series.named(tx, name)
 
     def open_runs(self, id: int) -> list[Run]:
         with self._db.statement() as tx:
-            return self._series(tx, id)
+            return self._series.runs(tx, id)
 
     def ticks(self, id: int, limit: int) -> list[TickRecord]:
         """The latest first."""
@@ -172,12 +71,12 @@ class Schedules:
                     owner=owner,
                 )
                 if created:
-                    row = self._locked(tx, created[0])
+                    row = self._series.locked(tx, created[0])
                     assert row is not None
                     self._begin(tx, row)
-                    self._tell(tx, "schedule_created", row.id, row.name)
+                    self._series.tell(tx, "schedule_created", row.id, row.name)
                     return
-            with suppress(_Again):
+            with suppress(Again):
                 self._put_again(wanted, owner)
                 return
         raise StoreError(f"schedule {wanted.name!r} changes too fast to be written")
@@ -186,14 +85,14 @@ class Schedules:
         with self._db.statement() as tx:
             seen = tx.one("schedule_named", namespace=self._namespace, name=wanted.name)
         if seen is None:
-            raise _Again
+            raise Again
         there = ScheduleRecord(*seen)
         if owner is not None and there.owner is None and not there.deleted:
             return  # made by hand: the code does not own it
         if not there.deleted and there.owner == owner and there.says(wanted):
             return
         with self._db.transaction() as tx:
-            row, unstarted = self._both(tx, there.id)
+            row, unstarted = self._series.with_unstarted(tx, there.id)
             if row.deleted:
                 row = replace(row, deleted=False, paused=False, reason=None, runs=0, failures=0, next_at=None)
             self._redefine(tx, row, wanted, owner, unstarted)
@@ -205,19 +104,19 @@ class Schedules:
         rule = wanted.rule
         moment = self._moment_after_change(row, rule, unstarted, now)
         if not before.is_interval and row.next_at is not None:
-            self._tell_skip(tx, row, passed(before, row.next_at, now, "the schedule was changed"))
+            self._series.tell_skip(tx, row, passed(before, row.next_at, now, "the schedule was changed"))
         if before.is_interval:
-            self._withdraw(tx, row, unstarted, "changed")
+            self._series.withdraw(tx, row, unstarted, "changed")
         row = replace(
             row, task=wanted.job.task, definition=wanted.definition(), args=wanted.job.args, owner=owner,
             next_at=moment, seen_at=now,
         )  # fmt: skip
-        if rule.is_interval and not row.paused and not self._busy(tx, row.id):
-            row = self._write_run(tx, row, moment)
+        if rule.is_interval and not row.paused and not self._series.busy(tx, row.id):
+            row = self._series.write_run(tx, row, moment)
         elif rule.is_interval and not row.paused:
             row = replace(row, next_at=None)  # the run that is under way will write the next one
-        self._write(tx, row)
-        self._tell(tx, "schedule_changed", row.id, row.name)
+        self._series.write(tx, row)
+        self._series.tell(tx, "schedule_changed", row.id, row.name)
 
     def _moment_after_change(
         self, row: ScheduleRecord, rule: Rule, unstarted: Sequence[Run], now: Micros
@@ -249,7 +148,7 @@ class Schedules:
             names = []
             for id, name in tx.all("abandoned", namespace=self._namespace, undeclared=UNDECLARED):
                 names.append(name)
-                self._tell(tx, "schedule_paused", id, name, reason=UNDECLARED)
+                self._series.tell(tx, "schedule_paused", id, name, reason=UNDECLARED)
             return names
 
     def pause(self, name: str, reason: str | None = None) -> bool:
@@ -260,10 +159,10 @@ class Schedules:
                 return False
             if row.rule.is_interval:
                 moment = unstarted[0].moment if unstarted else row.next_at
-                self._withdraw(tx, row, unstarted, "paused")
+                self._series.withdraw(tx, row, unstarted, "paused")
                 row = replace(row, next_at=moment)
-            self._write(tx, replace(row, paused=True, reason=reason or "paused by hand"))
-            self._tell(tx, "schedule_paused", row.id, row.name, reason=reason)
+            self._series.write(tx, replace(row, paused=True, reason=reason or "paused by hand"))
+            self._series.tell(tx, "schedule_paused", row.id, row.name, reason=reason)
             return True
 
         return self._change(name, act)
@@ -278,13 +177,13 @@ class Schedules:
             row = replace(row, paused=False, reason=None, failures=0, seen_at=now)
             if not rule.is_interval:
                 if row.next_at is not None:
-                    self._tell_skip(tx, row, passed(rule, row.next_at, now, "the schedule was paused"))
+                    self._series.tell_skip(tx, row, passed(rule, row.next_at, now, "the schedule was paused"))
                 row = replace(row, next_at=first(rule, now, row.runs))
-            elif not self._busy(tx, row.id):
+            elif not self._series.busy(tx, row.id):
                 planned = row.next_at if row.next_at is not None and row.next_at > now else None
-                row = self._write_run(tx, row, planned or first(rule, now, row.runs))
-            self._write(tx, row)
-            self._tell(tx, "schedule_resumed", row.id, row.name)
+                row = self._series.write_run(tx, row, planned or first(rule, now, row.runs))
+            self._series.write(tx, row)
+            self._series.tell(tx, "schedule_resumed", row.id, row.name)
             return True
 
         return self._change(name, act)
@@ -294,9 +193,9 @@ class Schedules:
 
         def act(tx: Tx, row: ScheduleRecord, unstarted: Sequence[Run]) -> None:
             if row.rule.is_interval:
-                self._withdraw(tx, row, unstarted, "deleted")
-            self._write(tx, replace(row, deleted=True, next_at=None, owner=None))
-            self._tell(tx, "schedule_deleted", row.id, row.name)
+                self._series.withdraw(tx, row, unstarted, "deleted")
+            self._series.write(tx, replace(row, deleted=True, next_at=None, owner=None))
+            self._series.tell(tx, "schedule_deleted", row.id, row.name)
 
         self._change(name, act)
 
@@ -316,24 +215,24 @@ class Schedules:
 
         def act(tx: Tx, row: ScheduleRecord, unstarted: Sequence[Run]) -> JobId | None:
             rule, now = row.rule, tx.now()
-            series = [run for run in self._series(tx, row.id) if run.state != "held"]
+            series = self._series.unheld(tx, row.id)
             waits = [run for run in unstarted if run.state == "scheduled" and rule.is_interval]
             busy = [run for run in series if run not in waits]
             if busy and rule.overlap == "skip":
-                self._tell_skip(tx, row, Skip(now, now, 1, f"triggered while job {busy[-1].id} was open"))
+                self._series.tell_skip(tx, row, Skip(now, now, 1, f"triggered while job {busy[-1].id} was open"))
                 return None
             queued = busy and (rule.is_interval or rule.overlap == "queue")
             after = (Edge(busy[-1].id, "finished"),) if queued else ()
-            row, job = self._make(tx, row, now, after)
+            row, job = self._series.make(tx, row, now, after)
             if job is not None:
                 for run in waits:
                     if tx.one("wait_behind", id=run.id):
                         tx.batch("add_edges", [(run.id, job, "finished")])
                         tx.batch("look_at", [(job,)], namespace=self._namespace)
                         tx.run("enqueued", namespace=self._namespace, kind="blocked", job_id=run.id, data=None)
-            self._write(tx, row)
+            self._series.write(tx, row)
             if job is not None:
-                self._tell(tx, "schedule_triggered", row.id, row.name, job=job)
+                self._series.tell(tx, "schedule_triggered", row.id, row.name, job=job)
             return job
 
         return self._change(name, act)
@@ -345,33 +244,34 @@ class Schedules:
         with self._db.transaction() as tx:
             rows = [ScheduleRecord(*row) for row in tx.all("due_schedules", namespace=self._namespace)]
             for row in rows:
-                self._write(tx, self._fire_interval(tx, row) if row.rule.is_interval else self._fire_cron(tx, row))
+                fired = self._fire_interval(tx, row) if row.rule.is_interval else self._fire_cron(tx, row)
+                self._series.write(tx, fired)
             return len(rows)
 
     def _fire_interval(self, tx: Tx, row: ScheduleRecord) -> ScheduleRecord:
         """Only if its run could not be written before."""
-        if self._busy(tx, row.id):
+        if self._series.busy(tx, row.id):
             return replace(row, next_at=None)
         assert row.next_at is not None
-        return self._write_run(tx, row, row.next_at)
+        return self._series.write_run(tx, row, row.next_at)
 
     def _fire_cron(self, tx: Tx, row: ScheduleRecord) -> ScheduleRecord:
         rule, now = row.rule, tx.now()
         assert row.next_at is not None
         plan = due(rule, row.next_at, now, row.runs)
         for skip in plan.skips:
-            self._tell_skip(tx, row, skip)
+            self._series.tell_skip(tx, row, skip)
         enabled = tx.one("task_enabled", namespace=self._namespace, name=row.task) if plan.runs else None
         for moment in plan.runs:
             if enabled is not None and not enabled[0]:
-                self._tell_skip(tx, row, Skip(moment, moment, 1, f"task {row.task} is disabled"))
+                self._series.tell_skip(tx, row, Skip(moment, moment, 1, f"task {row.task} is disabled"))
                 continue
-            busy = [run for run in self._series(tx, row.id) if run.state != "held"] if rule.overlap != "allow" else []
+            busy = [] if rule.overlap == "allow" else self._series.unheld(tx, row.id)
             if busy and rule.overlap == "skip":
                 why = f"job {busy[-1].id} of the tick before is {busy[-1].state}"
-                self._tell_skip(tx, row, Skip(moment, moment, 1, why))
+                self._series.tell_skip(tx, row, Skip(moment, moment, 1, why))
                 continue
-            row, _ = self._make(tx, row, moment, (Edge(busy[-1].id, "finished"),) if busy else ())
+            row, _ = self._series.make(tx, row, moment, (Edge(busy[-1].id, "finished"),) if busy else ())
         return replace(row, next_at=plan.next_at)
 
     def replan(self, set_back: bool = False) -> int:
@@ -400,7 +300,7 @@ class Schedules:
 
     def _replan_interval(self, row: ScheduleRecord, now: Micros) -> int:
         with self._db.statement() as tx:
-            runs = [run for run in self._series(tx, row.id) if run.state != "held"]
+            runs = self._series.unheld(tx, row.id)
         latest = latest_wait(row.rule, now)
         if runs and not (len(runs) == 1 and runs[0].state == "scheduled" and runs[0].moment > latest):
             return 0
@@ -409,13 +309,13 @@ class Schedules:
             if row.paused or row.next_at is not None:
                 return 0
             if unstarted and unstarted[0].moment > latest:
-                self._withdraw(tx, row, unstarted, "planned anew: the clock was set back")
+                self._series.withdraw(tx, row, unstarted, "planned anew: the clock was set back")
                 moment = row.rule.more(row.runs, latest - row.rule.jitter)
             else:
                 moment = first(row.rule, tx.now(), row.runs)  # somebody has deleted its run
-            if moment is None or self._busy(tx, row.id):
+            if moment is None or self._series.busy(tx, row.id):
                 return 0
-            self._write(tx, self._write_run(tx, row, moment))
+            self._series.write(tx, self._series.write_run(tx, row, moment))
             return 1
 
         try:
@@ -436,7 +336,7 @@ class Schedules:
         """In the transaction that ends them: count, and write the next run of an interval; True if one was written."""
         wrote = False
         for id in sorted({end.schedule_id for end in ends}):  # two that end jobs must not cross
-            row = self._locked(tx, id)
+            row = self._series.locked(tx, id)
             if row is None:
                 continue
             before = row
@@ -444,7 +344,7 @@ class Schedules:
                 if end.schedule_id == id:
                     row = self._after(tx, row, end)
             if row != before:
-                self._write(tx, row)
+                self._series.write(tx, row)
                 wrote = wrote or row.runs != before.runs
         return wrote
 
@@ -458,10 +358,10 @@ class Schedules:
         if most is not None and row.failures >= most and not row.paused and not row.deleted:
             reason = f"{row.failures} failures in a row, the last is job {end.job_id}"
             row = replace(row, paused=True, reason=reason)
-            self._tell(tx, "schedule_paused", row.id, row.name, reason=reason)
-        if not rule.is_interval or row.deleted or self._busy(tx, row.id, but=end.job_id):
+            self._series.tell(tx, "schedule_paused", row.id, row.name, reason=reason)
+        if not rule.is_interval or row.deleted or self._series.busy(tx, row.id, but=end.job_id):
             return row
-        return self._write_run(tx, row, self._next_moment(tx, row, end))
+        return self._series.write_run(tx, row, self._next_moment(tx, row, end))
 
     def _next_moment(self, tx: Tx, row: ScheduleRecord, end: RunEnd) -> Micros | None:
         found = tx.one("run_of", id=end.job_id)
@@ -478,126 +378,14 @@ class Schedules:
 
     def _begin(self, tx: Tx, row: ScheduleRecord) -> None:
         moment = first(row.rule, tx.now(), row.runs)
-        self._write(tx, self._write_run(tx, row, moment) if row.rule.is_interval else replace(row, next_at=moment))
-
-    def _write_run(self, tx: Tx, row: ScheduleRecord, moment: Micros | None) -> ScheduleRecord:
-        """The next run of an interval, as a job that waits for `moment`; a paused one keeps the moment only."""
-        if moment is None or row.paused:
-            return replace(row, next_at=moment)
-        row, job = self._make(tx, row, moment)
-        if job is not None:
-            return replace(row, next_at=None)
-        late = max(moment, tx.now())  # refused, or that moment has been: then the one after it
-        again = after_run(row.rule, moment=late, started=late, ended=late, runs=row.runs, failures=row.failures)
-        return replace(row, next_at=again)
-
-    def _make(
-        self, tx: Tx, row: ScheduleRecord, moment: Micros, after: tuple[Edge, ...] = ()
-    ) -> tuple[ScheduleRecord, JobId | None]:
-        """The job of this tick; None if the tick has been, or the job is refused (then it is told why)."""
-        tick = {"schedule_id": row.id, "moment": moment}
-        if tx.one("add_tick", skipped=None, last_moment=None, count=None, **tick) is None:
-            return row, None
-        rule = row.rule
-        job = msgspec.structs.replace(row.job, due_at=moment + spread(rule, row.name, moment), delay=0, after=after)
-        if rule.is_interval and (latest := latest_start(rule, moment)) is not None and job.expires_at is None:
-            job = msgspec.structs.replace(job, expires_at=latest, expires_in=None)
-        id, refused = self._try_insert(tx, job)
-        if refused is not None:
-            tx.run("set_tick", job_id=None, skipped=refused, **tick)
-            self._tell(tx, "schedule_skipped", row.id, row.name, moment=moment, reason=refused, count=1)
-            return row, None
-        tx.run("belong", id=id, **tick)
-        tx.run("set_tick", job_id=id, skipped=None, **tick)
-        return replace(row, runs=row.runs + 1), id
-
-    def _try_insert(self, tx: Tx, job: NewJob) -> tuple[JobId, str | None]:
-        """Its id, or why it must not be."""
-        try:
-            (made,) = self._insert(tx, [job])
-        except (TaskFull, TaskDisabled, KeyTaken) as why:
-            return 0, str(why)
-        return made.id, None if made.created else f"job {made.id} is in its place"
-
-    def _withdraw(self, tx: Tx, row: ScheduleRecord, unstarted: Sequence[Run], what: str) -> None:
-        """The run that waits for its moment never was."""
-        for run in unstarted:
-            tx.one("detach", id=run.id)
-            self._put_down(tx, "cancel", run.id, f"schedule {row.name} was {what}")
-            tx.run("forget_tick", schedule_id=row.id, moment=run.moment, job_id=run.id)
-
-    def _busy(self, tx: Tx, id: int, but: JobId | None = None) -> bool:
-        """Whether it has a run that is open, and not held: a held one must not stop the series."""
-        return any(run.state != "held" and run.id != but for run in self._series(tx, id))
-
-    def _series(self, tx: Tx, id: int) -> list[Run]:
-        return [Run(*row) for row in tx.all("series", id=id)]
-
-    def _named(self, tx: Tx, name: str) -> ScheduleRecord:
-        row = tx.one("schedule_named", namespace=self._namespace, name=name)
-        if row is None or row[-1]:
-            raise ScheduleNotFound(f"there is no schedule {name!r}")
-        return ScheduleRecord(*row)
-
-    def _locked(self, tx: Tx, id: int) -> ScheduleRecord | None:
-        row = tx.one("lock_schedule", id=id)
-        return ScheduleRecord(*row) if row else None
-
-    def _both(self, tx: Tx, id: int) -> tuple[ScheduleRecord, list[Run]]:
-        """The schedule and its runs that have not started, all ours."""
-        ours = {row[0] for row in tx.all("lock_unstarted", id=id)}
-        row = self._locked(tx, id)
-        if row is None:
-            raise _Again
-        unstarted = [run for run in self._series(tx, id) if run.state in ("blocked", "scheduled", "waiting")]
-        if any(run.id not in ours for run in unstarted):
-            raise _Again
-        return row, unstarted
+        begun = self._series.write_run(tx, row, moment) if row.rule.is_interval else replace(row, next_at=moment)
+        self._series.write(tx, begun)
 
     def _change(self, name: str, act: Callable[[Tx, ScheduleRecord, Sequence[Run]], T]) -> T:
         for _ in range(10):
-            with suppress(_Again), self._db.transaction() as tx:
-                row, unstarted = self._both(tx, self._named(tx, name).id)
+            with suppress(Again), self._db.transaction() as tx:
+                row, unstarted = self._series.with_unstarted(tx, self._series.named(tx, name).id)
                 if row.deleted:
-                    raise _Again
+                    raise Again
                 return act(tx, row, unstarted)
         raise StoreError(f"schedule {name!r} changes too fast to be written")
-
-    def _write(self, tx: Tx, row: ScheduleRecord) -> None:
-        tx.run(
-            "write_schedule",
-            id=row.id,
-            task=row.task,
-            definition=row.definition,
-            args=row.args,
-            owner=row.owner,
-            next_at=row.next_at,
-            paused=bool(row.paused),
-            reason=row.reason,
-            runs=row.runs,
-            failures=row.failures,
-            seen_at=row.seen_at,
-            deleted=bool(row.deleted),
-        )
-
-    def _tell_skip(self, tx: Tx, row: ScheduleRecord, skip: Skip | None) -> None:
-        if skip is None:
-            return
-        several = skip.count != 1
-        told = tx.one(
-            "add_tick",
-            schedule_id=row.id,
-            moment=skip.moment,
-            skipped=skip.reason,
-            last_moment=skip.last if several else None,
-            count=skip.count,
-        )
-        if told:
-            self._tell(
-                tx, "schedule_skipped", row.id, row.name, moment=skip.moment, last=skip.last, count=skip.count,
-                reason=skip.reason, at=to_datetime(skip.moment),
-            )  # fmt: skip
-
-    def _tell(self, tx: Tx, kind: str, id: int, name: str, **more: Any) -> None:
-        data = _json.encode({"schedule": name, "schedule_id": id, **more})
-        tx.run("enqueued", namespace=self._namespace, kind=kind, job_id=None, data=data)
