@@ -69,6 +69,11 @@ class QueueRecord:
     changed_by: str | None
 
 
+def _task(row: tuple[Any, ...]) -> TaskRecord:
+    name, title, definition, override, enabled, changed_at, changed_by = row
+    return TaskRecord(name, title, definition, override, bool(enabled), changed_at, changed_by)
+
+
 def kept_for(said: Keep, override: Mapping[str, Any] | None) -> Keep:
     """How long final jobs of a task are kept, by its code and what an operator says; None: for ever."""
     if override is None or "keep" not in override:
@@ -130,13 +135,13 @@ class Policies:
     def tasks(self) -> list[TaskRecord]:
         self._install()
         with self._db.statement() as tx:
-            return [TaskRecord(*row) for row in tx.all("all_tasks", namespace=self._namespace)]
+            return [_task(row) for row in tx.all("all_tasks", namespace=self._namespace)]
 
     def task(self, name: str) -> TaskRecord | None:
         self._install()
         with self._db.statement() as tx:
             row = tx.one("one_task", namespace=self._namespace, name=name)
-            return TaskRecord(*row) if row else None
+            return _task(row) if row else None
 
     def switch(
         self, name: str, enabled: bool, by: str, reason: str | None, definition: Mapping[str, Any] | None
@@ -248,7 +253,8 @@ class Policies:
     def queues(self) -> list[QueueRecord]:
         self._install()
         with self._db.statement() as tx:
-            return [QueueRecord(*row) for row in tx.all("all_queues", namespace=self._namespace)]
+            rows = tx.all("all_queues", namespace=self._namespace)
+            return [QueueRecord(row[0], bool(row[1]), *row[2:]) for row in rows]
 
     def waiting(self) -> dict[str, int]:
         """How many jobs may start now, by queue."""
