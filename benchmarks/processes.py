@@ -243,9 +243,25 @@ def shown(values: Sequence[float]) -> str:
 # forks
 
 
-def forks(rounds: int) -> bool:
-    command = ["-m", "pytest", "-q", "-s", "tests/process/test_spawn.py", "-m", "soak", "-k", "how_long"]
-    return subprocess.run([sys.executable, *command], cwd=ROOT).returncode == 0
+def forks(count: int) -> bool:
+    sys.path.insert(0, str(ROOT))
+    from tests.process.test_spawn import LARGE, SMALL, starter
+
+    kinds = [
+        ("fork, small app", SMALL, True, 10),
+        ("fork, 200 MB", LARGE, True, 30),
+        ("exec, small app", SMALL, False, None),
+    ]
+    fine = True
+    print(f"{'until ready':18}{'p50 ms':>10}{'p99 ms':>10}   bar for p99")
+    for name, text, forked, bar in kinds:
+        with tempfile.TemporaryDirectory() as folder, starter(Path(folder), text, forked) as started:
+            rounds = count if forked else max(1, count // 20)
+            times = sorted(started.round(slot) * 1000 for slot in range(rounds))
+        late = times[int(len(times) * 0.99)]
+        print(f"{name:18}{times[len(times) // 2]:>10.1f}{late:>10.1f}   {bar or '-'}   {rounds} starts")
+        fine = fine and (bar is None or late < bar)
+    return fine
 
 
 def main() -> int:
@@ -256,7 +272,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int)
     asked = parser.parse_args()
     if asked.what == "forks":
-        return not forks(1)
+        return not forks(asked.jobs or 200)
     if asked.what == "ondemand":
         return not ondemand(asked.engine, asked.jobs or 400, asked.rounds or 3)
     return not poison(asked.engine, asked.jobs or 1000, asked.rounds or 5)

@@ -1,6 +1,6 @@
 """How workers start: forked by the zygote, or, where a fork would break the app, as interpreters of their own.
 
-`python -m pytest -s tests/process/test_spawn.py -k how_long` prints how long it takes.
+`python benchmarks/processes.py forks` prints how long it takes.
 """
 
 from __future__ import annotations
@@ -203,15 +203,3 @@ def test_a_fresh_worker_that_cannot_import_the_app_counts_for_no_job(shop, tmp_p
 
     assert job.result(timeout=20)
     assert [attempt.cause for attempt in job.attempts] == ["returned"]
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize(("app", "forks"), [("small", True), ("200 MB", True), ("small", False)])
-def test_how_long_a_start_takes(tmp_path, app, forks, capsys):
-    with starter(tmp_path, LARGE if app == "200 MB" else SMALL, forks) as started:
-        times = sorted(started.round(slot) for slot in range(200 if forks else 10))
-    middle, late = times[len(times) // 2] * 1000, times[int(len(times) * 0.99)] * 1000
-    with capsys.disabled():
-        print(f"\n{'fork' if forks else 'exec'}, {app} app, until ready: p50 {middle:.1f} ms, p99 {late:.1f} ms")
-
-    assert middle < (250 if forks else 5_000)   # a machine that others use is slow at times; far from the figures
