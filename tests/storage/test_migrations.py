@@ -84,7 +84,7 @@ def test_a_newer_schema_is_left_alone(database, engine, empty_url):
     migrate.upgrade(database)
     with connection(empty_url) as conn:
         if engine == "sqlite":
-            conn.execute("INSERT INTO genba_migration VALUES (9999, 'of_tomorrow', 0)")
+            conn.execute("INSERT INTO genba_migration (version, name, applied_at) VALUES (9999, 'of_tomorrow', 0)")
         else:
             conn.execute("INSERT INTO genba.migration (version, name) VALUES (9999, 'of_tomorrow')")
     before = names(engine, empty_url)

@@ -215,8 +215,12 @@ class Migrating(Protocol):
 
     def applied(self) -> Mapping[int, str]: ...
 
-    def apply(self, version: int, name: str, script: str) -> None:
-        """The script and its record, in one transaction."""
+    def serves(self) -> Mapping[int, int]:
+        """Of each that is applied: the oldest schema whose code works with it."""
+        ...
+
+    def apply(self, version: int, name: str, script: str, serves: int | None = None) -> None:
+        """The script and its record, in one transaction; `serves` None: nobody but those who know it."""
         ...
 
     def drop_all(self) -> list[str]:

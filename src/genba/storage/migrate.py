@@ -1,4 +1,9 @@
-"""Numbered files, applied once, under a lock; a schema that is newer than this code is left alone."""
+"""Numbered files, applied once, under a lock.
+
+A file may begin with `-- serves: N`: code that knows the schema up to N works with what it makes, because it only adds.
+So the nodes of an old release go on, and may be started, while a new one is rolled out.  A schema that is newer than
+this code and does not serve it is left alone.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +14,7 @@ from genba.errors import SchemaTooNew
 from genba.storage.database import Database
 
 _MADE = re.compile(r"^CREATE (?:TABLE|SEQUENCE) (?:IF NOT EXISTS )?genba\.(\w+)", re.MULTILINE)
+_SERVES = re.compile(r"^-- serves: (\d+)$", re.MULTILINE)
 _FILE = re.compile(r"(\d{4})_(\w+)\.sql")
 
 
@@ -26,15 +32,17 @@ def upgrade(database: Database) -> list[str]:
     known = scripts(database.dialect)
     with database.migrations() as schema:
         applied = schema.applied()
-        newest = max(applied, default=0)
-        if newest > known[-1][0]:
+        latest = known[-1][0]
+        foreign = [one for one, serves in schema.serves().items() if one > latest and serves > latest]
+        if foreign:
             raise SchemaTooNew(
-                f"the database has schema {newest}, and this genba knows up to {known[-1][0]}: "
+                f"the database has schema {max(foreign)}, and this genba knows up to {latest}: "
                 "upgrade genba here before you use this database"
             )
         missing = [script for script in known if script[0] not in applied]
         for version, name, text in missing:
-            schema.apply(version, name, text)
+            found = _SERVES.search(text)
+            schema.apply(version, name, text, int(found[1]) if found else version)
         return [name for _, name, _ in missing]
 
 

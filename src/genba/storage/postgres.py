@@ -352,6 +352,7 @@ class PostgresDatabase:
             conn.execute("SET LOCAL statement_timeout = '60s'")
             conn.execute("SELECT pg_advisory_xact_lock(%s)", (MIGRATION_LOCK,))
             conn.execute("SET LOCAL lock_timeout = '5s'")
+            conn.execute("SET LOCAL client_connection_check_interval = '500ms'")  # who is killed keeps nobody waiting
             yield Migrating(conn)
 
     def close(self) -> None:
@@ -428,14 +429,21 @@ class Migrating:
             return {}
         return dict(self._conn.execute("SELECT version, name FROM genba.migration").fetchall())
 
-    def apply(self, version: int, name: str, script: str) -> None:
+    def serves(self) -> Mapping[int, int]:
+        if not self.applied():
+            return {}
+        return dict(self._conn.execute("SELECT version, COALESCE(serves, version) FROM genba.migration").fetchall())
+
+    def apply(self, version: int, name: str, script: str, serves: int | None = None) -> None:
         self._conn.execute("CREATE SCHEMA IF NOT EXISTS genba")
         self._conn.execute(
             "CREATE TABLE IF NOT EXISTS genba.migration "
-            "(version bigint PRIMARY KEY, name text NOT NULL, applied_at timestamptz NOT NULL DEFAULT now())"
+            "(version bigint PRIMARY KEY, name text NOT NULL, applied_at timestamptz NOT NULL DEFAULT now(), "
+            "serves bigint)"
         )
         self._conn.execute(script)
-        self._conn.execute("INSERT INTO genba.migration (version, name) VALUES (%s, %s)", (version, name))
+        told = (version, name, serves)
+        self._conn.execute("INSERT INTO genba.migration (version, name, serves) VALUES (%s, %s, %s)", told)
 
     def drop_all(self) -> list[str]:
         """Without CASCADE, so that what somebody has built upon our tables, or put beside them, is not lost."""

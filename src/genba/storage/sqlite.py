@@ -533,18 +533,23 @@ class Migrating:
             return {}
         return dict(self._conn.execute("SELECT version, name FROM genba_migration").fetchall())
 
-    def apply(self, version: int, name: str, script: str) -> None:
+    def serves(self) -> Mapping[int, int]:
+        if not self.applied():
+            return {}
+        return dict(self._conn.execute("SELECT version, COALESCE(serves, version) FROM genba_migration").fetchall())
+
+    def apply(self, version: int, name: str, script: str, serves: int | None = None) -> None:
         self._conn.execute("BEGIN IMMEDIATE")
         try:
             self._conn.execute(
                 "CREATE TABLE IF NOT EXISTS genba_migration "
-                "(version INTEGER PRIMARY KEY, name TEXT NOT NULL, applied_at INTEGER NOT NULL)"
+                "(version INTEGER PRIMARY KEY, name TEXT NOT NULL, applied_at INTEGER NOT NULL, serves INTEGER)"
             )
             for statement in split_script(script):
                 self._conn.execute(statement.replace("genba.", "genba_"))
             self._conn.execute(
-                "INSERT INTO genba_migration (version, name, applied_at) VALUES (?, ?, ?)",
-                (version, name, self._clock.now()),
+                "INSERT INTO genba_migration (version, name, applied_at, serves) VALUES (?, ?, ?, ?)",
+                (version, name, self._clock.now(), serves),
             )
             self._conn.execute("COMMIT")
         except BaseException:  # also a stop must not leave it open; raised again
