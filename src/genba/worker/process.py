@@ -11,13 +11,20 @@ from typing import NoReturn
 
 _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER
 
-_prctl = ctypes.CDLL(None, use_errno=True).prctl
+_libc = ctypes.CDLL(None, use_errno=True)
+_prctl = _libc.prctl
 
 
 def adopt_orphans() -> None:
     """Whatever below us loses its parent becomes our child, and can be found."""
     if _prctl(_SUBREAPER, 1, 0, 0, 0):
         raise OSError(ctypes.get_errno(), "prctl")
+
+
+def give_back_memory() -> None:
+    """What was freed and kept: each fork would have to copy its page tables, and each end to take them down."""
+    if hasattr(_libc, "malloc_trim"):  # glibc
+        _libc.malloc_trim(0)
 
 
 def die_like(status: int) -> NoReturn:

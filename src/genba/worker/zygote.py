@@ -33,7 +33,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from genba.worker.process import adopt_orphans, leave
+from genba.worker.process import adopt_orphans, give_back_memory, leave
 from genba.worker.reload import Watch, suspects
 
 NODE_FD = 3
@@ -75,6 +75,7 @@ def main(argv: list[str], run: Run | None = None) -> NoReturn:
     set_title(f"{title}/zygote")
     prepare(app)
     gc.collect()  # before the node asks for the first worker, who would wait for it
+    give_back_memory()
     gc.freeze()  # a collection in a worker must not copy every page of the app
     serve(node, app, run, title, target, Watch() if reload else None, greeting)
 
