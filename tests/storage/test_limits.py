@@ -26,7 +26,7 @@ from tests.storage.builders import (
 from genba.domain.limit import Rule, needs_of
 from genba.errors import BadOption, TaskFull
 from genba.explain import explain
-from genba.storage.limits import LINE
+from genba.storage.lines import LINE
 
 SECOND = 1_000_000
 

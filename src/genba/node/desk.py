@@ -325,7 +325,7 @@ class Desk(threading.Thread):
 
     def _hand_on(self) -> None:
         """What has ended may have let others go: here, where another desk claims at the same time, and elsewhere."""
-        if self._store.limits.handed:
+        if self._store.limits.lines.handed:
             self._post(Handed())
             self._store.ring_handed()
 

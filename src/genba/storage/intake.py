@@ -14,7 +14,7 @@ from genba.domain.rank import AGE_STEP
 from genba.domain.states import FINAL
 from genba.errors import KeyTaken, StoreError, StoreUnreachable
 from genba.storage.database import AnswerLost, Database, Tx
-from genba.storage.limits import LINE
+from genba.storage.lines import LINE
 from genba.storage.policy import RulesChanged
 from genba.storage.records import Enqueued, JobId, Micros, NewJob, is_quiet
 

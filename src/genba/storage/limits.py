@@ -1,53 +1,27 @@
 """Slots of buckets: taken, waited for, and handed on.
 
 A job that needs slots is *parked* in the line of a bucket until it has all of them; then it is in the claim index like
-any other, and has them until its attempt ends.  Whoever changes that holds the rows of the buckets, locked in the order
-of their names and after the rows of its own jobs; from then on it waits for nobody: rows of jobs that others hold are
-left to them, or to the sweep.
+any other, and has them until its attempt ends.  How lines are worked off, and who locks what, is in `lines`.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from genba.domain.limit import (
-    LIMIT,
-    STRIPE,
-    Bucket,
-    Need,
-    Needs,
-    Rule,
-    Waiter,
-    allot,
-    line_of,
-    read_needs,
-    write_needs,
-)
+from genba.domain.limit import LIMIT, STRIPE, Bucket, Need, Needs, Rule, Waiter, allot, read_needs, write_needs
 from genba.domain.states import FINAL
-from genba.errors import BadOption, StoreError, TaskFull
+from genba.errors import BadOption, TaskFull
 from genba.storage.database import Database, Tx
+from genba.storage.lines import LINE, Limited, Lines, mark_of
 from genba.storage.records import JobId, Micros
 
-LINE = "limit "  # what jobs in the line of a bucket are parked on, before its name
 LINES = 500  # that one sweep looks at
-MOST = 1000  # jobs that are let go in one go
 UNLIMITED = 2**31 - 1
-ROUNDS = 8  # looks at the same lines in one transaction; what is left is looked at in another one
 
 _FINAL = frozenset(map(str, FINAL))
 _OUT = _FINAL | {"held"}
-
-
-class Limited(NamedTuple):
-    """A job that has stopped running, or left its line (the order is that of the queries)."""
-
-    id: JobId
-    buckets: str
-    granted_at: Micros | None
-    state: str
 
 
 class Holder(NamedTuple):
@@ -77,8 +51,8 @@ class Limits:
     def __init__(self, database: Database, namespace: str) -> None:
         self._db = database
         self._namespace = namespace
+        self.lines = Lines(namespace)
         self._looked_at = ""  # where the next sweep goes on
-        self.handed = False  # a hint: since it was last cleared, jobs have been let go
 
     # inside of others' transactions
 
@@ -110,8 +84,8 @@ class Limits:
             return
         known = {rule.template: rule for rule in rules}
         if ours:
-            self._make(tx, wanted, known)
-            self._serve(tx, self._lock(tx, wanted), wanted)
+            self.lines.make(tx, wanted, known)
+            self.lines.serve(tx, self.lines.lock(tx, wanted), wanted)
             return
         asked = [(need, known[need.template]) for need in wanted.values()]
         rows = [(n.name, n.template, r.n, int(r.ordered), r.per, r.burst) for n, r in asked]
@@ -139,12 +113,12 @@ class Limits:
             return
         if again:
             tx.batch("drop_grants", [(row.id,) for row, _ in again])
-            self._make(tx, lock, {})
-        buckets = self._lock(tx, lock)
+            self.lines.make(tx, lock, {})
+        buckets = self.lines.lock(tx, lock)
         for name, id in free:
             buckets[name].give(id)
-        self._stand(tx, buckets, again)
-        self._serve(tx, buckets, lock)
+        self.lines.stand(tx, buckets, again)
+        self.lines.serve(tx, buckets, lock)
 
     def take(self, tx: Tx, id: JobId, wanted: Mapping[str, int]) -> str | None:
         """For a job that runs, and whose row we hold: a slot of each of these buckets, or none of them.
@@ -161,7 +135,7 @@ class Limits:
         if full is None and more:
             for name in more:
                 buckets[name].take(id, 0)
-            self._write(tx, buckets.values())
+            self.lines.write(tx, buckets.values())
             written = write_needs(tuple(sorted({*had, *more.values()})))
             tx.run("set_buckets", id=id, buckets=written, granted=1)
         return full
@@ -175,10 +149,10 @@ class Limits:
             return
         rest = tuple(need for need in had if need.name not in back)
         tx.run("set_buckets", id=id, buckets=write_needs(rest) if rest else None, granted=0)
-        buckets = self._lock(tx, back)
+        buckets = self.lines.lock(tx, back)
         for name in back:
             buckets[name].give(id)
-        self._serve(tx, buckets, back)
+        self.lines.serve(tx, buckets, back)
 
     def wait_for(self, tx: Tx, id: JobId, wanted: Mapping[str, int]) -> None:
         """For a job that has just become waiting, and whose row we hold: in line until it has these slots too."""
@@ -192,8 +166,8 @@ class Limits:
 
     def _dynamic(self, tx: Tx, more: Mapping[str, Need], wanted: Mapping[str, int]) -> dict[str, Bucket]:
         rules = {name: Rule(name, max(0, wanted[name])) for name in more}
-        self._make(tx, more, rules)
-        buckets = self._lock(tx, more)
+        self.lines.make(tx, more, rules)
+        buckets = self.lines.lock(tx, more)
         for name, bucket in buckets.items():
             bucket.n = wanted[name]  # the last one who asks says how many
         changed = [(rule.template, rule.n, 0, None, None) for rule in rules.values()]
@@ -227,14 +201,14 @@ class Limits:
             tx.batch("forget_rechecks", [(row[0],) for row in rows])
             wanted = {name: Need(name, template, LIMIT) for _, name, template, *_ in rows}
             told = [Rule(t, n, bool(ordered), per, burst) for _, _, t, n, ordered, per, burst in rows if n is not None]
-            self._make(tx, wanted, {rule.template: rule for rule in told})
-            self._serve(tx, self._lock(tx, wanted), wanted)
+            self.lines.make(tx, wanted, {rule.template: rule for rule in told})
+            self.lines.serve(tx, self.lines.lock(tx, wanted), wanted)
             return len(rows)
 
     def ripen(self) -> Micros | None:
         """Rates that let the next ones start; the moment when there is more to do."""
         with self._db.transaction() as tx:
-            self._look(tx, tx.all("ripe", namespace=self._namespace))
+            self.lines.look(tx, tx.all("ripe", namespace=self._namespace))
             row = tx.one("next_ripe", namespace=self._namespace)
             return row[0] if row else None
 
@@ -247,7 +221,7 @@ class Limits:
         neglected = [(name, template) for _, name, template in lines if name is not None]
         if neglected:
             with self._db.transaction() as tx:
-                self._look(tx, neglected)
+                self.lines.look(tx, neglected)
         for id, buckets, other in stuck:
             with self._db.transaction() as tx:
                 self._revoke(tx, id, read_needs(buckets), other)
@@ -310,123 +284,14 @@ class Limits:
         return Line(name, bucket.n, bucket.per, ripe, bucket.owner, holders, ahead)
 
     def _holders(self, tx: Tx, name: str) -> tuple[Holder, ...]:
-        mark = _mark(name)
+        mark = mark_of(name)
         rows = [
             *tx.all("holders", namespace=self._namespace, mark=mark),
             *tx.all("holders_unclaimed", namespace=self._namespace, mark=mark),
         ]
         return tuple(Holder(*row[:5]) for row in rows if name in {need.name for need in read_needs(row[5])})
 
-    # lines
-
-    def _stand(self, tx: Tx, buckets: Mapping[str, Bucket], jobs: Sequence[tuple[Limited, Needs]]) -> None:
-        """In line, those that may start, and those that must keep their place in an ordered one."""
-        places = []
-        ready = []
-        for row, needs in jobs:
-            stripe = next((need.name for need in needs if need.kind == STRIPE), None)
-            owned = stripe is not None and buckets[stripe].owner == row.id
-            line = line_of(needs, owned)
-            if row.state == "waiting" and line is None:
-                ready.append(row.id)  # its turn is all it needs, and it has that
-                places.append((row.id, LINE + str(stripe), 1))
-            elif line is not None and (row.state == "waiting" or (line.kind == STRIPE and row.state != "blocked")):
-                places.append((row.id, LINE + line.name, int(stripe is not None)))
-        tx.batch("park", places)
-        self._grant(tx, ready)
-
-    def _serve(self, tx: Tx, buckets: dict[str, Bucket], names: Iterable[str]) -> None:
-        """Hand the free slots of these buckets, which we hold, to those who wait for them; and write them."""
-        now = self._now(tx, buckets)
-        lines, put_off = set(names), set[str]()
-        for _ in range(ROUNDS):
-            asked = {name: room for name in sorted(lines) if (room := self._room(tx, buckets[name], now))}
-            if not asked:
-                lines = set()
-                break
-            rows = self._heads(tx, asked)
-            lines, again = self._hand(tx, buckets, rows, asked, now)
-            put_off |= again
-        for bucket in buckets.values():  # also one that somebody has just moved to
-            if bucket.per is not None:
-                self._wake(tx, bucket, now or tx.now())
-        self._write(tx, buckets.values())
-        if put_off | lines:
-            asked_for = [(name, buckets[name].template, None, None, None, None) for name in sorted(put_off | lines)]
-            tx.batch("ask_recheck", asked_for, namespace=self._namespace)
-
-    def _heads(self, tx: Tx, asked: Mapping[str, int]) -> list[tuple[Any, ...]]:
-        """The first ones of these lines, as many as there is room."""
-        found = []
-        for room in sorted(set(asked.values())):
-            lines = tx.names([LINE + name for name, count in asked.items() if count == room])
-            found += tx.gather("heads", lines=lines, room=room, namespace=self._namespace)
-        return found
-
-    def _grant(self, tx: Tx, ids: Sequence[JobId]) -> set[JobId]:
-        """Let these go; those whose rows somebody else holds stay where they are."""
-        if not ids:
-            return set()
-        if tx.run("grant", ids=tx.numbers(ids)) < len(ids):
-            ids = [row[0] for row in tx.batch("granted", [(id,) for id in ids])]
-        self.handed = self.handed or bool(ids)
-        return set(ids)
-
-    def _now(self, tx: Tx, buckets: Mapping[str, Bucket]) -> Micros:
-        """The moment, if any of them is a rate: the others do not ask what time it is."""
-        return tx.now() if any(bucket.per is not None for bucket in buckets.values()) else 0
-
-    def _room(self, tx: Tx, bucket: Bucket, now: Micros) -> int:
-        room = min(MOST, bucket.room(now))
-        if room and bucket.per is not None:  # what was let go and has not started yet must not start all at once
-            most = bucket.burst or bucket.n
-            mark = _mark(bucket.name)
-            ((unclaimed,),) = tx.all("unclaimed_of", namespace=self._namespace, mark=mark, most=most)
-            room = min(room, max(0, most - unclaimed))
-        return room
-
-    def _hand(
-        self, tx: Tx, buckets: dict[str, Bucket], rows: Sequence[tuple[Any, ...]], asked: Mapping[str, int], now: Micros
-    ) -> tuple[set[str], set[str]]:
-        """Gives the lines where there may be more to hand out, and those that somebody must look at again."""
-        waiters = [
-            Waiter(rank, id, line.removeprefix(LINE), read_needs(needs), state == "waiting")
-            for line, id, rank, needs, state in rows
-        ]
-        unseen = {need.name for waiter in waiters for need in waiter.needs} - buckets.keys()
-        if unseen:
-            tried = tx.batch("try_buckets", [(name,) for name in sorted(unseen)], namespace=self._namespace)
-            buckets.update((row[0], Bucket(*row).seen()) for row in tried)
-            now = now or self._now(tx, buckets)
-        done = allot(buckets, waiters, now)
-        again = {waiter.line for waiter in waiters if done.unseen & {need.name for need in waiter.needs}}
-        granted = self._grant(tx, [waiter.id for waiter in done.grants])
-        turned = {row[0] for row in tx.batch("give_turn", [(waiter.id,) for waiter in done.turns])}
-        moved = {row[0] for row in tx.batch("move", [(waiter.id, LINE + to) for waiter, to in done.moves])}
-        for waiter in done.grants:
-            if waiter.id not in granted:  # somebody holds its row, and looks at the line afterwards
-                again.add(waiter.line)
-                for need in waiter.needs:
-                    buckets[need.name].give(waiter.id)
-        for waiter in (*done.turns, *(waiter for waiter, _ in done.moves)):
-            if waiter.id not in turned and waiter.id not in moved:
-                again.add(waiter.line)
-                buckets[waiter.line].give(waiter.id) if buckets[waiter.line].ordered else None
-        found = Counter(waiter.line for waiter in waiters)
-        full = [name for name, room in asked.items() if found[name] == room]
-        went = {waiter.line for waiter, _ in done.moves} | {waiter.line for waiter in done.grants}
-        return {name for name in full if name in went and name not in again and buckets[name].room(now)}, again
-
-    def _wake(self, tx: Tx, bucket: Bucket, now: Micros) -> None:
-        """Somebody must look at the line of a rate when the next one may start, if anybody is there."""
-        waits = self._heads(tx, {bucket.name: 1})
-        ripe = bucket.ripe_at(now)
-        bucket.next_at = None if not waits else ripe if ripe > now else now + 50_000
-
-    def _look(self, tx: Tx, rows: Sequence[tuple[str, str]]) -> None:
-        wanted = {name: Need(name, template, LIMIT) for name, template in sorted(rows)}
-        if wanted:
-            self._serve(tx, self._lock(tx, wanted), wanted)
+    # what nobody uses
 
     def _stuck(
         self, tx: Tx, stale: Sequence[tuple[JobId, str, str, str | None]]
@@ -456,59 +321,26 @@ class Limits:
             return
         theirs = next((read_needs(row[1]) for row in tx.gather("limited", ids=tx.numbers([other[1]]))), ())
         wanted = _names([needs, theirs])
-        buckets = self._lock(tx, wanted)
+        buckets = self.lines.lock(tx, wanted)
         for need in needs:
             if need.kind != STRIPE and need.name in buckets:
                 buckets[need.name].give(id)
         if wanted.keys() == buckets.keys() and theirs:
             done = allot(buckets, [Waiter(0, other[1], line.name, theirs)], tx.now())
-            if done.grants and not self._grant(tx, [other[1]]):
+            if done.grants and not self.lines.grant(tx, [other[1]]):
                 for need in theirs:
                     buckets[need.name].give(other[1])
-        self._serve(tx, buckets, list(buckets))
+        self.lines.serve(tx, buckets, list(buckets))
 
     def _refit(self, tx: Tx, templates: Sequence[str]) -> None:
         """Buckets of these templates obey what is said of them now."""
         rows = tx.batch("buckets_of_template", [(one,) for one in templates], namespace=self._namespace)
         wanted = {row[0]: Need(row[0], "", LIMIT) for row in rows}
         if wanted:
-            self._lock(tx, wanted)
+            self.lines.lock(tx, wanted)
             tx.batch("refit", [(name,) for name in sorted(wanted)], namespace=self._namespace)
-            self._serve(tx, self._lock(tx, wanted), wanted)
-
-    def _make(self, tx: Tx, wanted: Mapping[str, Need], rules: Mapping[str, Rule]) -> None:
-        """Rows for buckets that have none; `rules` for templates that nobody has told of."""
-        names = sorted(wanted)
-        there = {row[0] for row in tx.batch("buckets_there", [(name,) for name in names], namespace=self._namespace)}
-        missing = [wanted[name] for name in names if name not in there]
-        if missing:
-            known = [rules[t] for t in sorted({need.template for need in missing}) if t in rules]
-            told = [(r.template, r.n, int(r.ordered), r.per, r.burst) for r in known]
-            tx.batch("know_limits", told, namespace=self._namespace)
-            tx.batch("make_buckets", [(need.name, need.template) for need in missing], namespace=self._namespace)
-
-    def _lock(self, tx: Tx, wanted: Mapping[str, Need]) -> dict[str, Bucket]:
-        """The rows of these buckets, ours until the end of the transaction."""
-        names = sorted(wanted)
-        rows = tx.gather("lock_buckets", names=tx.names(names), namespace=self._namespace)
-        if len(rows) < len(names):  # pruned since we looked
-            self._make(tx, wanted, {})
-            rows = tx.gather("lock_buckets", names=tx.names(names), namespace=self._namespace)
-        found = {row[0]: Bucket(*row).seen() for row in rows}
-        if len(found) < len(names):
-            lost = ", ".join(name for name in names if name not in found)
-            raise StoreError(f"nobody has said how many jobs may run in bucket {lost}")
-        return found
-
-    def _write(self, tx: Tx, buckets: Iterable[Bucket]) -> None:
-        changed = [(*bucket.values(), bucket.template, bucket.n) for bucket in buckets if bucket.changed]
-        tx.batch("fill_buckets", changed, namespace=self._namespace)
+            self.lines.serve(tx, self.lines.lock(tx, wanted), wanted)
 
 
 def _names(all_needs: Iterable[Needs]) -> dict[str, Need]:
     return {need.name: need for needs in all_needs for need in needs}
-
-
-def _mark(name: str) -> str:
-    """A pattern for the buckets of jobs that need this one; it may find a few more."""
-    return "%" + write_needs((Need(name, "", 0),))[2:].split(",", 1)[0].replace("\\", "_") + "%"

@@ -11,7 +11,7 @@ import msgspec
 from genba.domain.states import FINAL, Cause, State
 from genba.storage.database import Database, Tx
 from genba.storage.finals import hooks_of
-from genba.storage.limits import Limited
+from genba.storage.lines import Limited
 from genba.storage.records import Ending, JobId, Micros, NewJob, Success, is_quiet
 from genba.storage.series import RunEnd
 

@@ -313,7 +313,7 @@ class Store:
 
     def ring_handed(self) -> bool:
         """Wake nodes for jobs that were let go by a limit, if there are any."""
-        handed, self.limits.handed = self.limits.handed, False
+        handed, self.limits.lines.handed = self.limits.lines.handed, False
         if handed:
             self.presence.ring(self.namespace, None, 8)
         return handed
