@@ -117,10 +117,12 @@ def ticks_under_fire(url: str, clock: ManualClock, minutes: int, seed: int) -> i
         stores[0].install()
         for i in range(10):
             stores[0].schedules.put(a_schedule(f"s{i}", cron="* * * * *", **policies[i % 3]))
-        deaths = 0
+        deaths, left = 0, -1  # statements until the next one dies
 
         def hit() -> None:
-            if rng.random() < 0.02:
+            nonlocal left
+            left -= 1
+            if left == 0:
                 raise Died
 
         def fire(i: int) -> None:
@@ -136,6 +138,7 @@ def ticks_under_fire(url: str, clock: ManualClock, minutes: int, seed: int) -> i
             step = rng.choice((1, 1, 1, 2, 5))  # sometimes all of them sleep
             passed += step
             clock.advance(step * 60)
+            left = rng.randint(1, 150) if rng.random() < 0.4 else -1
             for _ in after_statement(hit):
                 together(3, fire)
         for store in stores:

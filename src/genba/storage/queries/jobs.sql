@@ -150,6 +150,7 @@ DELETE FROM genba.job
 RETURNING id;
 
 -- name: ended_since
+-- literal: limit
 SELECT id, task, state, finished_at FROM genba.job
  WHERE namespace = :namespace AND finished_at >= :since AND finished_at < :before AND (finished_at > :since OR id > :id)
  ORDER BY finished_at, id LIMIT :limit;
