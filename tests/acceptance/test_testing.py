@@ -245,7 +245,7 @@ def test_the_plugin_gives_a_queue_to_each_test(tmp_path):
     )
     (tmp_path / "pytest.ini").write_text("[pytest]\ngenba_app = shop:app\npythonpath = .\n")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:genba", "-p", "genba.pytest_plugin"]
-    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=180)
 
     assert "2 passed" in ran.stdout, ran.stdout + ran.stderr
     assert not (tmp_path / "never.db").exists()
@@ -260,7 +260,7 @@ def test_the_how_to_of_testing_is_true(tmp_path):
     (tmp_path / "test_tasks.py").write_text(first + "\n\n" + fixture)
     (tmp_path / "pytest.ini").write_text("[pytest]\ngenba_app = test_tasks:app\npythonpath = .\n")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:genba", "-p", "genba.pytest_plugin"]
-    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=180)
 
     assert "5 passed" in ran.stdout, ran.stdout + ran.stderr
 
