@@ -68,6 +68,19 @@ def test_jobs_of_a_task_with_concurrency_sit_together_and_more_of_it_is_claimed_
     assert of(do.Claim, done) == [do.Claim({"default": 1}, ("fetch",))]
 
 
+def test_a_worker_without_a_job_does_not_keep_the_seats_of_another_empty():
+    brain = a_brain(workers=2, concurrency=50)
+    asked: list[do.Claim] = []
+    done = brain.on_claimed([a_job(1)], CLAIM, 1)
+    for n in range(2, 5):
+        (claim,) = of(do.Claim, done)
+        asked.append(claim)
+        done = brain.on_claimed([a_job(n)], CLAIM, n)  # it sits beside the others, and a worker is still without
+
+    one_of_any = do.Claim({"default": 1})
+    assert asked == [one_of_any, do.Claim({"default": 48}, ("fetch",)), one_of_any]
+
+
 def test_no_more_sit_together_than_the_task_says():
     brain = a_brain(workers=2)
     done = brain.on_claimed([a_job(n) for n in range(1, 9)], CLAIM, 1)

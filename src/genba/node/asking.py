@@ -26,6 +26,7 @@ class Asking:
         self.closed = False  # by a gate: the machine has enough to do
         self._claiming: tuple[str, ...] = ()  # the queues that are just being asked
         self._claiming_tasks: tuple[str, ...] | None = None
+        self._asked_for_any = False  # the last claim was for whatever waits, not for the seats
         self._dry: set[str] = set()  # queues in which the last claim found nothing
         self._no_company: set[str] = set()  # queues that have nothing more for the seats
         self._hungry_until: Micros = 0
@@ -71,11 +72,13 @@ class Asking:
         wants: dict[str, int] = {}
         if lack > 0 and not (target > 2 * slots and lack < target // 2):
             wants = self._shares(lack, self._dry)
-        if wants:
-            self._claiming = tuple(wants)
-            actions.append(Claim(wants))
-        elif self._floor.concurrency and not self._floor.shared:
+        company = bool(floor.concurrency) and not floor.shared
+        if company and (self._asked_for_any or not wants):
+            # Before any task again: one worker without a job would otherwise let all others' seats stay empty.
             self._ask_for_company(actions, now)
+        if wants and not self._claiming:
+            self._claiming, self._asked_for_any = tuple(wants), True
+            actions.append(Claim(wants))
 
     def _ask_for_company(self, actions: list[Action], now: Micros) -> None:
         """More of the tasks that have a seat free; and now and then one of any task, which would wait for ever."""
@@ -90,6 +93,7 @@ class Asking:
         wants = self._shares(len(free), self._no_company) if free else {}
         if wants:
             self._claiming, self._claiming_tasks = tuple(wants), tuple(sorted(set(free)))
+            self._asked_for_any = False
             actions.append(Claim(wants, self._claiming_tasks))
 
     def _ask_for_dedicated(self, actions: list[Action], now: Micros) -> None:
