@@ -47,6 +47,8 @@ R = TypeVar("R")
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
+Tell = Callable[[int], None] | None  # who wants to know how far it is
+
 
 class Client(Opened):
     """Everything that acts on the store.  An app is one, with code of its own."""
@@ -267,46 +269,49 @@ class Client(Opened):
         self.store.install()
         return Inbox(self, job)
 
-    # many at once
-
     def update(self, id: int, changes: Mapping[str, Any]) -> bool:
         """What `job.update` does."""
         return steer.update(self.store, id, changes, self.settings.zone)
 
     # many at once
 
-    def cancel_many(self, *, reason: str | None = None, dry_run: bool = False, **wanted: Unpack[Which]) -> int:
-        """Cancel all that fit, or ask them to stop; how many.  With `dry_run`: how many it would be."""
+    def cancel_many(
+        self, *, reason: str | None = None, dry_run: bool = False, tell: Tell = None, **wanted: Unpack[Which]
+    ) -> int:
+        """Cancel all that fit, or ask them to stop; how many.  With `dry_run`: how many it would be.
+
+        `tell` is called after every few hundred, with how many there were.
+        """
         found = read_filter(self, wanted)
-        return self._each(found, lambda ids: self.store.cancel_all(ids, reason), dry_run)
+        return self._each(found, lambda ids: self.store.cancel_all(ids, reason), dry_run, tell)
 
     acancel_many = twin(cancel_many)
 
-    def hold_many(self, *, reason: str, dry_run: bool = False, **wanted: Unpack[Which]) -> int:
+    def hold_many(self, *, reason: str, dry_run: bool = False, tell: Tell = None, **wanted: Unpack[Which]) -> int:
         """Hold all that fit and have not started; how many."""
         found = read_filter(self, {"state": ("blocked", "scheduled", "waiting"), **wanted})
-        return self._each(found, lambda ids: self.store.bulk.hold(ids, reason), dry_run)
+        return self._each(found, lambda ids: self.store.bulk.hold(ids, reason), dry_run, tell)
 
     ahold_many = twin(hold_many)
 
-    def resume_many(self, *, dry_run: bool = False, **wanted: Unpack[Which]) -> int:
+    def resume_many(self, *, dry_run: bool = False, tell: Tell = None, **wanted: Unpack[Which]) -> int:
         """Let all that fit and are held go on; how many."""
-        return self._each(read_filter(self, {"state": "held", **wanted}), self.store.bulk.resume, dry_run)
+        return self._each(read_filter(self, {"state": "held", **wanted}), self.store.bulk.resume, dry_run, tell)
 
     aresume_many = twin(resume_many)
 
-    def requeue_many(self, *, dry_run: bool = False, **wanted: Unpack[Which]) -> int:
+    def requeue_many(self, *, dry_run: bool = False, tell: Tell = None, **wanted: Unpack[Which]) -> int:
         """Run again all that fit and are final, by default those that have not succeeded; how many."""
         found = read_filter(self, {"state": ("failed", "timed_out", "cancelled"), **wanted})
-        return self._each(found, self.store.bulk.requeue, dry_run)
+        return self._each(found, self.store.bulk.requeue, dry_run, tell)
 
     arequeue_many = twin(requeue_many)
 
-    def delete_many(self, *, dry_run: bool = False, **wanted: Unpack[Which]) -> int:
+    def delete_many(self, *, dry_run: bool = False, tell: Tell = None, **wanted: Unpack[Which]) -> int:
         """Delete all that fit, by default the final ones, with their history; never one that runs.  How many."""
         found = read_filter(self, {"state": "final", **wanted})
         found = replace(found, states=found.wanted_states() - {State.RUNNING})
-        return self._each(found, self.store.bulk.delete, dry_run)
+        return self._each(found, self.store.bulk.delete, dry_run, tell)
 
     adelete_many = twin(delete_many)
 
@@ -321,7 +326,7 @@ class Client(Opened):
         gone = self.delete_many(state=("blocked", "scheduled", "waiting", "held"), queue=queue)
         if running:
             found = read_filter(self, {"state": "running", "queue": queue})
-            gone += self._each(found, lambda ids: self.store.bulk.kill(ids, "flushed"), False)
+            gone += self._each(found, lambda ids: self.store.bulk.kill(ids, "flushed"), False, None)
         return gone
 
     aflush = twin(flush)
@@ -332,9 +337,9 @@ class Client(Opened):
 
     aprune = twin(prune)
 
-    def _each(self, found: Filter, act: Callable[[Sequence[int]], int], dry_run: bool) -> int:
+    def _each(self, found: Filter, act: Callable[[Sequence[int]], int], dry_run: bool, tell: Tell) -> int:
         self.store.install()
-        return self.store.search.count(found) if dry_run else self.store.bulk.each(found, act)
+        return self.store.search.count(found) if dry_run else self.store.bulk.each(found, act, tell)
 
     # wait
 

@@ -83,11 +83,14 @@ class Opened:
         """The URL without its password."""
         return self.url if self.url.startswith("sqlite:") else masked(self.url)
 
-    def install(self, create: bool = False) -> list[str]:
-        """Make the schema current, with `create` the database itself too; gives the names of what was applied."""
+    def install(self, create: bool = False, tell: Callable[[int, int], None] = lambda done, of: None) -> list[str]:
+        """Make the schema current, with `create` the database itself too; gives the names of what was applied.
+
+        `tell` hears before each step how many are done, and of how many.
+        """
         if create:
             create_database(self.url)
-        return self.store.upgrade()
+        return self.store.upgrade(tell)
 
     def installed(self) -> list[str]:
         """Our tables and sequences in the database: what `uninstall` removes."""

@@ -16,12 +16,14 @@ from typing import Any
 import click
 
 from genba.cli.bench import bench
+from genba.cli.completion import VARIABLE, completion
 from genba.cli.db import db
 from genba.cli.demo import demo
 from genba.cli.doctor import doctor
 from genba.cli.event import event
 from genba.cli.job import job
 from genba.cli.lock import lock
+from genba.cli.move import MOVES
 from genba.cli.node import node
 from genba.cli.output import clean, common, note, say_json
 from genba.cli.queue import queue
@@ -71,7 +73,7 @@ class Program(click.Group):
 
     def main(self, args: Sequence[str] | None = None, *more: Any, **options: Any) -> Any:
         words = list(sys.argv[1:] if args is None else args)
-        options = {"prog_name": "genba", **options, "standalone_mode": False}
+        options = {"prog_name": "genba", **options, "standalone_mode": False, "complete_var": VARIABLE}
         as_json = "--json" in words  # asked of the words: the error may be in how they are parsed
         try:
             if not all(map(_is_text, words)):
@@ -136,5 +138,7 @@ def main() -> None:
     """
 
 
-for command in (demo, node, job, task, queue, schedule, event, lock, db, top, doctor, unit, bench):
+for command in MOVES:
+    job.add_command(command)
+for command in (demo, node, job, task, queue, schedule, event, lock, db, top, doctor, unit, bench, completion):
     main.add_command(command)

@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from genba.cli.output import Asked, common, note, pass_asked, say, say_json
+from genba.cli.output import Asked, bar, common, note, pass_asked, say, say_json
 
 
 @click.group()
@@ -47,7 +47,8 @@ def upgrade(asked: Asked) -> None:
 
 def _install(asked: Asked, create: bool) -> None:
     app = asked.app()
-    applied = app.install(create=create)
+    with bar("upgrading", lambda: 100, quiet=asked.json) as tell:
+        applied = app.install(create=create, tell=lambda done, of: tell(100 * done // of))
     if asked.json:
         say_json({"url": app.shown_url, "applied": applied})
     elif applied:

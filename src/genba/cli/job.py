@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+import time
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from genba.cli.choose import ID, chosen, named, which
 from genba.cli.event import say_event
 from genba.cli.output import (
     Asked,
     attempt_json,
+    bar,
     clean,
     common,
     job_json,
@@ -22,10 +24,12 @@ from genba.cli.output import (
     say,
     say_json,
     seconds_text,
+    shows_bars,
     table,
 )
+from genba.domain.duration import duration
 from genba.domain.states import FINAL, State
-from genba.errors import BadArguments, UnknownTask
+from genba.errors import BadArguments, UnknownTask, WaitTimeout
 
 if TYPE_CHECKING:
     from genba.app import Genba
@@ -33,7 +37,7 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_ID = click.IntRange(1, 2**63 - 1)
+_LOOK = 0.5  # seconds between two moves of a bar
 _PAIR = re.compile(r"([^\W\d]\w*)=(.*)", re.DOTALL)
 
 
@@ -43,55 +47,8 @@ def job() -> None:
     """Jobs: enqueue, look, wait, steer."""
 
 
-def which(command: F) -> F:
-    """Jobs by id, or by key."""
-    ids = click.argument("ids", nargs=-1, type=_ID, metavar="[ID]…")
-    keys = click.option("--key", "keys", multiple=True, metavar="KEY", help="The job with this key.")
-    return ids(keys(command))
-
-
-def several(command: F) -> F:
-    """Jobs by what they are, instead of by id."""
-    for option in (
-        click.option("--dry-run", is_flag=True, help="Only tell how many it would be."),
-        click.option("--since", metavar="DURATION", help='All enqueued in the last "1h".'),
-        click.option("--tag", multiple=True, help="All with this tag; repeatable."),
-        click.option("--queue", multiple=True, help="All in this queue; repeatable."),
-        click.option("--task", multiple=True, help="All of this task; repeatable."),
-        click.option("--state", multiple=True, help="All in this state; repeatable."),
-    ):
-        command = option(command)
-    return command
-
-
-def _many(
-    asked: Asked, named: Sequence[Any], done: str, act: Callable[..., int], given: Mapping[str, Any]
-) -> int | None:
-    """Do it to all that fit; None if jobs were named by id or key."""
-    dry_run = given["dry_run"]
-    wanted = {name: value for name, value in given.items() if value not in (None, ()) and name != "dry_run"}
-    if named and (wanted or dry_run):
-        raise click.UsageError("either IDs and keys, or --state, --task, --queue, --tag and --since, not both")
-    if not wanted:
-        if dry_run:
-            raise click.UsageError("--dry-run is for jobs chosen by --state, --task, --queue, --tag or --since")
-        return None
-    count = act(**wanted, dry_run=dry_run)
-    if asked.json:
-        say_json({"count": count, "dry_run": dry_run})
-    else:
-        say(f"{count} jobs would be {done}" if dry_run else f"{count} jobs {done}")
-    return 0
-
-
-def _jobs(app: Genba, ids: Sequence[int], keys: Sequence[str]) -> list[Job[Any]]:
-    if not ids and not keys:
-        raise click.UsageError("which job?  Give its ID, or --key KEY.")
-    return [*(app.job(id) for id in dict.fromkeys(ids)), *(app.job(key=key) for key in keys)]
-
-
 @job.command(name="tail")
-@click.argument("id", type=_ID)
+@click.argument("id", type=ID)
 @click.option("-f", "--follow", is_flag=True, help="Go on until it is final.")
 @common
 @pass_asked
@@ -113,22 +70,13 @@ def tail_job(asked: Asked, id: int, follow: bool) -> None:
 
 
 @job.command(name="ls")
-@click.option("--state", multiple=True, default=("open",), help="open (default), final, any, or a state; repeatable.")
-@click.option("--task", multiple=True, help="Only of this task; repeatable.")
-@click.option("--queue", multiple=True, help="Only in this queue; repeatable.")
-@click.option("--tag", multiple=True, help="Only with this tag; repeatable.")
+@chosen
 @click.option("--key", multiple=True, help="Only with this key; repeatable.")
-@click.option("--schedule", multiple=True, help="Only made by this schedule; repeatable.")
-@click.option("--node", multiple=True, help="Only running on this node; repeatable.")
-@click.option("--parent", type=_ID, metavar="ID", help="Only children of this job.")
-@click.option("--since", metavar="DURATION", help='Only enqueued in the last "1h".')
-@click.option("--until", metavar="DURATION", help='Only enqueued longer ago than "10m".')
-@click.option("--error", metavar="TEXT", help="Only with this text in the last error.")
 @click.option("--oldest", "order", flag_value="oldest", default=None, help="The oldest first.")
 @click.option(
     "--limit", type=click.IntRange(1, 1_000_000), default=50, show_default=True, help="At most so many, the newest."
 )
-@click.option("--before", type=_ID, metavar="ID", help="Only older ones: the ID where the last page ended.")
+@click.option("--before", type=ID, metavar="ID", help="Only older ones: the ID where the last page ended.")
 @common
 @pass_asked
 def list_jobs(asked: Asked, /, limit: int, **given: Any) -> None:
@@ -176,7 +124,7 @@ def show(asked: Asked, ids: Sequence[int], keys: Sequence[str]) -> None:
     Example:
       genba job show 42
     """
-    found = [(one, one.attempts) for one in _jobs(asked.app(), ids, keys)]
+    found = [(one, one.attempts) for one in named(asked.app(), ids, keys)]
     if asked.json:
         told = [{**job_json(one), "attempts": [attempt_json(a) for a in tries]} for one, tries in found]
         say_json(told[0] if len(told) == 1 else told)
@@ -238,7 +186,7 @@ def explain(asked: Asked, ids: Sequence[int], keys: Sequence[str]) -> None:
     Example:
       genba job explain 42
     """
-    told = [one.explain() for one in _jobs(asked.app(), ids, keys)]
+    told = [one.explain() for one in named(asked.app(), ids, keys)]
     if asked.json:
         listed = [
             {
@@ -269,7 +217,7 @@ def explain(asked: Asked, ids: Sequence[int], keys: Sequence[str]) -> None:
 @click.option("--key", metavar="KEY", help="An open job with this key is returned instead of a second one.")
 @click.option("--timeout", metavar="DURATION", help="An attempt that takes longer is ended.")
 @click.option("--retry", metavar="N", help='N retries after the first try, or JSON: {"times": 3, "delay": "1s"}.')
-@click.option("--after", type=_ID, multiple=True, metavar="ID", help="Only after this job has succeeded; repeatable.")
+@click.option("--after", type=ID, multiple=True, metavar="ID", help="Only after this job has succeeded; repeatable.")
 @click.option("--tag", "tags", multiple=True, metavar="TAG", help="Repeatable.")
 @common
 @pass_asked
@@ -342,7 +290,10 @@ def wait(asked: Asked, ids: Sequence[int], keys: Sequence[str], timeout: str | N
       genba job wait 42 --timeout 5m
     """
     app = asked.app()
-    ended = app.wait(_jobs(app, ids, keys), timeout=timeout, until="any" if first else "all")
+    jobs, until = named(app, ids, keys), "any" if first else "all"
+    ended = app.wait(jobs, timeout=timeout, until=until) if asked.json or not shows_bars() else _watch(
+        app, jobs, timeout, until
+    )
     for one in ended:
         one.refresh()
     if asked.json:
@@ -355,8 +306,30 @@ def wait(asked: Asked, ids: Sequence[int], keys: Sequence[str], timeout: str | N
     return 0 if all(one.state == State.SUCCEEDED for one in ended) else 1
 
 
+def _watch(app: Genba, jobs: Sequence[Job[Any]], timeout: str | None, until: str) -> list[Job[Any]]:
+    """As `app.wait`, and a bar tells meanwhile how far they are."""
+    end = None if timeout is None else time.monotonic() + duration(timeout) / 1_000_000
+    with bar("waiting", lambda: 100 * len(jobs)) as tell:
+        while True:
+            left = _LOOK if end is None else max(0.0, min(_LOOK, end - time.monotonic()))
+            try:
+                return app.wait(jobs, timeout=left, until=until)
+            except WaitTimeout:
+                tell(_percent(app, jobs))
+                if end is not None and time.monotonic() >= end:
+                    return app.wait(jobs, timeout=0, until=until)
+
+
+def _percent(app: Genba, jobs: Sequence[Job[Any]]) -> int:
+    """Of all of them together; of many only who has ended, which is one question."""
+    if len(jobs) > 20:
+        states = app.store.states([one.id for one in jobs])
+        return 100 * sum(states.get(one.id) in FINAL for one in jobs)
+    return sum(100 if one.refresh().state in FINAL else int(one.progress) for one in jobs)
+
+
 @job.command(name="run")
-@click.argument("id", type=_ID)
+@click.argument("id", type=ID)
 @click.option("--here", is_flag=True, required=True, help="In this process: the only way there is.")
 @click.option("--app", "target", required=True, metavar="MODULE:APP", help="The app that has its task.")
 @common
@@ -387,120 +360,3 @@ def run_job(asked: Asked, id: int, here: bool, target: str) -> int:
     else:
         _show(found, found.attempts)
     return 0 if found.state == State.SUCCEEDED else 1
-
-
-# steer
-
-
-def _steer(asked: Asked, jobs: Sequence[Job[Any]], move: Callable[[Job[Any]], bool], not_done: str) -> int:
-    moved = [(one, move(one)) for one in jobs]
-    told = [{"id": one.id, "done": done, "state": str(one.refresh().state)} for one, done in moved]
-    if asked.json:
-        say_json(told)
-        return 0 if all(done for _, done in moved) else 1
-    for one, done in moved:
-        asked_to_stop = one.state not in FINAL and one.record.cancel_requested
-        now = f"{one.state}, asked to stop" if asked_to_stop else str(one.state)
-        if done:
-            say(f"{one.id} {now}")
-        else:
-            note(f"{one.id} is {one.state}: {not_done}")
-    return 0 if all(done for _, done in moved) else 1
-
-
-_reason = click.option("--reason", metavar="TEXT", help="Kept with the job.")
-
-
-@job.command()
-@which
-@several
-@_reason
-@common
-@pass_asked
-def cancel(asked: Asked, /, ids: Sequence[int], keys: Sequence[str], reason: str | None, **given: Any) -> int:
-    """Cancel jobs; one that runs is asked to stop, and killed when its grace is over.
-
-    \b
-    Example:
-      genba job cancel 42 --reason "wrong file"
-    """
-    app = asked.app()
-    many = _many(asked, (*ids, *keys), "cancelled", partial(app.cancel_many, reason=reason), given)
-    if many is not None:
-        return many
-    return _steer(asked, _jobs(app, ids, keys), lambda one: one.cancel(reason), "nothing to cancel")
-
-
-@job.command()
-@which
-@_reason
-@common
-@pass_asked
-def kill(asked: Asked, ids: Sequence[int], keys: Sequence[str], reason: str | None) -> int:
-    """As cancel, but a running job gets no time to end by itself.
-
-    \b
-    Example:
-      genba job kill 42
-    """
-    return _steer(asked, _jobs(asked.app(), ids, keys), lambda one: one.kill(reason), "nothing to kill")
-
-
-@job.command()
-@which
-@several
-@click.option("--reason", default="by hand", show_default=True, metavar="TEXT", help="Kept with the job.")
-@common
-@pass_asked
-def hold(asked: Asked, /, ids: Sequence[int], keys: Sequence[str], reason: str, **given: Any) -> int:
-    """Keep jobs from starting until they are resumed.
-
-    \b
-    Example:
-      genba job hold 42 --reason "ask Ann first"
-    """
-    app = asked.app()
-    many = _many(asked, (*ids, *keys), "held", partial(app.hold_many, reason=reason), given)
-    if many is not None:
-        return many
-    return _steer(
-        asked, _jobs(app, ids, keys), lambda one: one.hold(reason), "only what has not started can be held"
-    )
-
-
-@job.command()
-@which
-@several
-@common
-@pass_asked
-def resume(asked: Asked, /, ids: Sequence[int], keys: Sequence[str], **given: Any) -> int:
-    """Let held jobs go on.
-
-    \b
-    Example:
-      genba job resume 42
-    """
-    app = asked.app()
-    many = _many(asked, (*ids, *keys), "resumed", app.resume_many, given)
-    if many is not None:
-        return many
-    return _steer(asked, _jobs(app, ids, keys), lambda one: one.resume(), "it is not held")
-
-
-@job.command()
-@which
-@several
-@common
-@pass_asked
-def requeue(asked: Asked, /, ids: Sequence[int], keys: Sequence[str], **given: Any) -> int:
-    """Run final jobs again, with a fresh budget of retries.
-
-    \b
-    Example:
-      genba job requeue 42
-    """
-    app = asked.app()
-    many = _many(asked, (*ids, *keys), "requeued", app.requeue_many, given)
-    if many is not None:
-        return many
-    return _steer(asked, _jobs(app, ids, keys), lambda one: one.requeue(), "only a final job can be requeued")

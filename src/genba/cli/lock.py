@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from genba.cli.names import NameOf
 from genba.cli.output import Asked, common, moment_text, note, pass_asked, say, say_json, table
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def _json(user: LockUser) -> dict[str, Any]:
 
 
 @lock.command(name="break")
-@click.argument("name")
+@click.argument("name", type=NameOf("lock"))
 @click.option("--token", type=int, metavar="N", help="Only the place with this token.")
 @common
 @pass_asked

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from genba.cli.names import NameOf
 from genba.cli.output import Asked, clean, common, moment_text, pass_asked, say, say_json, table
 from genba.domain.duration import duration, to_datetime
 from genba.errors import BadOption
@@ -238,7 +239,7 @@ def list_nodes(asked: Asked) -> None:
 
 
 @node.command(name="set")
-@click.argument("name")
+@click.argument("name", type=NameOf("node"))
 @click.option("--pool", type=click.Choice(POOLS), help="How workers come and go.")
 @click.option("--min", "least", type=int, metavar="N", help="Workers that are always there.")
 @click.option("--max", "most", type=int, metavar="N", help="At most so many workers.")
@@ -266,7 +267,7 @@ def set_node(asked: Asked, name: str, pool: str | None, least: int | None, most:
 
 
 @node.command()
-@click.argument("names", nargs=-1, required=True)
+@click.argument("names", nargs=-1, required=True, type=NameOf("node"))
 @common
 @pass_asked
 def drain(asked: Asked, names: tuple[str, ...]) -> None:
@@ -282,7 +283,7 @@ def drain(asked: Asked, names: tuple[str, ...]) -> None:
 
 
 @node.command()
-@click.argument("names", nargs=-1, required=True)
+@click.argument("names", nargs=-1, required=True, type=NameOf("node"))
 @common
 @pass_asked
 def stop(asked: Asked, names: tuple[str, ...]) -> None:

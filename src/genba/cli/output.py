@@ -6,7 +6,8 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -109,6 +110,28 @@ def painted(text: object, colour: str | None) -> str:
     """A text that cannot steer the terminal, in a colour if stdout is one and wants it."""
     plain = clean(text)
     return click.style(plain, fg=colour) if colour and in_colour() else plain
+
+
+def shows_bars() -> bool:
+    """Bars are for people who wait: on stderr, if that is a terminal."""
+    return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+
+
+@contextmanager
+def bar(words: str, total: Callable[[], int], *, quiet: bool = False) -> Iterator[Callable[[int], None]]:
+    """A bar that is gone when the work is done; what it gives is called with how much that is.
+
+    `total` is asked for only if somebody looks.
+    """
+    if quiet or not shows_bars():
+        yield lambda done: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(clean(words), total=total())
+        yield lambda done: progress.update(task, completed=done)
 
 
 def in_colour() -> bool:

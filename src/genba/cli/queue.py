@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from genba.cli.names import NameOf
 from genba.cli.output import Asked, common, moment_text, note, pass_asked, say, say_json, table
 
 
@@ -56,7 +57,7 @@ def _paused(one: dict[str, Any]) -> str:
 
 
 @queue.command()
-@click.argument("names", nargs=-1, required=True)
+@click.argument("names", nargs=-1, required=True, type=NameOf("queue"))
 @click.option("--until", metavar="MOMENT|DURATION", help='Go on by itself then: "30m", "2026-01-31T03:00Z".')
 @click.option("--reason", metavar="TEXT", help="Kept with the event.")
 @common
@@ -79,7 +80,7 @@ def pause(asked: Asked, names: Sequence[str], until: str | None, reason: str | N
 
 
 @queue.command()
-@click.argument("names", nargs=-1, required=True)
+@click.argument("names", nargs=-1, required=True, type=NameOf("queue"))
 @common
 @pass_asked
 def resume(asked: Asked, names: Sequence[str]) -> int:
@@ -100,7 +101,7 @@ def resume(asked: Asked, names: Sequence[str]) -> int:
 
 
 @queue.command()
-@click.argument("names", nargs=-1, required=True)
+@click.argument("names", nargs=-1, required=True, type=NameOf("queue"))
 @click.option("--running", is_flag=True, help="Kill what runs, too.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @common

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from genba.cli.job import read_arguments
+from genba.cli.names import NameOf
 from genba.cli.output import Asked, common, moment_text, pass_asked, say, say_json, table
 from genba.domain.schedule import plain
 
@@ -58,7 +59,7 @@ def _given(options: dict[str, Any], without: Sequence[str] = ()) -> When:
 
 
 @schedule.command()
-@click.argument("name")
+@click.argument("name", type=NameOf("schedule"))
 @click.argument("task")
 @click.argument("words", nargs=-1, metavar="[ARGS]…")
 @when
@@ -81,7 +82,7 @@ def add(asked: Asked, /, name: str, task: str, words: Sequence[str], **options: 
 
 
 @schedule.command("set")
-@click.argument("name")
+@click.argument("name", type=NameOf("schedule"))
 @when
 @click.option("--without", multiple=True, metavar="OPTION", help="Take one away: --without until.  Repeatable.")
 @common
@@ -120,7 +121,7 @@ def ls(asked: Asked) -> None:
 
 
 @schedule.command()
-@click.argument("name")
+@click.argument("name", type=NameOf("schedule"))
 @click.option("-n", "count", default=5, show_default=True, type=click.IntRange(1, 1000), help="How many.")
 @common
 @pass_asked
@@ -140,7 +141,7 @@ def next(asked: Asked, name: str, count: int) -> None:
 
 
 @schedule.command()
-@click.argument("name")
+@click.argument("name", type=NameOf("schedule"))
 @click.option("-n", "count", default=20, show_default=True, type=click.IntRange(1, 10_000), help="How many.")
 @common
 @pass_asked
@@ -165,7 +166,7 @@ def _why_not(tick: Tick) -> str:
 
 
 @schedule.command()
-@click.argument("name")
+@click.argument("name", type=NameOf("schedule"))
 @click.option("--reason", help="Why, for those who see it.")
 @common
 @pass_asked
@@ -180,7 +181,7 @@ def pause(asked: Asked, name: str, reason: str | None) -> int:
 
 
 @schedule.command()
-@click.argument("name")
+@click.argument("name", type=NameOf("schedule"))
 @common
 @pass_asked
 def resume(asked: Asked, name: str) -> int:
@@ -194,7 +195,7 @@ def resume(asked: Asked, name: str) -> int:
 
 
 @schedule.command()
-@click.argument("name")
+@click.argument("name", type=NameOf("schedule"))
 @common
 @pass_asked
 def trigger(asked: Asked, name: str) -> int:
@@ -213,7 +214,7 @@ def trigger(asked: Asked, name: str) -> int:
 
 
 @schedule.command()
-@click.argument("name")
+@click.argument("name", type=NameOf("schedule"))
 @common
 @pass_asked
 def delete(asked: Asked, name: str) -> int:

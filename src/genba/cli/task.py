@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from genba.cli.job import read_arguments
+from genba.cli.names import NameOf
 from genba.cli.output import Asked, common, moment_text, pass_asked, say, say_json, table
 from genba.errors import BadOption
 
@@ -58,7 +59,7 @@ def _words(override: dict[str, Any]) -> str:
 
 
 @task.command()
-@click.argument("names", nargs=-1, required=True)
+@click.argument("names", nargs=-1, required=True, type=NameOf("task"))
 @_reason
 @common
 @pass_asked
@@ -73,7 +74,7 @@ def disable(asked: Asked, names: Sequence[str], reason: str | None) -> int:
 
 
 @task.command()
-@click.argument("names", nargs=-1, required=True)
+@click.argument("names", nargs=-1, required=True, type=NameOf("task"))
 @_reason
 @common
 @pass_asked
@@ -103,7 +104,7 @@ def _switch(asked: Asked, names: Sequence[str], on: bool, reason: str | None) ->
 
 
 @task.command(name="set")
-@click.argument("name")
+@click.argument("name", type=NameOf("task"))
 @click.argument("words", nargs=-1, metavar="[OPTION=VALUE]…")
 @click.option("--reset", "back", multiple=True, metavar="OPTION", help="Let the code decide again; repeatable.")
 @click.option("--reset-all", is_flag=True, help="Let the code decide about all options again.")

@@ -8,6 +8,7 @@ this code and does not serve it is left alone.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from importlib.resources import files
 
 from genba.errors import SchemaTooNew
@@ -27,8 +28,8 @@ def scripts(dialect: str) -> list[tuple[int, str, str]]:
     return sorted(found)
 
 
-def upgrade(database: Database) -> list[str]:
-    """Apply what is missing; gives the names of what was applied."""
+def upgrade(database: Database, tell: Callable[[int, int], None] = lambda done, of: None) -> list[str]:
+    """Apply what is missing; gives the names of what was applied.  `tell` hears how many are, of how many."""
     known = scripts(database.dialect)
     with database.migrations() as schema:
         applied = schema.applied()
@@ -40,7 +41,8 @@ def upgrade(database: Database) -> list[str]:
                 "upgrade genba here before you use this database"
             )
         missing = [script for script in known if script[0] not in applied]
-        for version, name, text in missing:
+        for done, (version, name, text) in enumerate(missing):
+            tell(done, len(missing))
             found = _SERVES.search(text)
             schema.apply(version, name, text, int(found[1]) if found else version)
         return [name for _, name, _ in missing]

@@ -157,9 +157,9 @@ class Store:
                     tx.run("declare_namespace", namespace=self.namespace)
             self._installed = True
 
-    def upgrade(self) -> list[str]:
+    def upgrade(self, tell: Callable[[int, int], None] = lambda done, of: None) -> list[str]:
         """Make the schema current; gives the names of the migrations that were applied."""
-        applied = migrate.upgrade(self._db)
+        applied = migrate.upgrade(self._db, tell)
         self.install()
         return applied
 
