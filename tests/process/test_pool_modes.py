@@ -86,6 +86,20 @@ def test_an_on_demand_burst_stays_within_max_and_a_killed_job_harms_no_other(job
     eventually(lambda: workers(one) == 0)
 
 
+def test_on_demand_a_job_that_is_killed_among_short_ones_dies_alone(jobs, node, path):
+    one = node("--pool", "ondemand", "--max", "1")
+    jobs.app.enqueue_many([jobs.add.call(i) for i in range(20)]).wait(timeout=30)   # now they come in bunches
+    group = jobs.app.enqueue_many([jobs.wait_for.call(str(path)), *(jobs.add.call(i) for i in range(10))])
+    [(_, _, pid)] = started(path)
+    assert group[0].kill()
+    group.wait(timeout=20)
+
+    assert [job.refresh().state for job in group] == ["cancelled"] + ["succeeded"] * 10
+    assert [(a.cause, a.pid) for a in group[0].attempts] == [("killed", int(pid))]
+    assert {len(job.attempts) for job in group} == {1}
+    eventually(lambda: workers(one) == 0)
+
+
 # slots for each queue
 
 
