@@ -50,14 +50,17 @@ class Place:
             conn.execute(f"INSERT INTO work VALUES {values}")
 
     def kill_worker(self) -> bool:
-        """One in the middle of a unit; what is told of it: that it is over.  Not one that died with its node."""
-        told = lines(self.folder / "told")
+        """In the middle of a unit, if one is seen there; what is told of it: that it is over by then.
+
+        Not one that has died with its node.
+        """
+        told = lines(self.folder / "told")[-100:]
         ended = {(line[2], line[3]) for line in told if line[0] != "begin"}
-        inside = [line for line in told[-400:] if line[0] == "begin" and (line[2], line[3]) not in ended]
-        inside = [line for line in inside[-10:] if alive(int(line[3]))]
-        if not inside:
+        begun = [line for line in told if line[0] == "begin" and alive(int(line[3]))]
+        if not begun:
             return False
-        _, model, unit, pid, _ = self._random.choice(inside[-3:])
+        inside = [line for line in begun if (line[2], line[3]) not in ended]
+        _, model, unit, pid, _ = self._random.choice((inside or begun)[-3:])
         moment = time.monotonic_ns()
         if not alive(int(pid)):
             return False
