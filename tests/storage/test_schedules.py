@@ -234,6 +234,24 @@ def test_after_a_jump_of_the_clock_cron_is_back_within_a_minute_without_a_storm(
     assert all((job.moment or 0) <= job.due_at <= clock.now() for job in runs(store) if job.id not in old)
 
 
+@pytest.mark.parametrize("damage", ["replace(definition, 'UTC', 'No/Where')", "'{}'", "'no JSON'"])
+def test_a_schedule_that_cannot_be_read_is_paused_and_keeps_nobody_waiting(store, clock, url, damage):
+    for name in ("a", "b", "c"):
+        store.schedules.put(Wanted(name=name, rule=Rule(cron="* * * * *", tz="Etc/UTC"), job=a_job(), said=name))
+    with_conn(url, f"UPDATE genba.schedule SET definition = {damage} WHERE name = 'b'")
+    clock.advance("1m")
+    turn(store)
+    assert len(jobs_made(store, url)) == 2
+    found = store.schedules.named("b")
+    assert found.paused
+    assert found.reason.startswith("it cannot be read: ")
+    clock.advance("1m")
+    turn(store)
+    store.schedules.replan()
+    assert len(jobs_made(store, url)) == 4
+    store.schedules.delete("b")
+
+
 def test_a_moment_between_the_jump_and_its_discovery_is_not_lost(store, clock, url):
     made(store, cron="* * * * *")
     clock.advance("1m")

@@ -192,7 +192,7 @@ class Schedules:
         """It makes no more jobs; one that runs, runs on."""
 
         def act(tx: Tx, row: ScheduleRecord, unstarted: Sequence[Run]) -> None:
-            if row.rule.is_interval:
+            if row.fault() is None and row.rule.is_interval:
                 self._series.withdraw(tx, row, unstarted, "deleted")
             self._series.write(tx, replace(row, deleted=True, next_at=None, owner=None))
             self._series.tell(tx, "schedule_deleted", row.id, row.name)
@@ -244,9 +244,15 @@ class Schedules:
         with self._db.transaction() as tx:
             rows = [ScheduleRecord(*row) for row in tx.all("due_schedules", namespace=self._namespace)]
             for row in rows:
-                fired = self._fire_interval(tx, row) if row.rule.is_interval else self._fire_cron(tx, row)
-                self._series.write(tx, fired)
+                self._series.write(tx, self._fire(tx, row))
             return len(rows)
+
+    def _fire(self, tx: Tx, row: ScheduleRecord) -> ScheduleRecord:
+        fault = row.fault()
+        if fault is not None:  # the others must not wait for it
+            self._series.tell(tx, "schedule_paused", row.id, row.name, reason=fault)
+            return replace(row, paused=True, reason=fault)
+        return self._fire_interval(tx, row) if row.rule.is_interval else self._fire_cron(tx, row)
 
     def _fire_interval(self, tx: Tx, row: ScheduleRecord) -> ScheduleRecord:
         """Only if its run could not be written before."""

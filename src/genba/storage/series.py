@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from genba.domain.cron import cron
 from genba.domain.duration import Micros, to_datetime
 from genba.domain.schedule import Rule, Skip, after_run, latest_start, spread
-from genba.errors import KeyTaken, ScheduleNotFound, TaskDisabled, TaskFull
+from genba.errors import BadOption, KeyTaken, ScheduleNotFound, TaskDisabled, TaskFull
 from genba.storage.database import Tx
 from genba.storage.records import Edge, Enqueued, JobId, NewJob
 
@@ -73,6 +74,16 @@ class ScheduleRecord:
     @property
     def job(self) -> NewJob:
         return msgspec.structs.replace(_read(self.definition).job, args=self.args)
+
+    def fault(self) -> str | None:
+        """Why nobody can tell when it runs, or what: it was damaged, or its time zone is not known here any more."""
+        try:
+            rule, _ = self.rule, self.job
+            if rule.cron is not None:
+                cron(rule.cron, rule.tz)
+        except (msgspec.MsgspecError, BadOption, ValueError, LookupError, OSError) as error:
+            return f"it cannot be read: {error}"
+        return None
 
     def says(self, wanted: Wanted) -> bool:
         """Whether this is what is wanted, as it was written."""
