@@ -473,6 +473,7 @@ class Node:
             ", ".join(self.settings.queues),
             self.settings.slots,
         )
+        self._look_around(self._now())  # before the first claim: the gate may be closed
         self._perform(brain.on_zygote(self._now()))
 
     def _choose_spawn(self, threads: Sequence[str]) -> None:
