@@ -174,3 +174,14 @@ def test_doctor_tells_in_a_terminal_what_is_wrong(shop):
             assert "code 1" in screen.text
     finally:
         lost.cancel()
+
+
+def test_a_wait_shows_a_bar_and_takes_it_away(shop, home, tmp_path):
+    if not home[0].startswith("sqlite"):
+        pytest.skip("one engine is enough: this is about the terminal")
+    job = shop.jobs.count_to.enqueue(str(tmp_path / "go"), 10)
+    with terminal(shop.url, "job", "wait", str(job.id)) as screen:
+        eventually(lambda: "waiting" in screen.read() and "50%" in screen.text, within=30)
+        (tmp_path / "go").touch()
+        eventually(screen.ended, within=30)
+        assert f"\x1b[2K{job.id} succeeded" in screen.text   # in the place of the bar
