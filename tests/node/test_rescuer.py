@@ -164,3 +164,15 @@ def test_a_beat_from_the_future_is_as_old_as_we_know_it() -> None:
     watch = Watch()
     assert heard(watch, 5000, 1000, 1) == 0
     assert heard(watch, 5000, 1015, 16) == 15
+
+
+def test_one_who_has_slept_does_not_bury_who_beats_when_the_clock_is_set() -> None:
+    watch = Watch()
+    assert heard(watch, 1000, 1000, 1) == 0
+    assert heard(watch, 1060, 4660, 61) == 3  # a minute later, and the clock was set just now
+
+
+def test_a_newcomer_is_not_dead_because_the_clock_was_set_after_it_came() -> None:
+    watch = Watch()
+    watch.silence([], SECOND)
+    assert heard(watch, 1000, 4600, 3) == 2

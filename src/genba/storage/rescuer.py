@@ -9,6 +9,7 @@ from typing import Protocol
 from genba.storage.records import Micros, NodeRecord
 
 SHORTEST = 2_000_000  # µs since the last beat: a guard needs that long to end its tree
+LONGEST_GAP = 3_000_000  # µs between two looks; of one who has not looked for longer the store's clock is no proof
 
 
 @dataclass(slots=True)
@@ -50,11 +51,10 @@ class Beating(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Heard:
-    """A beat: when we saw it first and last; `gap` is how long before that it may have been (None: nobody knows)."""
+    """A beat: when we first saw it; `gap` is how long before that it may have been (None: nobody knows)."""
 
     beat_at: Micros
     first: Micros
-    last: Micros
     gap: Micros | None
 
 
@@ -67,11 +67,12 @@ class Watch:
 
     def __init__(self) -> None:
         self._heard: dict[int, _Heard] = {}
+        self._looked: Micros | None = None
 
     def silence(self, ones: Sequence[Beating], now: Micros) -> dict[int, Micros]:
         """By id; `now` is our steady clock.  To be asked with all that live, at every look."""
         heard = {one.id: self._hear(one, now) for one in ones}
-        self._heard = heard
+        self._heard, self._looked = heard, now
         found = {}
         for one in ones:
             mine, told = heard[one.id], one.seen_at - one.beat_at
@@ -82,11 +83,10 @@ class Watch:
 
     def _hear(self, one: Beating, now: Micros) -> _Heard:
         before = self._heard.get(one.id)
-        if before is None:
-            return _Heard(one.beat_at, now, now, None)
-        if before.beat_at != one.beat_at:
-            return _Heard(one.beat_at, now, now, now - before.last)
-        return _Heard(before.beat_at, before.first, now, before.gap)
+        if before is None or before.beat_at != one.beat_at:
+            gap = None if self._looked is None else min(now - self._looked, LONGEST_GAP)
+            return _Heard(one.beat_at, now, gap)
+        return before
 
 
 def dead(
