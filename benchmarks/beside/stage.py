@@ -152,7 +152,10 @@ class Stage:
             if time.monotonic() > deadline:
                 raise Wrong(f"all {jobs} jobs have run, and it says that {left} are left")
             time.sleep(0.005)
-        return Drained(jobs / ((time.time_ns() - min(self.marks()[:jobs])) / 1e9), True)
+        drained = Drained(jobs / ((time.time_ns() - min(self.marks()[:jobs])) / 1e9), True)
+        if fault := self.ask("verify", jobs=jobs)["fault"]:
+            raise Wrong(fault)
+        return drained
 
     def end(self) -> None:
         for one in self._workers:

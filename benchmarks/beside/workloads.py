@@ -78,6 +78,25 @@ def _with(
         return {name: place.drain(jobs, plan.within).rate}
 
 
+def limited(contender: Contender, services: Services, plan: Plan) -> Figures:
+    return _of_kind(contender, services, plan, "limited", "each job limited")
+
+
+def graph(contender: Contender, services: Services, plan: Plan) -> Figures:
+    return _of_kind(contender, services, plan, "graph", "each job waits for another")
+
+
+def _of_kind(contender: Contender, services: Services, plan: Plan, kind: str, name: str) -> Figures:
+    """For those who have it."""
+    jobs = min(10_000, plan.backlog)
+    with stage(contender, services, slots=jobs, workers=2) as place:
+        if place.ask("many", first=0, count=jobs, size=0, kind=kind)["lacking"]:
+            return {}
+        place.settle()
+        place.start(2)
+        return {name: place.drain(jobs, 6 * plan.within).rate}
+
+
 @contextmanager
 def _filled(
     contender: Contender,
@@ -140,4 +159,6 @@ WORKLOADS: dict[str, Workload] = {
     "payload-1MB": great_payload,
     "cpu": cpu,
     "io": io,
+    "limited": limited,
+    "graph": graph,
 }

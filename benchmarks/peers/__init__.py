@@ -12,13 +12,15 @@ To add a peer, add a file.  Its head says what to install and how it is run:
     # settings = "which options were taken, and why"
     # ///
 
-and it has these functions, of which `enqueue_many` and `clean` may be missing:
+and it has these functions, of which those after `workers` may be missing:
 
     prepare()                       tables, queues: once, before all else
     enqueue(n, payload)             one job, durable when it returns; it must call `job(n, payload)` of effects.py
-    enqueue_many(numbers, payload)  the same for many, in the quickest way the peer documents
     left()                          how many jobs are not finished in the peer's own store
     workers(count)                  the commands that start worker processes, `count` at a time in all
+    enqueue_many(numbers, payload)  many, in the quickest way the peer documents
+    enqueue_limited(numbers), enqueue_graph(numbers)   jobs that hold a slot of a limit; that wait for each other
+    verify(jobs)                    after a whole drain: what is wrong with the records of so many jobs, or None
     clean()                         removes what a broker that is not ours would keep
 
 `URL` of effects.py is a fresh database, or an empty broker.  In JavaScript it is a file *.mjs that exports the same

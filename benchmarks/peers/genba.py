@@ -9,10 +9,13 @@
 # ///
 """genba itself, by its public API, measured as the others are; it runs in the environment of the benchmark."""
 
+import subprocess
 import sys
 
-from genba import Genba
-from peers.effects import URL, async_job, job
+from genba import Genba, Limit
+from peers.effects import URL, WORK, async_job, job
+
+GENBA = [sys.executable, "-m", "genba.cli"]
 
 app = Genba(URL)
 
@@ -27,9 +30,12 @@ async def waits(n: int, payload: str = "") -> int:
     return await async_job(n, payload)
 
 
-def task():
-    from peers.effects import WORK
+@app.task(name="limited", limits=[Limit("bench:{bucket}", 5)])
+def limited(n: int, bucket: int) -> int:
+    return job(n)
 
+
+def task():
     return waits if WORK == "io" else plain
 
 
@@ -47,10 +53,32 @@ def enqueue_many(numbers, payload):
         app.enqueue_many([one.call(n, payload) for n in numbers[start : start + 10_000]])
 
 
+def enqueue_limited(numbers):
+    """Each holds one of the five slots of one of a thousand buckets."""
+    app.enqueue_many([limited.call(n, n % 1000) for n in numbers])
+
+
+def enqueue_graph(numbers):
+    """A tree: each waits for one of those before it, and two wait for each."""
+    calls = []
+    for i, n in enumerate(numbers):
+        calls.append(plain.using(after=[calls[(i - 1) // 2]]).call(n) if i else plain.call(n))
+    app.enqueue_many(calls)
+
+
+def verify(jobs):
+    """Each has succeeded, and the whole history holds."""
+    found = app.count(state="succeeded")
+    if found != jobs:
+        return f"{found} of {jobs} jobs have succeeded"
+    ended = subprocess.run([*GENBA, "db", "verify", "--url", URL], capture_output=True, text=True)
+    return (ended.stdout + ended.stderr).strip()[-300:] if ended.returncode else None
+
+
 def left():
     return app.count(state="open")
 
 
 def workers(count):
     bounds = ["--min", str(count), "--max", str(count)]
-    return [[sys.executable, "-m", "genba.cli", "node", "start", "peers.genba:app", *bounds]]
+    return [[*GENBA, "node", "start", "peers.genba:app", *bounds]]

@@ -31,7 +31,8 @@ async function singly({ first, count, size }) {
   return { seconds: (performance.now() - began) / 1000 };
 }
 
-async function many({ first, count, size }) {
+async function many({ first, count, size, kind }) {
+  if (kind) return { lacking: true };
   const payload = "x".repeat(size);
   const numbers = Array.from({ length: count }, (_, i) => first + i);
   const began = performance.now();
@@ -55,6 +56,7 @@ const answers = {
   many,
   at_times,
   left: async () => ({ left: await peer.left() }),
+  verify: async () => ({ fault: null }),
   clean: async () => ({ done: false }),
   workers: async ({ count }) => ({
     commands: Array.from({ length: count }, () => [process.execPath, process.argv[1], process.argv[2], "work"]),

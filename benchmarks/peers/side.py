@@ -17,7 +17,12 @@ def singly(peer: Any, first: int, count: int, size: int) -> dict[str, Any]:
     return {"seconds": time.perf_counter() - began}
 
 
-def many(peer: Any, first: int, count: int, size: int) -> dict[str, Any]:
+def many(peer: Any, first: int, count: int, size: int, kind: str = "") -> dict[str, Any]:
+    if kind:
+        if not hasattr(peer, f"enqueue_{kind}"):
+            return {"lacking": True}
+        getattr(peer, f"enqueue_{kind}")(range(first, first + count))
+        return {"lacking": False}
     if not hasattr(peer, "enqueue_many"):
         return {**singly(peer, first, count, size), "bulk": False}
     payload = "x" * size
@@ -42,6 +47,7 @@ ANSWERS: dict[str, Callable[..., dict[str, Any]]] = {
     "many": many,
     "at_times": at_times,
     "left": lambda peer: {"left": peer.left()},
+    "verify": lambda peer, jobs: {"fault": peer.verify(jobs) if hasattr(peer, "verify") else None},
     "clean": lambda peer: {"done": hasattr(peer, "clean") and peer.clean() is None},
     "workers": lambda peer, count: {"commands": peer.workers(count)},
 }
