@@ -17,6 +17,7 @@ from genba.domain.clock import Clock
 from genba.errors import StoreError, StoreUnreachable
 from genba.storage.arrays import BytesColumn, IntColumn, TextColumn, register
 from genba.storage.database import PARAMETER, TABLES, AnswerLost, Home, Query, Row, Step
+from genba.storage.deadline import deadlined
 
 # statement_timestamp() is the same for the whole statement; as a sub-select it is computed once, not per row
 NOW = "(SELECT (extract(epoch FROM statement_timestamp()) * 1000000)::bigint)"
@@ -178,6 +179,7 @@ class PostgresDatabase:
         except ImportError as error:
             raise StoreError("PostgreSQL needs psycopg: pip install 'genba[postgres]'") from error
         self._psycopg = psycopg
+        self._connections = deadlined(psycopg)
         self.errors: tuple[type[Exception], ...] = (psycopg.Error,)
         self.tuples = psycopg.rows.tuple_row
         self.queries = {name: _translated(query, clock is not None) for name, query in queries.items()}
@@ -196,7 +198,7 @@ class PostgresDatabase:
         """A new connection of its own, with deadlines on everything."""
         deadlines = {**self._deadlines(), **settings}
         try:
-            conn = self._psycopg.connect(self._url, autocommit=True, prepare_threshold=None, **deadlines)
+            conn = self._connections.connect(self._url, autocommit=True, prepare_threshold=None, **deadlines)
         except self._psycopg.Error as error:
             raise StoreUnreachable(f"cannot reach {masked(self._url)}: {str(error).strip()}") from error
         register(conn.adapters)
@@ -276,7 +278,7 @@ class PostgresDatabase:
 
     @contextmanager
     def snapshot(self) -> Iterator[Snapshot]:
-        with self._connection() as conn, conn.transaction():
+        with self._connection() as conn, _without_limit(conn), conn.transaction():
             conn.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
             conn.execute("SET LOCAL statement_timeout = 0")  # all there is may be much
             for way in ("seqscan", "hashjoin", "mergejoin"):
@@ -301,7 +303,7 @@ class PostgresDatabase:
         if conn is None:
             conn = self.connect(options=" ".join(f"-c {name}={value}" for name, value in LENT.items()))
         try:
-            conn.row_factory = self.tuples
+            conn.row_factory, conn.limit = self.tuples, None  # the user's statements take as long as they take
             conn.execute("RESET ALL")  # what the last user has set
             return Joint(self, conn)
         except self._psycopg.Error as error:
@@ -347,7 +349,7 @@ class PostgresDatabase:
 
     @contextmanager
     def migrations(self) -> Iterator[Migrating]:
-        with self._connection() as conn, conn.transaction():
+        with self._connection() as conn, _without_limit(conn), conn.transaction():
             conn.execute("SET LOCAL lock_timeout = '60s'")
             conn.execute("SET LOCAL statement_timeout = '60s'")
             conn.execute("SELECT pg_advisory_xact_lock(%s)", (MIGRATION_LOCK,))
@@ -363,6 +365,16 @@ class PostgresDatabase:
                 self._idle, self._lent = [], []
             for conn in idle:
                 conn.close()
+
+
+@contextmanager
+def _without_limit(conn: Any) -> Iterator[None]:
+    """For what may take longer than a statement of ours; the server has its own deadlines for it."""
+    before, conn.limit = getattr(conn, "limit", None), None
+    try:
+        yield
+    finally:
+        conn.limit = before
 
 
 class Snapshot:
