@@ -76,6 +76,16 @@ class Story:
         world.run(world.now + 3 * LEASE)
         self.calm()
 
+    def play_a_day(self) -> None:
+        """Two nodes and one job of each kind; nothing goes wrong but what the world has been told."""
+        world = self.world
+        world.mood, self._schedules = Mood(lost_bell=0), [_interval()]
+        self.start_nodes(2)
+        for number, kind in enumerate(dict.fromkeys(KINDS)):
+            world.at(SECOND + number * 100_000, partial(self._enqueue, number, kind))
+        world.run(FAULTS)
+        self.calm()
+
     def start_nodes(self, count: int) -> None:
         for i in range(count):
             start = self.world.rng.uniform(0, SECOND)
@@ -97,9 +107,8 @@ class Story:
 
     # what clients do
 
-    def _enqueue(self, number: int) -> None:
-        rng = self.world.rng
-        one = Asked(number, rng.choice(KINDS))
+    def _enqueue(self, number: int, kind: str | None = None) -> None:
+        one = Asked(number, kind or self.world.rng.choice(KINDS))
         self.asked.append(one)
         try:
             (made,) = self._client.enqueue([self._job(one)])

@@ -63,6 +63,8 @@ class World:
     hits: set[str] = field(default_factory=set)  # what has gone wrong so far
     nodes: dict[int, Any] = field(default_factory=dict)  # by id, those that live
     false_alarms: int = 0  # nodes that were buried though nothing but the database had failed them
+    calls: int = 0  # transactions so far
+    fails: tuple[int, str] = (0, "")  # the number of one that fails, "before" or "after" it happens
     down: bool = False  # the database, for everybody
     quiet: bool = False  # nothing goes wrong any more
 
@@ -131,10 +133,12 @@ class Unsteady(SqliteDatabase):
     def transaction(self) -> Iterator[Tx]:
         world = self._world
         self._check()
+        world.calls += 1
+        fails = world.fails[1] if world.calls == world.fails[0] else ""
         if world.happens(world.mood.pause):
             world.pause_here(self._node)
             self._check()
-        if world.happens(world.mood.before):
+        if fails == "before" or world.happens(world.mood.before):
             world.hits.add("failed before it happened")
             raise StoreUnreachable("sim: refused")
         with super().transaction() as tx:
@@ -144,7 +148,7 @@ class Unsteady(SqliteDatabase):
             world.pause_here(self._node)
             if self._node is not None and not self._node.alive:
                 raise Gone
-        if world.happens(world.mood.after):
+        if fails == "after" or world.happens(world.mood.after):
             world.hits.add("failed after it happened")
             raise AnswerLost("sim: the answer was lost")
 
