@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -58,6 +59,8 @@ def test_every_step_says_what_the_document_shows(tmp_path, start_node, monkeypat
             (pid,) = (pid for pid in nodes[0].tree() if "labels #1" in title(pid))
             psutil.Process(pid).send_signal(signal.SIGUSR1)
             return ""
+        if shutil.which("pgrep") is None:   # a small container may have no procps
+            return "\n".join(f"{pid} {title(pid)}" for pid in nodes[0].tree() if "labels #1" in title(pid))
         return subprocess.run(command, shell=True, capture_output=True, text=True, timeout=30).stdout
 
     def check(command: str, shown: str) -> None:

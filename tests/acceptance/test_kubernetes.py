@@ -42,6 +42,9 @@ def test_every_probe_and_every_metric_is_told():
             assert port.answer(path)[0] != HTTPStatus.NOT_FOUND
     finally:
         port.close()
+    watch = (Path(__file__).parents[2] / "docs" / "howto" / "telemetry.md").read_text()
     told = text(Vitals("n1"), Meter(), Levels(0, [Level("waiting", "default", "t", 1, 0)], frozenset(), 0, 0, None))
-    for metric in re.findall(r"genba_\w+", DOCUMENT):
+    for metric in re.findall(r"genba_\w+", DOCUMENT + watch):
         assert f"# TYPE {metric} " in told
+    for metric in re.findall(r"# TYPE (\w+) ", told):
+        assert f"`{metric}" in watch
