@@ -15,7 +15,7 @@ from typing import Any
 
 from genba.domain.states import State
 from genba.storage.database import Database
-from genba.storage.records import JOB_COLUMNS, JobId, JobRecord, Micros
+from genba.storage.records import JobId, JobRecord, Micros
 
 # The predicates of the partial indexes, word by word: SQLite takes an index only if it finds them so.
 _RARE = "state IN ('failed', 'timed_out', 'cancelled', 'held', 'blocked')"
@@ -114,11 +114,11 @@ class Search:
 
     def jobs(self, filter: Filter, limit: int) -> list[JobRecord]:
         """Newest first, by when they were enqueued; or the oldest."""
-        ids, values = self._ids(filter, limit)
-        order = "ASC" if filter.oldest_first else "DESC"
-        text = f"SELECT {JOB_COLUMNS} FROM genba.job WHERE id IN ({ids}) ORDER BY id {order}"  # noqa: S608
+        ids = self.ids(filter, limit)
+        # A statement of its own: joined with the search, a planner may walk all jobs along with the few ids.
         with self._db.statement() as tx:
-            return [JobRecord(*row) for row in tx.select(text, **values)]
+            found = {row[0]: JobRecord(*row) for row in tx.all("jobs_of_ids", ids=tx.numbers(ids))} if ids else {}
+        return [found[id] for id in ids if id in found]
 
     def ids(self, filter: Filter, limit: int) -> list[JobId]:
         text, values = self._ids(filter, limit)
@@ -147,10 +147,10 @@ class Search:
     def _ids(self, filter: Filter, limit: int) -> tuple[str, dict[str, Any]]:
         branches, values = self._branches(filter)
         order = f"ORDER BY id {'ASC' if filter.oldest_first else 'DESC'} LIMIT {int(limit)}"
-        # Those that run are few: as a sum the key cannot be walked, and the planner takes the index of them, always.
+        # Of few: as a sum the key cannot be walked, and the planner takes the index of them, always.
         few = order.replace("BY id", "BY id + 0")
         parts = [
-            f"SELECT id FROM (SELECT id FROM genba.job WHERE {where} {few if _RUNNING in where else order}) AS part{i}"  # noqa: S608
+            f"SELECT id FROM (SELECT id FROM genba.job WHERE {where} {few if _few(where) else order}) AS part{i}"  # noqa: S608
             for i, where in enumerate(branches)
         ]
         if not parts:
@@ -239,6 +239,11 @@ class Search:
                 else:
                     high = middle
         return int(low)
+
+
+def _few(where: str) -> bool:
+    """Those that run, have one of these keys or ids, or a tag that few have."""
+    return any(mark in where for mark in (_RUNNING, "key IN (", " id IN ("))
 
 
 def _one_of(states: frozenset[str]) -> str:
