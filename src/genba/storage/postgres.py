@@ -109,8 +109,10 @@ class Tx:
 
     def select(self, text: str, /, **values: Any) -> list[Row]:
         text = PARAMETER.sub(r"%(\1)s", text.replace("%", "%%"))
-        # Planned for these values: a plan for all would take a task that few have for one that every second job has.
-        return self._cursor.execute(text, values, prepare=False).fetchall()  # type: ignore[no-any-return]
+        # The values are written into it (force_generic_plan holds for parameters): a plan for all would take a task
+        # that few have for one that every second job has.
+        cursor = self._database.literal_cursor(self._conn, row_factory=self._database.tuples)
+        return cursor.execute(text, values).fetchall()
 
     def names(self, values: Sequence[str]) -> Any:
         return TextColumn(values)
@@ -182,6 +184,7 @@ class PostgresDatabase:
         self._connections = deadlined(psycopg)
         self.errors: tuple[type[Exception], ...] = (psycopg.Error,)
         self.tuples = psycopg.rows.tuple_row
+        self.literal_cursor = psycopg.ClientCursor
         self.queries = {name: _translated(query, clock is not None) for name, query in queries.items()}
         self.clock = clock  # None: the server's; a test moves its own
         self._url = url
