@@ -18,14 +18,14 @@ from genba.errors import BadOption
 OF_JOBS = (
     *("waiting", "scheduled", "blocked", "running", "progress", "succeeded", "failed", "timed_out", "cancelled"),
     *("held", "released", "retrying", "crashed", "resumed", "requeued", "updated", "deleted", "stop_requested"),
-    *("strays_killed", "error_after_end"),
+    *("condition_failed", "error_after_end"),
 )
 OF_OTHERS = (
     *("worker_started", "worker_ended", "node_joined", "node_left", "node_lost", "gate_closed", "gate_opened"),
     *("schedule_created", "schedule_changed", "schedule_deleted", "schedule_paused", "schedule_resumed"),
-    *("schedule_skipped", "schedule_triggered", "schedule_failed"),
+    *("schedule_skipped", "schedule_triggered"),
     *("task_changed", "task_enabled", "task_disabled", "queue_paused", "queue_resumed", "queue_changed", "flushed"),
-    *("lock_broken", "lock_lost", "limit_changed"),
+    "lock_broken",
 )
 KINDS = frozenset({*OF_JOBS, *OF_OTHERS})
 ALIASES = MappingProxyType(

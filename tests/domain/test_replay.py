@@ -25,7 +25,7 @@ def told(*kinds: str, complete: bool = True) -> tuple[Replay, list[Kind]]:
         ("waiting", "running", "succeeded"),
         ("scheduled", "waiting", "running", "retrying", "waiting", "running", "failed", "requeued", "succeeded"),
         ("blocked", "cancelled", "blocked", "waiting", "running", "progress", "held", "resumed", "cancelled"),
-        ("waiting", "changed", "waiting", "running", "released", "running", "crashed", "timed_out", "deleted"),
+        ("waiting", "updated", "waiting", "running", "released", "running", "crashed", "timed_out", "deleted"),
         ("succeeded",),
         ("scheduled", "blocked", "waiting"),
     ],

@@ -77,7 +77,6 @@ STEPS: Mapping[str, tuple[int, int]] = MappingProxyType(
         "deleted": (_ALL & ~_BIT[State.RUNNING], _GONE),
     }
 )
-_CHANGES = frozenset({"changed", "updated"})
 _PAGE = 4096
 
 
@@ -93,7 +92,7 @@ class Replay:
         page = self._page(job)
         place = job % _PAGE
         before = page[place]
-        if kind in _CHANGES:
+        if kind == "updated":
             if before & _AGAIN:
                 page[place] = before | _AGAIN
             return None if not before or before & _UNSTARTED else _move(job, before, kind)

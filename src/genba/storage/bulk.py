@@ -135,7 +135,7 @@ class Bulk:
                 )
                 if changed is None:
                     continue
-                self._tell(tx, "changed", [id])
+                self._tell(tx, "updated", [id])
                 store.limits.moved(tx, [id])
             self._ring()
             return True

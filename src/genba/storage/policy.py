@@ -300,7 +300,7 @@ class Policies:
         if queue not in self.rules_in(tx).fair and tx.one(
             "make_fair", namespace=self._namespace, name=queue, fair_by=fair_by
         ):
-            self._changed(tx, "queue_fair", queue=queue, fair_by=fair_by)
+            self._changed(tx, "queue_changed", queue=queue, fair_by=fair_by)
 
     def _changed(self, tx: Tx, kind: str, **told: Any) -> None:
         tx.run("next_epoch", namespace=self._namespace)
