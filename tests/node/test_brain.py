@@ -1343,7 +1343,7 @@ def test_a_free_retry_does_not_count() -> None:
     stage.claimed(a_job(1))
     stage.start()
 
-    stage.end(1, payload=None, extra={"wants": "retry", "delay": stage.now + SECOND, "free": True})
+    stage.end(1, payload=None, extra={"wants": "retry", "delay": WALL + stage.now + SECOND, "free": True})
 
     ending = stage.ending(1)
     assert (ending.state, ending.retries, ending.cause) == ("scheduled", 0, "returned")

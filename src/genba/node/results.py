@@ -110,8 +110,9 @@ def _other_end(floor: Floor, hand: Hand, held: Held, result: wire.Result, now: M
                 wants = "fail"
             end = End(cause=Cause.EXCEPTION, started=True, wants=wants, reason=reason)
     if wants == "retry":
-        # So long after its end: as a moment it would be wrong if this machine's clock was just set.
-        retry_at = floor.wall(now) + extra["delay"] - result.ended if "delay" in extra else extra.get("at")
+        retry_at = extra.get("at")
+        if "delay" in extra:  # by this machine's clock, or by ours: whichever was just set forward is the later one
+            retry_at = min(extra["delay"] + floor.skew, floor.wall(now) + extra["delay"] - result.ended)
         end = replace(end, retry_at=retry_at, free_retry=extra.get("free", False))
     return replace(
         floor.ending(held, end, now),
