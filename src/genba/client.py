@@ -30,7 +30,7 @@ from genba.opened import Opened
 from genba.overview import Overview, look
 from genba.registry import Registry
 from genba.schedule import Schedule
-from genba.steer import Queues, Tasks
+from genba.steer import Queues, Tasks, who
 from genba.storage.events import Position
 from genba.storage.records import NodeRecord
 from genba.storage.search import Filter
@@ -247,6 +247,15 @@ class Client(Opened):
         return self.store.locks.break_(name, token, by)
 
     abreak_lock = twin(break_lock)
+
+    def set_limit(self, template: str, n: int | None) -> None:
+        """Let `n` jobs of each bucket of `Limit(template, …)` run at a time, whatever the code says; None: as it says.
+
+        A smaller n stops nobody, but starts nobody either until there is room.  BadOption, if there is no such limit.
+        """
+        self.store.policy.set_limit(template, n, who())
+
+    aset_limit = twin(set_limit)
 
     # messages
 

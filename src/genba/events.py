@@ -25,7 +25,7 @@ OF_OTHERS = (
     *("schedule_created", "schedule_changed", "schedule_deleted", "schedule_paused", "schedule_resumed"),
     *("schedule_skipped", "schedule_triggered"),
     *("task_changed", "task_enabled", "task_disabled", "queue_paused", "queue_resumed", "queue_changed", "flushed"),
-    "lock_broken",
+    *("lock_broken", "limit_changed"),
 )
 KINDS = frozenset({*OF_JOBS, *OF_OTHERS})
 ALIASES = MappingProxyType(

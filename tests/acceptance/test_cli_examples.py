@@ -19,6 +19,7 @@ from tests.support import sqlite_url
 
 from genba import Genba
 from genba.cli import main
+from genba.domain.limit import Rule
 from genba.storage.records import NewNode
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
@@ -76,6 +77,8 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 tasks=tuple({"name": name, "title": None} for name in ("tasks.add", "tasks.render", "tasks.greet")),
             )
         )
+    with store._db.transaction() as tx:  # as a node does whose tasks have it
+        store.limits.declare(tx, [Rule("tenant:{tenant}", 1)])
     app.enqueue_many([app.call("tasks.add", (i,)) for i in range(41)])
     app.submit([app.call("tasks.render", ("duck",), options={"queue": "render", "key": "r:7", "tags": ["x"]})])
     app.enqueue_many([app.call("tasks.add", (i,)) for i in range(3)])

@@ -123,11 +123,12 @@ def test_an_operator_changes_a_limit_while_jobs_run(narrow, path):
     group = narrow.app.enqueue_many([narrow.serve.call("live", str(path)) for _ in range(4)])
     started(path, 2)
 
-    narrow.app.store.limits.set_limit("tenant:{tenant}", 3)
-    narrow.app.wake()
+    narrow.app.set_limit("tenant:{tenant}", 3)
 
     started(path, 3)
-    narrow.app.store.limits.set_limit("tenant:{tenant}", None)
+    narrow.app.set_limit("tenant:{tenant}", None)
+    told = [(event.data["template"], event.data.get("n")) for event in narrow.app.events(kinds="limit_changed")]
+    assert told == [("tenant:{tenant}", 3), ("tenant:{tenant}", None)]
     path.touch()
     group.wait(timeout=10)
 

@@ -346,17 +346,17 @@ def test_an_operators_n_holds_at_once_and_stops_nobody(store, url):
     joined(store)
     enqueued(store, 6, **limited(3))
     jobs = go(store)
-    store.limits.set_limit("b", 1)
+    store.policy.set_limit("b", 1, "a test")
 
     done(store, jobs[:2])
     assert go(store) == []
-    store.limits.set_limit("b", 4)
+    store.policy.set_limit("b", 4, "a test")
     assert len(go(store)) == 3
-    store.limits.set_limit("b", None)
+    store.policy.set_limit("b", None, "a test")
 
     assert store.limits.rules()["b"] == (3, None)
     with pytest.raises(BadOption, match="no limit 'x'"):
-        store.limits.set_limit("x", 1)
+        store.policy.set_limit("x", 1, "a test")
 
 
 def test_jobs_of_the_callers_own_transaction_get_their_slots_after_its_commit(store, url, clock):
@@ -578,7 +578,7 @@ def test_a_limit_of_none_lets_none_start_until_it_is_raised(store):
 
     assert go(store) == []
     assert 'bucket "b" lets none start (its n is 0), 2nd in line' in str(explain(store, store.job(ids[1])))
-    store.limits.set_limit("b", 2)
+    store.policy.set_limit("b", 2, "a test")
     assert [job.id for job in go(store)] == ids[:2]
 
 

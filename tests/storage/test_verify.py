@@ -215,7 +215,7 @@ def test_a_limit_that_was_lowered_has_not_been_exceeded_before(store, clock):
     clock.advance(1)
     assert len(store.finish(1, [success(job, started=job.claimed_at, ended=clock.now()) for job in both])) == 2
 
-    store.limits.set_limit("gpu", 1)
+    store.policy.set_limit("gpu", 1, "a test")
 
     assert found(store) == []
 

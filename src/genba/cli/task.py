@@ -103,6 +103,29 @@ def _switch(asked: Asked, names: Sequence[str], on: bool, reason: str | None) ->
     return 0 if all(one["changed"] for one in told) else 1
 
 
+@task.command()
+@click.argument("template")
+@click.argument("n", type=click.IntRange(0), required=False)
+@click.option("--reset", is_flag=True, help="Let the code decide again.")
+@common
+@pass_asked
+def limit(asked: Asked, template: str, n: int | None, reset: bool) -> None:
+    """Let N jobs of each bucket of a limit run at a time, over what the code says; stops nobody.
+
+    \b
+    Examples:
+      genba task limit "tenant:{tenant}" 3
+      genba task limit "tenant:{tenant}" --reset
+    """
+    if (n is None) != reset:
+        raise BadOption("give either N, how many may run at a time, or --reset")
+    asked.app().set_limit(template, n)
+    if asked.json:
+        say_json({"template": template, "n": n})
+    else:
+        say(f"{template}: as the code says" if n is None else f"{template}: {n} at a time")
+
+
 @task.command(name="set")
 @click.argument("name", type=NameOf("task"))
 @click.argument("words", nargs=-1, metavar="[OPTION=VALUE]…")

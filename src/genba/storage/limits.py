@@ -226,14 +226,13 @@ class Limits:
             with self._db.transaction() as tx:
                 self._revoke(tx, id, read_needs(buckets), other)
 
-    def set_limit(self, template: str, n: int | None) -> None:
+    def set_limit(self, tx: Tx, template: str, n: int | None) -> None:
         """An operator's n for all buckets of a template, None to go back to what the code says; stops nobody."""
         if n is not None and (type(n) is not int or not 0 <= n < 2**31):
             raise BadOption(f"the n of a limit must be a whole number of at least 0, not {n!r}")
-        with self._db.transaction() as tx:
-            if not tx.all("set_limit", namespace=self._namespace, template=template, n=n):
-                raise BadOption(f"there is no limit {template!r} whose n could be changed")
-            self._refit(tx, [template])
+        if not tx.all("set_limit", namespace=self._namespace, template=template, n=n):
+            raise BadOption(f"there is no limit {template!r} whose n could be changed")
+        self._refit(tx, [template])
 
     def overrule(self, tx: Tx, template: str, n: int | None) -> None:
         """As `set_limit`, also for a template that nobody has told of."""

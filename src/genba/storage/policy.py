@@ -284,6 +284,14 @@ class Policies:
         self._spread()
         return resumed is not None
 
+    def set_limit(self, template: str, n: int | None, by: str) -> None:
+        """An operator's n for all buckets of a template, over what the code says; None: as the code says."""
+        self._install()
+        with self._db.transaction() as tx:
+            self._limits.set_limit(tx, template, n)
+            self._tell(tx, "limit_changed", template=template, n=n, by=by)
+        self._spread()
+
     def end_pauses(self) -> list[str]:
         """Resume the queues whose pause is over."""
         with self._db.transaction() as tx:
