@@ -459,6 +459,23 @@ def test_a_thousand_dependencies_and_a_diamond(store):
     assert (state(store, last), len(store.dependencies.results_of_parents(last))) == ("waiting", 1000)
 
 
+def test_parents_that_end_together_free_each_child_as_it_wished(store):
+    parents = [one(store) for _ in range(3)]
+    all_of_them = one(store, after=after(*parents))
+    some = one(store, after=after(*parents[:2]))
+    hopes_in_vain = one(store, after=after(parents[0], wants="failure"))
+    other = one(store)
+    waits_on = one(store, after=after(*parents, other))
+    jobs = [job for job in claimed(store, 8) if job.id in parents]
+
+    store.finish(1, [success(job) for job in jobs])
+    settle(store)
+
+    found = store.states([all_of_them, some, hopes_in_vain, waits_on])
+    assert found == {all_of_them: "waiting", some: "waiting", hopes_in_vain: "cancelled", waits_on: "blocked"}
+    assert [parent.id for parent in store.dependencies.open_parents(waits_on)] == [other]
+
+
 def test_children_beyond_one_step_are_not_forgotten(store):
     parent = one(store)
     children = [made.id for made in store.enqueue([a_job(after=after(parent)) for _ in range(2500)])]

@@ -6,6 +6,7 @@ a time works the notes off.  What a job's own end means for its children by `par
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -93,14 +94,19 @@ class Dependencies:
                 pending = tx.all("unsettled", namespace=self._namespace, after=last)
                 if not pending:
                     break
-                for seq, parent, seen in pending:
-                    last = seq
-                    state = tx.one("parent_state", id=parent)
-                    if state is None and seen is not None:
-                        continue  # somebody holds the row: another pass will see how that ended
-                    settled += 1
-                    if self._resolve(tx, parent, state[0] if state else "deleted"):
-                        tx.run("forget_unsettled", seq=seq)
+                last = pending[-1][0]
+                parents = tx.numbers(sorted({row[1] for row in pending}))
+                states: dict[JobId, str] = dict(tx.all("parent_states", ids=parents))
+                # if somebody holds the row of one that is there, another pass will see how that ended
+                here = [(seq, parent) for seq, parent, seen in pending if parent in states or seen is None]
+                settled += len(here)
+                met = self._resolve_met(tx, {parent for _, parent in here if states.get(parent) == "succeeded"})
+                done = [
+                    (seq,)
+                    for seq, parent in here
+                    if parent in met or self._resolve(tx, parent, states.get(parent, "deleted"))
+                ]
+                tx.batch("forget_unsettled", done)
             self._steering.limits.moved(tx, self._moved)
             return settled
 
@@ -108,6 +114,16 @@ class Dependencies:
         """The nodes that have been told to stop a job, since this was last asked."""
         nodes, self._asked = self._asked - {0}, set()
         return sorted(nodes)
+
+    def _resolve_met(self, tx: Tx, succeeded: set[JobId]) -> set[JobId]:
+        """Those of them that every child had hoped for, all in one go; the others, and great families, one by one."""
+        edges = tx.all("children_of", ids=tx.numbers(sorted(succeeded))) if len(succeeded) > 1 else []
+        if not 0 < len(edges) <= AT_ONCE:
+            return set()
+        hoped = succeeded - {parent for parent, _, wants in edges if not is_met(wants, "succeeded")}
+        ended = sorted((parent, child) for parent, child, _ in edges if parent in hoped)
+        self._less(tx, [row[0] for row in tx.batch("edges_met", ended)])
+        return hoped
 
     def _resolve(self, tx: Tx, parent: JobId, state: str) -> bool:
         """False if there are more of them than in one step."""
@@ -133,7 +149,11 @@ class Dependencies:
 
     def _count_down(self, tx: Tx, parent: JobId, children: Sequence[JobId], state: str) -> None:
         done = tx.all("edges_done", parent_id=parent, state=state, ids=tx.numbers(children))
-        moved = tx.all("one_dep_less", ids=tx.numbers(sorted(row[0] for row in done)), age_step=AGE_STEP)
+        self._less(tx, [row[0] for row in done])
+
+    def _less(self, tx: Tx, children: Sequence[JobId]) -> None:
+        """Each waits for one job less, as often as it is named."""
+        moved = tx.batch("deps_less", sorted(Counter(children).items()), age_step=AGE_STEP)
         free = [row[:3] for row in moved if row[3] == 0 and row[1] in ("waiting", "scheduled")]
         self._steering.tell_of_moves(tx, free)
         self._moved += [row[0] for row in moved if row[1] == "waiting"]

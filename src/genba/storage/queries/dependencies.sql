@@ -10,7 +10,7 @@ INSERT INTO genba.dependency (child_id, parent_id, wants) VALUES (:child_id, :pa
 -- name: look_at(parent_id)
 INSERT INTO genba.unsettled (parent_id, namespace) VALUES (:parent_id, :namespace);
 
--- name: forget_unsettled
+-- name: forget_unsettled(seq)
 DELETE FROM genba.unsettled WHERE seq = :seq;
 
 -- name: family

@@ -13,22 +13,33 @@ SELECT u.seq, u.parent_id, j.state
 -- Two of them would take the rows of shared children in different orders, and each wait for the other.
 SELECT pg_advisory_xact_lock(hashtextextended('genba settle ' || CAST(:namespace AS text), 0));
 
--- name: parent_state
--- Shared lock: whoever is just ending this parent has looked for children before us, or will see ours after.
-SELECT state FROM genba.job WHERE id = :id FOR SHARE SKIP LOCKED;
+-- name: parent_states
+-- Shared locks: whoever is just ending one of them has looked for children before us, or will see ours after.
+SELECT id, state FROM genba.job WHERE id = ANY(:ids) ORDER BY id FOR SHARE SKIP LOCKED;
+
+-- name: children_of
+SELECT parent_id, child_id, wants FROM genba.dependency WHERE parent_id = ANY(:ids) AND state = 'open' LIMIT 1001;
+
+-- name: edges_met(parent_id, child_id)
+UPDATE genba.dependency d SET state = 'met' FROM unnest(:parent_id, :child_id) AS batch (parent_id, child_id)
+ WHERE d.child_id = batch.child_id AND d.parent_id = batch.parent_id AND d.state = 'open' RETURNING d.child_id;
+
+-- name: forget_unsettled(seq)
+DELETE FROM genba.unsettled WHERE seq = ANY(:seq);
 
 -- name: edges_done
 UPDATE genba.dependency SET state = :state
  WHERE parent_id = :parent_id AND state = 'open' AND child_id = ANY(:ids) RETURNING child_id;
 
--- name: one_dep_less
-UPDATE genba.job
-   SET open_deps = open_deps - 1,
-       state = CASE WHEN open_deps > 1 OR state <> 'blocked' THEN state WHEN due_at > /* now */ THEN 'scheduled' ELSE 'waiting' END,
-       rank = CASE WHEN open_deps > 1 OR state <> 'blocked' OR due_at > /* now */ THEN rank
+-- name: deps_less(id, less)
+UPDATE genba.job j
+   SET open_deps = CASE WHEN open_deps > batch.less THEN open_deps - batch.less ELSE 0 END,
+       state = CASE WHEN open_deps > batch.less OR state <> 'blocked' THEN state WHEN due_at > /* now */ THEN 'scheduled' ELSE 'waiting' END,
+       rank = CASE WHEN open_deps > batch.less OR state <> 'blocked' OR due_at > /* now */ THEN rank
                    WHEN fair_key IS NOT NULL THEN 9223372036854775807 ELSE /* now */ - priority * CAST(:age_step AS bigint) END
- WHERE id = ANY(:ids) AND open_deps > 0
-RETURNING id, state, options, open_deps;
+  FROM unnest(:id, :less) AS batch (id, less)
+ WHERE j.id = batch.id AND open_deps > 0
+RETURNING j.id, state, options, open_deps;
 
 -- name: options_of
 SELECT id, options FROM genba.job WHERE id = ANY(:ids);

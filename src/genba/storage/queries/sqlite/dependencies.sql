@@ -8,20 +8,27 @@ SELECT DISTINCT parent_id FROM genba.job WHERE parent_id IN (SELECT value FROM j
 SELECT u.seq, u.parent_id, j.state FROM genba.unsettled u LEFT JOIN genba.job j ON j.id = u.parent_id
  WHERE u.namespace = :namespace AND u.seq > :after ORDER BY u.seq LIMIT 200;
 
--- name: parent_state
-SELECT state FROM genba.job WHERE id = :id;
+-- name: parent_states
+SELECT id, state FROM genba.job WHERE id IN (SELECT value FROM json_each(:ids));
+
+-- name: children_of
+SELECT parent_id, child_id, wants FROM genba.dependency
+ WHERE parent_id IN (SELECT value FROM json_each(:ids)) AND state = 'open' LIMIT 1001;
+
+-- name: edges_met(parent_id, child_id)
+UPDATE genba.dependency SET state = 'met' WHERE child_id = :child_id AND parent_id = :parent_id AND state = 'open' RETURNING child_id;
 
 -- name: edges_done
 UPDATE genba.dependency SET state = :state
  WHERE parent_id = :parent_id AND state = 'open' AND child_id IN (SELECT value FROM json_each(:ids)) RETURNING child_id;
 
--- name: one_dep_less
+-- name: deps_less(id, less)
 UPDATE genba.job
-   SET open_deps = open_deps - 1,
-       state = CASE WHEN open_deps > 1 OR state <> 'blocked' THEN state WHEN due_at > /* now */ THEN 'scheduled' ELSE 'waiting' END,
-       rank = CASE WHEN open_deps > 1 OR state <> 'blocked' OR due_at > /* now */ THEN rank
+   SET open_deps = CASE WHEN open_deps > :less THEN open_deps - :less ELSE 0 END,
+       state = CASE WHEN open_deps > :less OR state <> 'blocked' THEN state WHEN due_at > /* now */ THEN 'scheduled' ELSE 'waiting' END,
+       rank = CASE WHEN open_deps > :less OR state <> 'blocked' OR due_at > /* now */ THEN rank
                    WHEN fair_key IS NOT NULL THEN 9223372036854775807 ELSE /* now */ - priority * CAST(:age_step AS bigint) END
- WHERE id IN (SELECT value FROM json_each(:ids)) AND open_deps > 0
+ WHERE id = :id AND open_deps > 0
 RETURNING id, state, options, open_deps;
 
 -- name: options_of
