@@ -396,13 +396,13 @@ def test_install_and_upgrade_do_nothing_the_second_time(bare: Command) -> None:
     assert bare("db", "upgrade", "--json").json["applied"] == []
 
 
-def test_verify_tells_what_is_wrong_and_ends_with_its_code(bare: Command, url: str) -> None:
+def test_verify_tells_what_is_wrong_and_ends_with_its_code(bare: Command, empty_url: str) -> None:
     job = bare.id("shop.pay")
     assert "1 jobs, 0 attempts, 1 events: nothing lost" in bare("db", "verify").out
     assert bare("db", "verify", "--json").json["sound"]
 
-    with connection(url) as conn:
-        conn.execute(f"DELETE FROM genba{'.' if url.startswith('postgres') else '_'}job")
+    with connection(empty_url) as conn:
+        conn.execute(f"DELETE FROM genba{'.' if empty_url.startswith('postgres') else '_'}job")
 
     assert bare("db", "verify", code=1).out.startswith(f"job {job}: lost: it is gone, and it was waiting\n")
     told = bare("db", "verify", "--json", code=1).json
