@@ -76,9 +76,11 @@ class Show:
         from rich.live import Live
 
         console = Console(highlight=False)
-        with _keys() as fd, Live(console=console, screen=True, auto_refresh=False) as live:
+        with _keys() as (fd, signals), Live(console=console, screen=True, auto_refresh=False) as live:
             self._draw(live)
             while not self._screen.over:
+                if signals:  # Python loses what is raised in a destructor
+                    raise _end(signals[0])
                 size = console.size
                 nap = max(0.0, min(_NAP, self._next - time.monotonic()))
                 pressed = _read(fd, nap)
@@ -136,9 +138,13 @@ def perform(app: Genba, act: Act) -> str:
     return f"{act.words}: done" if done else f"{act.words}: nothing to do"
 
 
+def _end(signum: int) -> BaseException:
+    return KeyboardInterrupt() if signum == signal.SIGINT else SystemExit(128 + signum)
+
+
 @contextmanager
-def _keys() -> Iterator[int]:
-    """The keyboard, key by key and unseen; given back as it was, whatever ends us."""
+def _keys() -> Iterator[tuple[int, list[int]]]:
+    """The keyboard, key by key and unseen, and the signals that came; given back as it was, whatever ends us."""
     fd = sys.stdin.fileno()
     before = termios.tcgetattr(fd)
     raw = termios.tcgetattr(fd)
@@ -147,13 +153,16 @@ def _keys() -> Iterator[int]:
     raw[6][termios.VMIN], raw[6][termios.VTIME] = 1, 0
     raw[6][termios.VSUSP] = b"\x00"  # Ctrl-Z would leave the shell on our screen
 
-    def leave(signum: int, frame: FrameType | None) -> NoReturn:
-        raise SystemExit(128 + signum)
+    signals: list[int] = []
 
-    old = {signum: signal.signal(signum, leave) for signum in (signal.SIGTERM, signal.SIGHUP)}
+    def leave(signum: int, frame: FrameType | None) -> NoReturn:
+        signals.append(signum)
+        raise _end(signum)
+
+    old = {signum: signal.signal(signum, leave) for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
         termios.tcsetattr(fd, termios.TCSADRAIN, raw)
-        yield fd
+        yield fd, signals
     finally:
         termios.tcsetattr(fd, termios.TCSADRAIN, before)
         for signum, was in old.items():
