@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sqlite3
 import stat
@@ -22,6 +23,7 @@ from genba.errors import BadOption, StoreError, StoreUnreachable
 from genba.storage import place, sqlite
 from genba.storage.postgres import masked
 from genba.storage.store import open_store
+from genba.storage.turns import Turns
 
 
 @pytest.fixture
@@ -237,6 +239,34 @@ sys.stdin.read()
             made = together(4, act)
             assert time.monotonic() - began < 5
         assert sum(map(len, made)) == 3
+
+
+def test_who_is_stopped_while_waiting_for_the_turn_does_not_keep_it_when_it_comes(path):
+    """The worker of a cancelled job lives on, and with the turn in its hands nobody else could write."""
+
+    class Stop(BaseException):
+        pass
+
+    def stop(*_: object) -> None:
+        raise Stop
+
+    turns = Turns.of(path)
+    hold = "import fcntl, os, sys; fcntl.lockf(os.open(sys.argv[1], os.O_RDWR), fcntl.LOCK_EX); print(flush=True)"
+    command = [sys.executable, "-c", f"{hold}; sys.stdin.read()", f"{path}-turn"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout
+        other.stdout.readline()
+        before = signal.signal(signal.SIGALRM, stop)
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.2)
+            with pytest.raises(Stop):
+                turns.take(10)
+        finally:
+            signal.signal(signal.SIGALRM, before)
+        other.kill()
+
+    turns.take(10)
+    turns.give()
 
 
 def test_a_child_process_uses_connections_of_its_own(store):

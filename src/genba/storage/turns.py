@@ -65,8 +65,8 @@ class Turns:
             fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self._stand_in_line(within)
-        except OSError:
-            self._mine.release()
+        except BaseException:  # also a stop, which comes when the call has just returned; raised again
+            self.give()
             raise
 
     def _stand_in_line(self, within: float) -> None:
@@ -85,7 +85,14 @@ class Turns:
             came.set()
 
         threading.Thread(target=wait, name="genba-turn", daemon=True).start()
-        came.wait(within)
+        try:
+            came.wait(within)
+        except BaseException:  # a stop: the turn will come all the same, and must not stay here; raised again
+            with story:
+                if state == "ours":
+                    self.give()
+                state = "late"
+            raise
         with story:
             if state == "ours":
                 return
