@@ -3,8 +3,8 @@ GENBA_PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-# Tests wait more than they compute, so a little more processes than cores; those of one file share what they start.
-WORKERS ?= $(shell expr $$(nproc) + 1)
+# Tests wait more than they compute, so two processes for each core; those of one file share what they start.
+WORKERS ?= $(shell expr $$(nproc) '*' 2)
 
 # Thousands of processes start in the tests: Python should compile our modules once, whatever the surroundings say.
 unexport PYTHONDONTWRITEBYTECODE
