@@ -167,6 +167,11 @@ def test_of_a_nightly_singleton_one_works_and_one_stands_by(patterns):
     eventually(lambda: app.count(task="patterns.backup") == 0, within=30)
 
 
+def made_of(app: Any, task: str) -> int:
+    """How many jobs of a task there have ever been; they themselves may be pruned."""
+    return sum(event.kind in ("waiting", "scheduled", "blocked") for event in app.events(task=task))
+
+
 def test_usecase_40_a_queue_is_drained_by_workers_that_call_for_others(patterns):
     app = patterns.app
     off = ("patterns.consume", "patterns.follow")
@@ -175,7 +180,7 @@ def test_usecase_40_a_queue_is_drained_by_workers_that_call_for_others(patterns)
         app.cancel_many(task=name)
         eventually(lambda name=name: app.count(task=name) == 0, within=30)  # type: ignore[misc]
     before = {name: len(app.schedule(name).ticks(500)) for name in off}
-    jobs = {name: app.count(task=name, state="any") for name in off}
+    made = {name: made_of(app, name) for name in off}
     (patterns.folder / "handled").unlink(missing_ok=True)
     messages = [f"m{n}" for n in range(40)]
     patterns.send("mail", *messages[:10], "poison", *messages[10:])
@@ -200,7 +205,7 @@ def test_usecase_40_a_queue_is_drained_by_workers_that_call_for_others(patterns)
         ticks = app.schedule(name).ticks(500)
         assert len(ticks) >= count + 2
         assert {tick.skipped for tick in ticks[: len(ticks) - count]} == {f"task {name} is disabled"}
-        assert app.count(task=name, state="any") == jobs[name]
+        assert made_of(app, name) == made[name]
 
 
 def test_the_example_of_the_schedules_declares_what_it_says(tmp_path):
