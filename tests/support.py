@@ -113,6 +113,10 @@ class NodeProcess:
     def log(self) -> str:
         return self._log.read_text(errors="replace")
 
+    @property
+    def ended(self) -> bool:
+        return self._popen.poll() is not None
+
     def tree(self) -> list[int]:
         """The living processes of this node, also those that have left its tree and session."""
         return [process.pid for process in self._living()]

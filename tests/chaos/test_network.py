@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import select
-import socket
-import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
 
 import psycopg
 import pytest
+from tests.chaos.network import Network, Proxy, no_network_of_our_own
 from tests.support import eventually, load_jobs
 
 from genba import Genba
@@ -22,62 +20,6 @@ HANG_UP = (
     "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity "
     "WHERE pid <> pg_backend_pid() AND datname = current_database()"
 )
-
-
-class Proxy:
-    """Passes bytes on, both ways, until it is told to stall: then it takes them, as a kernel does, and keeps them."""
-
-    def __init__(self, url: str) -> None:
-        parts = urlsplit(url)
-        asked = parse_qs(parts.query)
-        self._target = f"{asked['host'][0]}/.s.PGSQL.{asked.get('port', ['5432'])[0]}"
-        self._listening = socket.create_server(("127.0.0.1", 0))
-        port = self._listening.getsockname()[1]
-        self.url = f"postgresql://{parts.username or 'postgres'}@127.0.0.1:{port}{parts.path}"
-        self._stalled = threading.Event()
-        self._ended = False
-        self._pairs: dict[socket.socket, socket.socket] = {}
-        self._thread = threading.Thread(target=self._run, name="proxy", daemon=True)
-        self._thread.start()
-
-    def stall(self) -> None:
-        self._stalled.set()
-
-    def flow(self) -> None:
-        self._stalled.clear()
-
-    def _run(self) -> None:
-        while not self._ended:
-            ready, _, _ = select.select([self._listening, *self._pairs], [], [], 0.05)
-            for one in ready:
-                if one is self._listening:
-                    client, _ = self._listening.accept()
-                    server = socket.socket(socket.AF_UNIX)
-                    server.connect(self._target)
-                    self._pairs[client], self._pairs[server] = server, client
-                elif one in self._pairs and not self._stalled.is_set():
-                    self._pass_on(one)
-            if self._stalled.is_set():
-                time.sleep(0.02)
-
-    def _pass_on(self, one: socket.socket) -> None:
-        other = self._pairs[one]
-        try:
-            data = one.recv(1 << 16)
-            if data:
-                other.sendall(data)
-                return
-        except OSError:
-            pass
-        for end in (one, other):
-            self._pairs.pop(end, None)
-            end.close()
-
-    def close(self) -> None:
-        self._ended = True
-        self._thread.join()
-        for end in (self._listening, *self._pairs):
-            end.close()
 
 
 @pytest.fixture
@@ -107,6 +49,31 @@ def test_a_call_through_a_stalled_proxy_comes_back_in_time_and_the_next_one_work
     assert took < 30  # the call, and what it tries when it was cut off: to look whether it had happened
     eventually(lambda: app.count() >= 1, within=30)
     app.close()
+
+
+def test_a_call_into_a_network_that_drops_all_comes_back_in_time_and_the_next_one_works(
+    databases, template, monkeypatch
+):
+    if why := no_network_of_our_own():
+        pytest.skip(why)
+    monkeypatch.setattr(deadline, "LIMIT", 2.0)
+    with ExitStack() as stack:
+        name = stack.enter_context(databases.fresh(template))
+        network = Network()
+        stack.callback(network.close)
+        proxy = Proxy(databases.url(name), network.listen())
+        stack.callback(proxy.close)
+        app = Genba(proxy.url)
+        stack.callback(app.close)
+        stack.enter_context(network.at_node())
+        app.enqueue("x")
+        network.cut()
+
+        with pytest.raises(StoreUnreachable):
+            app.enqueue("x")
+        network.heal()
+
+        eventually(lambda: app.count() >= 1, within=30)
 
 
 def test_a_node_behind_a_proxy_that_stalls_loses_nothing_and_goes_on(proxied, start_node, tmp_path):

