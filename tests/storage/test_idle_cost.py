@@ -24,7 +24,7 @@ from genba.storage.store import open_store
 FILL = """
 INSERT INTO genba.job (id, rank, due_at, created_at, finished_at, attempt, priority,
                        namespace, queue, task, state, args)
-SELECT 1000000000 + n, n, {due}, 0, {finished}, 1, 0, 'default', 'default', '{task}', '{state}', '{{}}' FROM {source}
+SELECT {first} + n, n, {due}, 0, {finished}, 1, 0, 'default', 'default', '{task}', '{state}', '{{}}' FROM {source}
 """
 
 
@@ -44,12 +44,13 @@ def url(engine: str, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator
         yield databases.url(name)
 
 
-def fill(url: str, count: int, state: str, task: str = TASK, finished: str = "NULL") -> None:
+def fill(url: str, count: int, state: str, task: str = TASK, finished: str = "NULL", first: int = 0) -> None:
     lite = url.startswith("sqlite")
     numbers = f"WITH RECURSIVE s (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM s WHERE n < {count}) SELECT n FROM s"
     source = f"({numbers})" if lite else f"generate_series(1, {count}) AS s (n)"
     far = SystemClock().now() + 365 * DAY
-    text = FILL.format(due=f"{far} + n", finished=finished, task=task, state=state, source=source)
+    given = {"first": 1_000_000_000 + first, "due": f"{far} + n", "finished": finished, "task": task, "state": state}
+    text = FILL.format(source=source, **given)
     with connection(url) as conn:
         conn.execute(text.replace("genba.", "genba_") if lite else text)
         conn.execute("ANALYZE")
@@ -147,6 +148,15 @@ def test_a_hundred_thousand_scheduled_jobs_cost_an_idle_node_nothing(url):
 @pytest.mark.soak
 def test_a_million_scheduled_jobs_cost_an_idle_node_nothing(url):
     compare(url, 1_000_000)
+
+
+def test_a_backlog_costs_a_keeper_no_more_than_its_front(url):
+    fill(url, 5_000, "waiting")
+    short = an_idle_while(url, 1)
+    fill(url, 100_000, "waiting", first=5_000)
+    long = an_idle_while(url, 2)
+
+    assert long.cost < 2 * short.cost + 5, (str(short), str(long))
 
 
 def keep_none(url: str, count: int) -> None:

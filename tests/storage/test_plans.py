@@ -156,7 +156,7 @@ def test_other_ends_marks_and_progress_go_by_the_primary_key(database, engine, s
         ("promote", "job_due", {"age_step": 1}),
         ("next_due", "job_due", {}),
         ("expire", "job_expires", {}),
-        ("park_unknown", "job_claim", {"queue": "default", "tasks": ["x"]}),
+        ("unknown_in_front", "job_claim", {"queue": "default", "tasks": ["x"], "front": 2000}),
         ("unpark", "job_parked", {"parked_on": "nothing"}),
         ("next_lines", "job_parked", {"after": "", "most": 5}),
         ("prune", "job_finished", {"before": 10}),

@@ -328,7 +328,7 @@ class Keeper(threading.Thread):
     def _park(self) -> None:
         known = self._store.nodes.known_tasks()
         for queue in self._queues:
-            while self._store.park_unknown(queue, known) == 500:
+            while self._store.park_unknown(queue, known):
                 pass
         self._unpark()
         if self._store.dependencies.look_for_lost():

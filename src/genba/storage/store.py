@@ -59,6 +59,7 @@ from genba.storage.sqlite import SqliteDatabase
 from genba.storage.verify import Certificate, verify
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)  # claims come in few sizes, each a prepared statement
+FRONT = 2000  # jobs that are looked at for tasks that nobody knows: about a claim
 DEFAULT_URL = "sqlite:///genba.db"
 LEASE: Micros = 15_000_000
 _PATIENCE = (0.0, 0.02, 0.05, 0.1, 0.1)  # seconds before each try to get a row that somebody holds
@@ -380,9 +381,17 @@ class Store:
             return len(ids)
 
     def park_unknown(self, queue: str, known: Iterable[str]) -> int:
-        """Put aside the jobs in front that no live node can run; how many."""
+        """Put aside the jobs in front that no live node can run; how many.
+
+        The look takes no lock, and reads no more than the front: what is further back is put aside when it comes there.
+        """
+        with self._db.statement() as tx:
+            tasks = tx.names(sorted(known))
+            rows = tx.all("unknown_in_front", namespace=self.namespace, queue=queue, tasks=tasks, front=FRONT)
+        if not rows:
+            return 0
         with self._db.transaction() as tx:
-            return tx.run("park_unknown", namespace=self.namespace, queue=queue, tasks=tx.names(sorted(known)))
+            return tx.run("park_unknown", ids=tx.numbers([id for (id,) in rows]), tasks=tasks)
 
     def unpark(self, reasons: Iterable[str]) -> int:
         with self._db.transaction() as tx:

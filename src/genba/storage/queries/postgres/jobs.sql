@@ -96,11 +96,16 @@ UPDATE genba.job AS j SET state = 'waiting',
                          ORDER BY due_at LIMIT 500 FOR UPDATE SKIP LOCKED))
 RETURNING j.id, j.state, j.options, j.buckets;
 
+-- name: unknown_in_front
+-- Of so many that the next claims will meet: to look at a backlog of millions takes seconds.
+SELECT id FROM (SELECT id, task FROM genba.job WHERE namespace = :namespace AND queue = :queue AND state = 'waiting' AND parked_on IS NULL
+                 ORDER BY rank, id LIMIT :front) AS ahead
+ WHERE NOT (task = ANY(:tasks));
+
 -- name: park_unknown
 UPDATE genba.job AS j SET parked_on = 'unknown task ' || j.task
- WHERE j.id = ANY(ARRAY(SELECT id FROM genba.job WHERE namespace = :namespace AND queue = :queue AND state = 'waiting' AND parked_on IS NULL
-                           AND NOT (task = ANY(:tasks))
-                         ORDER BY rank, id LIMIT 500 FOR UPDATE SKIP LOCKED));
+ WHERE j.id = ANY(ARRAY(SELECT id FROM genba.job WHERE id = ANY(:ids) AND state = 'waiting' AND parked_on IS NULL
+                           AND NOT (task = ANY(:tasks)) FOR UPDATE SKIP LOCKED));
 
 -- name: states(id)
 SELECT id, state FROM genba.job WHERE id = ANY(:id) AND namespace = :namespace;

@@ -88,11 +88,16 @@ UPDATE genba.job SET state = 'waiting',
                ORDER BY due_at LIMIT 500)
 RETURNING id, state, options, buckets;
 
+-- name: unknown_in_front
+-- Of so many that the next claims will meet: to look at a backlog of millions takes seconds.
+SELECT id FROM (SELECT id, task FROM genba.job WHERE namespace = :namespace AND queue = :queue AND state = 'waiting' AND parked_on IS NULL
+                 ORDER BY rank, id LIMIT :front)
+ WHERE task NOT IN (SELECT value FROM json_each(:tasks));
+
 -- name: park_unknown
 UPDATE genba.job SET parked_on = 'unknown task ' || task
- WHERE id IN (SELECT id FROM genba.job WHERE namespace = :namespace AND queue = :queue AND state = 'waiting' AND parked_on IS NULL
-                 AND task NOT IN (SELECT value FROM json_each(:tasks))
-               ORDER BY rank, id LIMIT 500);
+ WHERE id IN (SELECT value FROM json_each(:ids)) AND state = 'waiting' AND parked_on IS NULL
+   AND task NOT IN (SELECT value FROM json_each(:tasks));
 
 -- name: states(id)
 SELECT id, state FROM genba.job WHERE id = :id AND namespace = :namespace;
