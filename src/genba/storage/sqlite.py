@@ -138,8 +138,8 @@ class Tx:
 class Batch:
     """A statement for many rows.
 
-    One with `FROM /* rows */ AS batch` takes 64 of them at a time.  Each step of SQLite gives Python's lock away and
-    wants it back, and another thread may keep it for milliseconds: with 64 rows to a step the loop and the desk of a
+    One with `FROM /* rows */ AS batch` takes 256 of them at a time.  Each step of SQLite gives Python's lock away and
+    wants it back, and another thread may keep it for milliseconds: with many rows to a step the loop and the desk of a
     node run beside each other and not in turns.  Such a statement returns its first columns, or nothing.
     """
 
@@ -187,7 +187,7 @@ _json = msgspec.json.Encoder()
 _rows = msgspec.json.Decoder(list[list[Any]])
 _ARGS, _SAVED = Claimed._fields.index("args"), Claimed._fields.index("saved")
 _ROWS = "/* rows */"
-_SIZES = (64, 16, 4, 1)  # few, so that all of them stay prepared
+_SIZES = (256, 64, 16, 4, 1)  # few, so that all of them stay prepared
 
 
 class Apsw:

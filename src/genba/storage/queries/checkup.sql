@@ -9,7 +9,7 @@ SELECT queue, count(*), min(due_at) FROM genba.job
 
 -- name: held_reasons
 SELECT reason, count(*) FROM genba.job
- WHERE namespace = :namespace AND state IN ('failed', 'timed_out', 'cancelled', 'held', 'blocked') AND state = 'held'
+ WHERE namespace = :namespace AND (state < 'running' OR state = 'timed_out') AND state = 'held'
  GROUP BY reason ORDER BY 2 DESC, 1 LIMIT 10;
 
 -- name: late_schedules

@@ -1,8 +1,9 @@
 -- The whole model of genba. Times are microseconds since 1970, UTC, by the server's clock.
 -- No foreign keys on the hot path: they would cost a look-up for every row in and out.
+-- Names are compared byte by byte, as SQLite does: quicker, and no index is wrong after the system's rules of sorting have changed.
 
 CREATE TABLE genba.namespace (
-    name  text PRIMARY KEY,
+    name  text COLLATE "C" PRIMARY KEY,
     epoch bigint NOT NULL DEFAULT 0,         -- grows with every operator's change; a claim shows the one it knows
     pruned bigint NOT NULL DEFAULT 0         -- the last event that is gone
 );
@@ -36,17 +37,17 @@ CREATE TABLE genba.job (
     crashes          integer NOT NULL DEFAULT 0,
     losses           integer NOT NULL DEFAULT 0,
     once_waiting     boolean NOT NULL DEFAULT false,
-    namespace        text NOT NULL,
-    queue            text NOT NULL,
-    task             text NOT NULL,
-    state            text NOT NULL,
-    parked_on        text,                    -- what keeps a waiting job out of the claim index
+    namespace        text COLLATE "C" NOT NULL,
+    queue            text COLLATE "C" NOT NULL,
+    task             text COLLATE "C" NOT NULL,
+    state            text COLLATE "C" NOT NULL,
+    parked_on        text COLLATE "C",                    -- what keeps a waiting job out of the claim index
     cancel_requested text,
     reason           text,
-    key              text,
-    key_hash         text,
+    key              text COLLATE "C",
+    key_hash         text COLLATE "C",
     buckets          text,                    -- JSON: name, template and kind of each bucket it needs a slot of
-    fair_key         text,                    -- of a fair queue: who takes turns with others
+    fair_key         text COLLATE "C",                    -- of a fair queue: who takes turns with others
     tags             text,
     options          text,                    -- JSON; only what differs from the defaults
     progress         text,
@@ -69,7 +70,7 @@ CREATE INDEX job_capped   ON genba.job (namespace, task) WHERE capped IS NOT NUL
 CREATE INDEX job_due      ON genba.job (namespace, due_at) WHERE state = 'scheduled';
 CREATE INDEX job_running  ON genba.job (node) WHERE node IS NOT NULL;
 CREATE INDEX job_finished ON genba.job (namespace, finished_at) WHERE finished_at IS NOT NULL;
-CREATE INDEX job_rare     ON genba.job (namespace, id) WHERE state IN ('failed', 'timed_out', 'cancelled', 'held', 'blocked');
+CREATE INDEX job_rare     ON genba.job (namespace, id) WHERE (state < 'running' OR state = 'timed_out');  -- see SQLite's
 CREATE INDEX job_aside    ON genba.job (namespace, state, queue, task) WHERE state IN ('blocked', 'held');
 CREATE INDEX job_done     ON genba.job (namespace, queue, task, id) WHERE state = 'succeeded';
 CREATE INDEX job_expires  ON genba.job (namespace, expires_at) WHERE expires_at IS NOT NULL AND finished_at IS NULL;
@@ -80,8 +81,8 @@ CREATE INDEX job_key      ON genba.job (namespace, key) WHERE key IS NOT NULL;
 CREATE UNIQUE INDEX job_unique ON genba.job (namespace, key_hash) WHERE key_hash IS NOT NULL;
 
 CREATE TABLE genba.tag (
-    namespace text NOT NULL,
-    name      text NOT NULL,
+    namespace text COLLATE "C" NOT NULL,
+    name      text COLLATE "C" NOT NULL,
     job_id    bigint NOT NULL,
     PRIMARY KEY (namespace, name, job_id)
 );
@@ -110,8 +111,8 @@ CREATE TABLE genba.event (
     at        bigint NOT NULL,
     job_id    bigint,                         -- NULL: of many jobs, listed in data, or of none
     node      bigint,                         -- whose doing it was; NULL: a client's
-    namespace text NOT NULL,
-    kind      text NOT NULL,
+    namespace text COLLATE "C" NOT NULL,
+    kind      text COLLATE "C" NOT NULL,
     data      bytea
 );
 
@@ -119,7 +120,7 @@ CREATE TABLE genba.dependency (
     child_id  bigint NOT NULL,
     parent_id bigint NOT NULL,
     wants     text NOT NULL,                  -- success, finished, failure
-    state     text NOT NULL DEFAULT 'open',   -- open, met, broken
+    state     text COLLATE "C" NOT NULL DEFAULT 'open',   -- open, met, broken
     PRIMARY KEY (child_id, parent_id)
 );
 CREATE INDEX dependency_parent ON genba.dependency (parent_id) WHERE state = 'open';
@@ -129,15 +130,15 @@ CREATE INDEX dependency_all ON genba.dependency (parent_id);
 CREATE TABLE genba.unsettled (
     seq       bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     parent_id bigint NOT NULL,
-    namespace text NOT NULL
+    namespace text COLLATE "C" NOT NULL
 );
 CREATE INDEX unsettled_namespace ON genba.unsettled (namespace, seq);
 
 -- What must be answered with yes before any job that is parked on it may start; equal ones are asked once for all.
 CREATE TABLE genba.question (
-    namespace  text NOT NULL,
-    key        text NOT NULL,
-    task       text NOT NULL,
+    namespace  text COLLATE "C" NOT NULL,
+    key        text COLLATE "C" NOT NULL,
+    task       text COLLATE "C" NOT NULL,
     conditions text NOT NULL,                 -- JSON: their names
     look_at    bigint NOT NULL,
     looks      integer NOT NULL DEFAULT 0,    -- that were answered with no, in a row
@@ -151,8 +152,8 @@ CREATE INDEX question_look ON genba.question (namespace, look_at);
 
 -- What holds for all buckets of a template; an operator's n wins until it is removed.
 CREATE TABLE genba.bucket_limit (
-    namespace text NOT NULL,
-    template  text NOT NULL,
+    namespace text COLLATE "C" NOT NULL,
+    template  text COLLATE "C" NOT NULL,
     n         bigint NOT NULL,
     override  bigint,
     most      bigint NOT NULL DEFAULT 0,        -- the greatest n that held before this one
@@ -164,9 +165,9 @@ CREATE TABLE genba.bucket_limit (
 
 -- One row per bucket that somebody uses or waits for. Its lock is the right to take, free and hand on its slots.
 CREATE TABLE genba.bucket (
-    namespace text NOT NULL,
-    name      text NOT NULL,
-    template  text NOT NULL,
+    namespace text COLLATE "C" NOT NULL,
+    name      text COLLATE "C" NOT NULL,
+    template  text COLLATE "C" NOT NULL,
     n         bigint NOT NULL,
     ordered   boolean NOT NULL DEFAULT false,
     per       bigint,
@@ -182,9 +183,9 @@ CREATE INDEX bucket_next ON genba.bucket (namespace, next_at) WHERE next_at IS N
 -- Buckets whose line must be looked at; written by those who could not look themselves, emptied by any node.
 CREATE TABLE genba.recheck (
     seq       bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    namespace text NOT NULL,
-    name      text NOT NULL,
-    template  text NOT NULL,
+    namespace text COLLATE "C" NOT NULL,
+    name      text COLLATE "C" NOT NULL,
+    template  text COLLATE "C" NOT NULL,
     n         bigint,                         -- with the four below: what its template means, if nobody has said yet
     ordered   bigint,
     per       bigint,
@@ -194,8 +195,8 @@ CREATE INDEX recheck_namespace ON genba.recheck (namespace, seq);
 
 -- Whoever takes or frees a lock of a name stands in line for that name first. The owner is an attempt or a session.
 CREATE TABLE genba.lock (
-    namespace  text NOT NULL,
-    name       text NOT NULL,
+    namespace  text COLLATE "C" NOT NULL,
+    name       text COLLATE "C" NOT NULL,
     place      integer NOT NULL DEFAULT 0,
     n          integer NOT NULL,                -- places in all: 1 for a mutex
     token      bigint NOT NULL,                 -- grows with every grant, of whatever name
@@ -212,8 +213,8 @@ CREATE INDEX lock_session ON genba.lock (session_id) WHERE session_id IS NOT NUL
 
 CREATE TABLE genba.waiter (
     seq        bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    namespace  text NOT NULL,
-    name       text NOT NULL,
+    namespace  text COLLATE "C" NOT NULL,
+    name       text COLLATE "C" NOT NULL,
     n          integer NOT NULL,
     job_id     bigint,
     attempt    integer,
@@ -230,9 +231,9 @@ CREATE INDEX waiter_session ON genba.waiter (session_id) WHERE session_id IS NOT
 
 CREATE TABLE genba.schedule (
     id         bigint GENERATED BY DEFAULT AS IDENTITY PRIMARY KEY,
-    namespace  text NOT NULL,
-    name       text NOT NULL,
-    task       text NOT NULL,
+    namespace  text COLLATE "C" NOT NULL,
+    name       text COLLATE "C" NOT NULL,
+    task       text COLLATE "C" NOT NULL,
     definition text NOT NULL,
     args       bytea NOT NULL,
     owner      text,
@@ -261,8 +262,8 @@ CREATE TABLE genba.tick (
 );
 
 CREATE TABLE genba.task (
-    namespace  text NOT NULL,
-    name       text NOT NULL,
+    namespace  text COLLATE "C" NOT NULL,
+    name       text COLLATE "C" NOT NULL,
     title      text,
     definition text NOT NULL,                 -- what the code says
     override   text,                          -- what an operator says; wins until it is removed
@@ -273,8 +274,8 @@ CREATE TABLE genba.task (
 );
 
 CREATE TABLE genba.queue (
-    namespace    text NOT NULL,
-    name         text NOT NULL,
+    namespace    text COLLATE "C" NOT NULL,
+    name         text COLLATE "C" NOT NULL,
     paused       boolean NOT NULL DEFAULT false,
     paused_until bigint,
     fair_by      text,
@@ -286,9 +287,9 @@ CREATE TABLE genba.queue (
 
 -- The clocks of fair queues: the virtual start of the last job of each key.
 CREATE TABLE genba.fair (
-    namespace text NOT NULL,
-    queue     text NOT NULL,
-    key       text NOT NULL,
+    namespace text COLLATE "C" NOT NULL,
+    queue     text COLLATE "C" NOT NULL,
+    key       text COLLATE "C" NOT NULL,
     last      bigint NOT NULL,
     PRIMARY KEY (namespace, queue, key)
 ) WITH (fillfactor = 70);
@@ -304,9 +305,9 @@ CREATE TABLE genba.node (
     pid         integer NOT NULL,
     slots       integer NOT NULL,
     hungry      boolean NOT NULL DEFAULT false,
-    namespace   text NOT NULL,
-    name        text NOT NULL,
-    state       text NOT NULL,                -- live, draining, ended, dead
+    namespace   text COLLATE "C" NOT NULL,
+    name        text COLLATE "C" NOT NULL,
+    state       text COLLATE "C" NOT NULL,                -- live, draining, ended, dead
     host        text NOT NULL,
     boot_id     text NOT NULL,
     version     text NOT NULL,
@@ -331,8 +332,8 @@ CREATE TABLE genba.message (
     xid       xid8 NOT NULL DEFAULT pg_current_xact_id(),
     at        bigint NOT NULL,
     job_id    bigint,
-    namespace text NOT NULL,
-    topic     text,
+    namespace text COLLATE "C" NOT NULL,
+    topic     text COLLATE "C",
     data      bytea NOT NULL
 );
 CREATE INDEX message_job ON genba.message (job_id, seq) WHERE job_id IS NOT NULL;
@@ -347,7 +348,7 @@ CREATE TABLE genba.session (
     lease       bigint NOT NULL,
     pid         integer NOT NULL,
     born        bigint NOT NULL,                -- when the process began, as its machine counts
-    namespace   text NOT NULL,
+    namespace   text COLLATE "C" NOT NULL,
     host        text NOT NULL,
     machine     text NOT NULL                 -- its boot, and the space in which its pid counts
 );
@@ -356,8 +357,8 @@ CREATE INDEX session_namespace ON genba.session (namespace, id);
 -- Who hears a topic, or waits for messages to a job.
 CREATE TABLE genba.listener (
     id         bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    namespace  text NOT NULL,
-    topic      text,
+    namespace  text COLLATE "C" NOT NULL,
+    topic      text COLLATE "C",
     job_id     bigint,
     session_id bigint,
     bell       bigint NOT NULL,

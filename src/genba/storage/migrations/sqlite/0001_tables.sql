@@ -59,7 +59,8 @@ CREATE TABLE genba.job (
     saved            BLOB
 );
 
--- All are partial: an update writes only into the indexes that its new row belongs to.
+-- All are partial: an update writes only into the indexes that its new row belongs to.  It asks each of them, though: the rare
+-- states are by the alphabet (blocked, cancelled, failed, held) since IN with five words cost a seventh of all that a job's end costs.
 CREATE INDEX genba.job_claim    ON genba.job (namespace, queue, rank, id) WHERE state = 'waiting' AND parked_on IS NULL;
 CREATE INDEX genba.job_parked   ON genba.job (namespace, parked_on, rank, id) WHERE parked_on IS NOT NULL;
 CREATE INDEX genba.job_granted  ON genba.job (namespace, granted_at) WHERE granted_at IS NOT NULL AND claim_id IS NULL AND finished_at IS NULL;
@@ -67,7 +68,7 @@ CREATE INDEX genba.job_capped   ON genba.job (namespace, task) WHERE capped IS N
 CREATE INDEX genba.job_due      ON genba.job (namespace, due_at) WHERE state = 'scheduled';
 CREATE INDEX genba.job_running  ON genba.job (node) WHERE node IS NOT NULL;
 CREATE INDEX genba.job_finished ON genba.job (namespace, finished_at) WHERE finished_at IS NOT NULL;
-CREATE INDEX genba.job_rare     ON genba.job (namespace, id) WHERE state IN ('failed', 'timed_out', 'cancelled', 'held', 'blocked');
+CREATE INDEX genba.job_rare     ON genba.job (namespace, id) WHERE (state < 'running' OR state = 'timed_out');
 CREATE INDEX genba.job_aside    ON genba.job (namespace, state, queue, task) WHERE state IN ('blocked', 'held');
 CREATE INDEX genba.job_done     ON genba.job (namespace, queue, task, id) WHERE state = 'succeeded';
 CREATE INDEX genba.job_expires  ON genba.job (namespace, expires_at) WHERE expires_at IS NOT NULL AND finished_at IS NULL;
