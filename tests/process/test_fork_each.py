@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the process tre
 WITHIN = 60.0  # never waited for when all is well
 
 APP = """
-import ctypes, os, signal, subprocess, sys, time
+import ctypes, os, random, signal, subprocess, sys, time
 from genba import Genba
 
 app = Genba()
@@ -51,18 +51,39 @@ def work() -> None:
         pass
 
 @app.task
+def draw() -> float:
+    return random.random()
+
+@app.task
+def many(count: int) -> str:
+    print("so many")
+    return "x" * count
+
+@app.task
 def leave_behind() -> int:
     deaf = "os.setsid(); print(os.getpid(), flush=True); os.close(1); time.sleep(60)"
     orphan = [sys.executable, "-c", f"import os, time\\nif os.fork() == 0: {deaf}"]
     return int(subprocess.run(orphan, stdout=subprocess.PIPE).stdout)
 """
 
+# It wants to be told of forks, as some libraries do.
+WATCHFUL = """
+import os
+
+told = []
+os.register_at_fork(after_in_child=lambda: told.append(os.getpid()))
+""" + APP + """
+@app.task
+def heard() -> bool:
+    return told[-1] == os.getpid()
+"""
+
 
 class Ward:
     """One worker after the other, with its line."""
 
-    def __init__(self, folder: Path) -> None:
-        (folder / "each.py").write_text(APP)
+    def __init__(self, folder: Path, app: str = APP) -> None:
+        (folder / "each.py").write_text(app)
         env = {**os.environ, "PYTHONPATH": f"{folder}:{os.environ.get('PYTHONPATH', '')}"}
         self.pool = Pool("each:app", env=env, node_title="/node[0]")
         self._poll = select.poll()
@@ -217,6 +238,29 @@ def test_what_a_forked_job_leaves_behind_is_killed_before_its_result_is_told(war
 
     assert gone(int(first.payload or b"0"))
     assert first.extra["strays"] == 1
+
+
+def test_each_job_draws_its_own_random_numbers(ward):
+    ward.run(*[("draw", {})] * 6)
+
+    assert len({result.payload for result in ward.until(6)}) == 6
+
+
+def test_results_of_any_size_come_with_what_was_printed(ward):
+    ward.run(*[("many", {"count": count}) for count in (1, 900_000, 2, 3)])
+    results = ward.until(4)
+
+    assert [len(result.payload or b"") - 2 for result in sorted(results, key=lambda one: one.at)] == [1, 900_000, 2, 3]
+    assert {result.extra["log"] for result in results} == {"so many\n"}
+
+
+def test_an_app_that_wants_to_be_told_of_forks_is_told(tmp_path):
+    watchful = Ward(tmp_path, WATCHFUL)
+    with watchful.worker() as ward:
+        ward.run(*[("heard", {})] * 4)
+
+        assert [result.payload for result in ward.until(4)] == [b"true"] * 4
+    watchful.pool.end()
 
 
 def used(pid: int) -> int:

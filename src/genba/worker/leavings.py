@@ -47,6 +47,7 @@ def threads() -> frozenset[int]:
 def threads_left(before: frozenset[int]) -> str:
     """The names of those that are new and stay, but for ours, who wait for the next a-twin; empty if there are none."""
     deadline = time.monotonic() + _LAST_STEPS
+    before = before | {os.getpid()}  # the main thread, of a process that was forked since, too
     while True:
         names = {thread.native_id: thread.name for thread in threading.enumerate()}
         left = {each for each in threads() - before if not names.get(each, "").startswith("genba")}

@@ -32,10 +32,11 @@ from genba.errors import BadArguments, BadOption, FailJob, GenbaError, RetryJob,
 from genba.options import Snapshot
 from genba.ready import Conditions
 from genba.tasks import Task
+from genba.worker.apart import Box
 from genba.worker.capture import Capture
 from genba.worker.leavings import children, end_strays, threads, threads_left
 from genba.worker.lines import JobLines
-from genba.worker.process import adopt_orphans, die_like, leave
+from genba.worker.process import die_like, leave
 from genba.worker.questioning import Questioning
 from genba.worker.surround import Callee, LifespanFailed, Middleware, enter
 
@@ -72,9 +73,11 @@ class App(Protocol):
     def store(self) -> Any: ...
 
 
-def main(app: App, slot: int, sock: socket.socket, token_fd: int, shm_fd: int) -> None:
-    """Run jobs until the node hangs up."""
-    worker = Worker(app, sock, token_fd, wire.Slate(shm_fd))
+def main(
+    app: App, slot: int, sock: socket.socket, token_fd: int, shm_fd: int, fork: Callable[[], int] = os.fork
+) -> None:
+    """Run jobs until the node hangs up; `fork` is for those that have a process of their own."""
+    worker = Worker(app, sock, token_fd, wire.Slate(shm_fd), fork=fork)
     signal.signal(signal.SIGTERM, worker.on_sigterm)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
@@ -98,7 +101,13 @@ class Worker:
     tracing: Callable[..., Any] = staticmethod(trace.around)
 
     def __init__(
-        self, app: App, sock: socket.socket, token_fd: int, slate: wire.Slate, clock: Clock | None = None
+        self,
+        app: App,
+        sock: socket.socket,
+        token_fd: int,
+        slate: wire.Slate,
+        clock: Clock | None = None,
+        fork: Callable[[], int] = os.fork,
     ) -> None:
         self._app = app
         self._tasks = app.task_table()
@@ -113,8 +122,9 @@ class Worker:
         self._cpu = 0
         self._peak = 0
         self._place = 0
+        self._fork = fork
+        self._box: Box | None = None
         self._child = 0  # the process that runs the job, if it is not this one
-        self._pid: int | None = None  # of that process, in it
         self._stoppable: Callable[[], None] | None = None
         self._bow_out: Callable[[], None] | None = None  # while it runs several jobs at a time
         self._loop: asyncio.Runner | None = None
@@ -215,6 +225,8 @@ class Worker:
         self._cpu, self._peak = _cpu(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         self._kept = children() or frozenset()  # started with the worker, by no job
         self._threads = threads()
+        if len(self._threads) > 1:
+            self._fork = os.fork
         token = b""
         while not self._leaving:
             while self._questions:
@@ -324,6 +336,7 @@ class Worker:
 
     def _answer(self, serial: int, job: list[Any], names: list[str]) -> None:
         """Ask these conditions; whoever raises is not ready."""
+        self._fork = os.fork  # the user's code has been here, and may have left anything
         asking = Questioning(self._app.conditions, self._event_loop)
         told: list[Any]
         try:
@@ -346,8 +359,21 @@ class Worker:
     def _run(self, serial: int, index: int, job: wire.Job) -> None:
         place = self._place = wire.place(serial, index)
         self._signalled = self._missed = False
-        started = self._started = self._clock.now()
+        started = self._clock.now()
         self._slate.begin(place, started)
+        outcome, payload, extra, ended = self._live(place, job, started)
+        if not 0 <= ended - started < QUICK:
+            self._peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            extra = self._without_strays(extra)
+        cpu = _cpu()
+        result = wire.Result(serial, index, outcome, payload, started, ended, cpu - self._cpu, self._peak, extra)
+        self._cpu = cpu
+        self._tell(place, result)
+        self._ring_soon(ended, BELL_AFTER)
+
+    def _live(self, place: int, job: wire.Job, started: int) -> tuple[int, bytes | None, dict[str, Any] | None, int]:
+        """Run it; gives how that ended, and when."""
+        self._started = started
         made: list[RunningJob] = []
 
         def make() -> RunningJob:
@@ -368,26 +394,20 @@ class Worker:
             extra = {**(extra or {}), "log": self._slate.log()}
         if self._slate.locked(place):
             extra = {**(extra or {}), "locks": True}
-        if self._pid is not None:
-            extra = {**(extra or {}), "pid": self._pid}
-        ended = self._clock.now()
-        if not 0 <= ended - started < QUICK:
-            self._peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-            if children() is not None:
-                killed = end_strays(self._kept)
-                if killed:
-                    extra = {**(extra or {}), "strays": killed}
-        cpu = _cpu()
-        result = wire.Result(serial, index, outcome, payload, started, ended, cpu - self._cpu, self._peak, extra)
-        self._cpu = cpu
+        return outcome, payload, extra, self._clock.now()
+
+    def _without_strays(self, extra: dict[str, Any] | None) -> dict[str, Any] | None:
+        """Kill what the job has left behind, before it is told that it is over."""
+        killed = end_strays(self._kept) if children() is not None else 0
+        return {**(extra or {}), "strays": killed} if killed else extra
+
+    def _tell(self, place: int, result: wire.Result) -> None:
         if not self._slate.put(result):
             self._sock.sendall(wire.frame((wire.RESULTS, [result])))
         self._slate.done(place)
         if self._slate.logged():
             self._slate.forget_log()
         self._rung = False
-        if self._pid is None:
-            self._ring_soon(ended, BELL_AFTER)
 
     def _ring_soon(self, now: int, after: int) -> None:
         if now - self._last_bell > after:
@@ -397,36 +417,44 @@ class Worker:
     def _run_apart(self, serial: int, index: int, job: wire.Job) -> None:
         """In a process of its own.  If that dies we do so too, in the same way: then the node knows how."""
         place = self._place = wire.place(serial, index)
-        self._signalled, self._stoppable = False, _not_yet
-        pid = os.fork()
+        box = self._box = self._box or Box()
+        self._signalled, self._missed, self._stoppable = False, False, _not_yet
+        pid = self._fork()
         if pid == 0:
-            self._be_job(serial, index, job)
+            self._be_job(box, place, job)
+        self._slate.move(pid)
+        self._slate.begin(place, self._clock.now())
         self._child = pid
         if self._signalled:  # before there was anybody to pass it on to
             self._pass_on(pid)
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
         self._child, self._stoppable = 0, None  # no signal goes there any more; now its number may be another's
-        status = os.waitpid(pid, 0)[1]
-        if status or self._slate.status() == (place, wire.RUNNING):
+        _, status, usage = os.wait4(pid, 0)
+        lived = box.take()
+        if lived is None:
             die_like(status)
-        self._rung = False
-        self._ring_soon(self._clock.now(), BELL_AFTER_FORKS)
+        started, outcome, payload, extra, ended = lived
+        extra = {**(self._without_strays(extra) or {}), "pid": pid}
+        cpu = int((usage.ru_utime + usage.ru_stime) * 1e6)
+        self._tell(place, wire.Result(serial, index, outcome, payload, started, ended, cpu, usage.ru_maxrss, extra))
+        if status:
+            die_like(status)
+        self._ring_soon(ended, BELL_AFTER_FORKS)
 
     def _pass_on(self, pid: int) -> None:
         """The node has sent us a signal; it is for the process of the job."""
         doomed = self._slate.doomed() == self._place
         os.kill(pid, signal.SIGKILL if doomed else signal.SIGTERM)
 
-    def _be_job(self, serial: int, index: int, job: wire.Job) -> NoReturn:
+    def _be_job(self, box: Box, place: int, job: wire.Job) -> NoReturn:
+        """Little more than the call: each page that this process writes to is copied, and that is most of its cost."""
         code = 1
         try:
             self._stoppable = None
-            adopt_orphans()
-            self._pid = os.getpid()
-            self._slate.move(self._pid)
-            self._threads, self._kept = frozenset((self._pid,)), frozenset()
-            self._cpu = _cpu()
-            self._run(serial, index, job)
+            self._missed = self._signalled  # already, and whoever starts the call will see it
+            self._cpu = 0
+            started = self._clock.now()
+            box.leave((started, *self._live(place, job, started)))
             code = 0
         except BaseException:  # noqa: BLE001 - the last frame of this process
             traceback.print_exc()

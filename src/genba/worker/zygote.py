@@ -29,6 +29,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NoReturn
 
 import msgspec
@@ -367,9 +368,10 @@ def prepare(app: App) -> None:
 
 def _real_run() -> Run:
     importlib.import_module("genba.worker.shared")  # all before the first fork, so that workers have it in common
+    from genba.worker.apart import chosen_fork
     from genba.worker.run import main as run
 
-    return run
+    return partial(run, fork=chosen_fork())
 
 
 def _ignore_signals() -> None:
