@@ -6,7 +6,7 @@ import os
 import time
 from pathlib import Path
 
-from genba import Genba, RetryJob, Wait, current_job
+from genba import Genba, Retry, RetryJob, Wait, current_job
 
 app = Genba()
 FOLDER = Path(__file__).parent
@@ -38,6 +38,12 @@ def again() -> None:
     write("again")
     if not (FOLDER / "enough").exists():
         raise RetryJob(delay="1s")
+
+
+@app.task(name="twice", retry=Retry(1, delay="10s"))
+def twice() -> None:
+    write("twice")
+    raise ValueError("as it should")
 
 
 @app.condition(name="opened")

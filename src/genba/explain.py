@@ -134,7 +134,8 @@ def _dependencies(facts: Facts) -> Sequence[Reason]:
 
 def _moment(facts: Facts) -> Sequence[Reason]:
     job = facts.job
-    if job.state != State.SCHEDULED and job.due_at <= facts.now:
+    ahead = job.due_at > facts.now and job.state != State.WAITING  # what waits was due, before the clock was set back
+    if job.state != State.SCHEDULED and not ahead:
         return []
     again = ""
     if job.attempt and job.crashes:

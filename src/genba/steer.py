@@ -18,7 +18,7 @@ from genba.errors import BadOption, GenbaError, TaskDisabled, UnknownTask
 from genba.options import DEFAULT_POLICY, NAME, Options, Policy, overridden, override, updated
 from genba.storage.bulk import merged
 from genba.storage.policy import QueueRecord, Rules, RulesChanged, TaskRecord, kept_for
-from genba.storage.records import Enqueued, Micros, NewJob
+from genba.storage.records import NAMED, Enqueued, Micros, NewJob
 from genba.storage.store import Store
 from genba.tasks import Call
 from genba.twins import handle_twin
@@ -118,7 +118,9 @@ def update(store: Store, id: int, changes: Mapping[str, Any], zone: ZoneInfo) ->
         columns["priority"] = options.priority
     now = store.now()
     if "at" in changes or "delay" in changes:
-        columns["due_at"] = max(now, options.due_at(now, zone) or now)
+        due = options.due_at(now, zone)
+        named = due is not None and due > now and due == options.due_at(now + 1, zone)
+        columns["due_at"], columns["due_from"] = max(now, due or now), NAMED if named else now
     if "expires" in changes:
         columns["expires_at"] = options.expires_at(now, zone)
     return store.bulk.change(id, columns, lambda old: merged(old, stored))

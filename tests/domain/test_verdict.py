@@ -28,6 +28,7 @@ ends = st.builds(
     cause=st.sampled_from([str(cause) for cause in Cause]) | crashes,
     started=st.booleans(),
     retry_at=st.none() | st.integers(NOW - MINUTE, NOW + MINUTE),
+    retry_in=st.none() | st.integers(-MINUTE, MINUTE),
     free_retry=st.booleans(),
     wants=wishes,
     reason=reasons,
@@ -67,9 +68,9 @@ def test_every_end_leads_to_a_state_that_a_running_job_may_take(end, job, jitter
     verdict = judge(end, job, NOW, jitter)
 
     assert verdict.state in MOVES[State.RUNNING]
-    assert verdict.state is not State.SCHEDULED or (verdict.due_at is not None and verdict.due_at > NOW)
-    assert verdict.due_at is None or verdict.state in (State.SCHEDULED, State.WAITING)
-    assert verdict.due_at is None or verdict.due_at >= NOW
+    assert (verdict.state is State.SCHEDULED) == (verdict.due_at is not None or bool(verdict.wait))
+    assert verdict.due_at is None or (verdict.due_at > NOW and verdict.wait is None)
+    assert verdict.wait is None or verdict.wait > 0 or verdict.state is State.WAITING
     assert verdict.reason or verdict.state not in (FINAL | {State.HELD}) - {State.SUCCEEDED}
     assert (verdict.rank_priority is None) == (verdict.state in FINAL | {State.HELD})
 
@@ -132,6 +133,13 @@ def test_a_free_retry_takes_nothing_from_the_budget(cause, job, later):
     assert counts(verdict) == counts(job)
 
 
+@given(own_end, standings, st.integers(-MINUTE, 10**12))
+def test_a_retry_after_a_delay_counts_from_when_it_is_written(cause, job, delay):
+    verdict = judge(an_end(cause, wants="retry", free_retry=True, retry_in=delay), job, NOW, 0)
+
+    assert (verdict.due_at, verdict.wait) == (None, max(0, delay))
+
+
 @given(own_end, standings, st.integers(1, 10**12))
 def test_a_retry_that_was_asked_for_takes_from_the_budget_whatever_on_exception_says(cause, job, later):
     verdict = judge(an_end(cause, wants="retry", retry_at=NOW + later), job, NOW, 0)
@@ -165,9 +173,9 @@ def test_overtime_is_retried_until_the_budget_is_spent_then_timed_out(cause, sta
 
 def assert_retried_or(spent: State, verdict: Verdict, job: Standing, jitter: float) -> None:
     if job.retry.allows(job.retries):
-        due_at = NOW + job.retry.wait(job.retries, jitter)
-        assert verdict.state is (State.SCHEDULED if due_at > NOW else State.WAITING)
-        assert (verdict.due_at, verdict.retries) == (due_at, job.retries + 1)
+        wait = job.retry.wait(job.retries, jitter)
+        assert verdict.state is (State.SCHEDULED if wait else State.WAITING)
+        assert (verdict.due_at, verdict.wait, verdict.retries) == (None, wait, job.retries + 1)
     else:
         assert (verdict.state, verdict.retries) == (spent, job.retries)
 
@@ -186,7 +194,7 @@ def test_a_retry_in_the_past_waits_behind_those_who_are_due_already(past, free):
     end = an_end("returned", wants="retry", free_retry=free, retry_at=past)
     verdict = judge(end, a_job(retry=Retry(1)), NOW, 0)
 
-    assert (verdict.state, verdict.due_at) == (State.WAITING, NOW)
+    assert (verdict.state, verdict.due_at, verdict.wait) == (State.WAITING, None, 0)
 
 
 @given(crashes, repeatable, wishes, jitters)
@@ -201,7 +209,7 @@ def test_a_started_attempt_that_died_is_a_crash_and_is_held_at_the_cap(cause, jo
     else:
         wait = min(5 * MINUTE, SECOND // 2 * 4**job.crashes)
         assert verdict.state is State.SCHEDULED
-        assert NOW + wait <= verdict.due_at <= NOW + wait * 1.5
+        assert wait <= (verdict.wait or 0) <= wait * 1.5
 
 
 @given(st.integers(1, 20), crashes)

@@ -28,14 +28,15 @@ class Hands:
         self.module: Any = load_module("hands", folder, url)
         self.app = self.module.app
         stack.callback(self.app.close)
-        self.nodes = []
-        for name in ("one", "two"):
-            node = NodeProcess.start(
-                "hands:app", url, "--max", "3", "--name", name, cwd=folder, env={**clock.env, "GENBA_LEASE": "10"}
-            )
-            stack.callback(end, node)
-            self.nodes.append(node)
+        self._url, self._stack = url, stack
+        self.nodes = [self.start(name) for name in ("one", "two")]
         eventually(lambda: len(self.app.nodes()) == 2, within=90)
+
+    def start(self, name: str) -> NodeProcess:
+        env = {**self.clock.env, "GENBA_LEASE": "10"}
+        node = NodeProcess.start("hands:app", self._url, "--max", "3", "--name", name, cwd=self.folder, env=env)
+        self._stack.callback(end, node)
+        return node
 
     def runs(self, word: str) -> list[tuple[int, float]]:
         """(job, when) in the order in which they began; when is what the worker's clock said."""
@@ -108,6 +109,23 @@ def test_after_a_jump_of_the_clock_all_goes_on_within_a_minute_without_a_storm(h
 @pytest.mark.soak
 def test_after_every_kind_of_jump_all_goes_on_within_a_minute_without_a_storm(hands):
     through(hands, [HOUR, -HOUR, DAY, -DAY, -DAY, -HOUR, HOUR, DECADE])
+
+
+def test_what_was_to_happen_soon_happens_soon_also_if_the_clock_was_set_back_while_no_node_ran(hands):
+    retried = hands.module.twice.enqueue()
+    eventually(lambda: retried.refresh().state == "scheduled", within=RECOVERY)
+    for node in hands.nodes:
+        node.kill9()
+    delayed = hands.module.late.using(delay="10s").enqueue("delayed")
+    named = hands.module.late.using(at=hands.clock.now() + 10).enqueue("named")
+    hands.clock.jump(-DAY)
+
+    hands.start("three")
+
+    assert retried.wait(timeout=RECOVERY).state == "failed"
+    assert delayed.wait(timeout=RECOVERY).state == "succeeded"
+    assert len(hands.runs("twice")) == 2
+    assert named.refresh().state == "scheduled"
 
 
 @pytest.mark.soak

@@ -179,8 +179,7 @@ def test_an_attempt_that_ended_badly_has_its_history(store, clock):
     due = clock.now() + HOUR
 
     store.end(
-        1,
-        [ending(job, "scheduled", "exception", retries=1, due_at=due, rank=due, reason="r", error="e", log="l", pid=3)],
+        1, [ending(job, "scheduled", "exception", retries=1, wait=HOUR, reason="r", error="e", log="l", pid=3)]
     )
 
     record = store.job(job.id)

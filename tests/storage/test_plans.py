@@ -136,10 +136,20 @@ def test_a_finish_goes_by_the_primary_key(database, engine, size, query):
     assert no_walk(history), history
 
 
+def test_waits_that_a_clock_set_back_has_made_longer_are_found_by_an_index(database):
+    with database.statement() as tx:
+        plan = words(tx.all("waits_set_back", namespace="default"))
+
+    assert "job_counted" in plan
+    assert no_walk(plan), plan
+    assert "Sort" not in plan
+    assert "TEMP B-TREE" not in plan
+
+
 @pytest.mark.parametrize("size", [1, 100])
 def test_other_ends_marks_and_progress_go_by_the_primary_key(database, engine, size):
     by_key = "job_pkey" if engine == "postgres" else "SEARCH genba_job USING INTEGER PRIMARY KEY"
-    ends = [(i, 1, CLAIM, "failed", 1, None, None, 0, 0, 0, None, None, None, None) for i in range(size)]
+    ends = [(i, 1, CLAIM, "failed", 1, None, None, None, 0, 0, 0, None, None, None, None) for i in range(size)]
     with database.statement() as tx:
         for plan in (
             words(tx.batch("end", ends)),

@@ -32,6 +32,7 @@ class End:
     cause: str
     started: bool  # known to have begun the user's code
     retry_at: Micros | None = None
+    retry_in: Micros | None = None
     free_retry: bool = False
     wants: str | None = None
     reason: str | None = None
@@ -56,13 +57,15 @@ class Standing:
 class Verdict:
     """The job's next state and its new counts.
 
-    `due_at` None keeps the due time it has, and with it the place in the queue.
+    `due_at` is a moment that the job's code has named, `wait` counts from when the verdict is written, by the clock of
+    that moment; neither keeps the due time it has, and with it the place in the queue.
     `rank_priority` is None when there is no queue to rank in.
     """
 
     state: State
     cause: str  # to record for the attempt
     due_at: Micros | None
+    wait: Micros | None
     retries: int
     crashes: int
     losses: int
@@ -84,7 +87,7 @@ def judge(end: End, job: Standing, now: Micros, jitter: float) -> Verdict:
             return _rest(State.TIMED_OUT, end, job, end.reason or end.cause)
         return _counted_retry(end, job, now, jitter, spent=State.TIMED_OUT)
     if end.cause in _GIVEN_BACK or _is_death(end.cause) or end.cause == Cause.MAYBE_RAN:
-        return _after_death(end, job, now, jitter)
+        return _after_death(end, job, jitter)
     raise ValueError(f"unknown cause {end.cause!r}")
 
 
@@ -102,7 +105,7 @@ def _as_asked(end: End, job: Standing, now: Micros, jitter: float) -> Verdict:
         case "hold":
             return _rest(State.HELD, end, job, end.reason or "held by its own code")
         case "retry" if end.free_retry:
-            return _again(end, job, now, _retry_moment(end, job, now, jitter), end.reason)
+            return _asked_again(end, job, now, jitter, end.reason)
         case "retry":
             return _counted_retry(end, job, now, jitter, spent=State.FAILED)
     raise ValueError(f"unknown wish {end.wants!r}")
@@ -118,59 +121,66 @@ def _after_exception(end: End, job: Standing, now: Micros, jitter: float) -> Ver
         case "hold":
             return _rest(State.HELD, end, job, f"panic: {reason}")
         case "retry":
-            return _counted_retry(replace(end, retry_at=None), job, now, jitter, spent=State.FAILED)
+            return _counted_retry(replace(end, retry_at=None, retry_in=None), job, now, jitter, spent=State.FAILED)
     raise ValueError(f"unknown on_exception {job.on_exception!r}")
 
 
-def _after_death(end: End, job: Standing, now: Micros, jitter: float) -> Verdict:
+def _after_death(end: End, job: Standing, jitter: float) -> Verdict:
     """The attempt did not come to its own end; whether its code had begun decides."""
     if end.cause == Cause.MAYBE_RAN or (job.at_most_once and end.started):
         reason = end.reason or f"it may have run, and must not run twice: {end.cause}"
         return _rest(State.FAILED, replace(end, cause=Cause.MAYBE_RAN), job, reason)
     if end.cause in _GIVEN_BACK:
-        return _again(end, job, now, None, end.reason)
+        return _again(end, job, end.reason)
     if end.started:
-        return _after_crash(end, job, now, jitter)
+        return _after_crash(end, job, jitter)
     if end.cause in _OWNER_LOST:
-        return _after_loss(end, job, now)
-    return _again(end, job, now, None, end.reason)
+        return _after_loss(end, job)
+    return _again(end, job, end.reason)
 
 
-def _after_crash(end: End, job: Standing, now: Micros, jitter: float) -> Verdict:
+def _after_crash(end: End, job: Standing, jitter: float) -> Verdict:
     crashed = replace(job, crashes=job.crashes + 1)
     if crashed.crashes >= job.max_crashes:
         return _rest(State.HELD, end, crashed, f"crashed {_times(crashed.crashes)}, last by {end.cause}")
-    due_at = now + _CRASH_BACKOFF.wait(job.crashes, jitter)
-    return _again(end, crashed, now, due_at, end.reason or f"crashed by {end.cause}")
+    wait = _CRASH_BACKOFF.wait(job.crashes, jitter)
+    return _again(end, crashed, end.reason or f"crashed by {end.cause}", wait=wait)
 
 
-def _after_loss(end: End, job: Standing, now: Micros) -> Verdict:
+def _after_loss(end: End, job: Standing) -> Verdict:
     lost = replace(job, losses=job.losses + 1)
     if lost.losses >= MAX_LOSSES:
         return _rest(State.HELD, end, lost, f"lost {_times(lost.losses)} before it started, last by {end.cause}")
-    return _again(end, lost, now, None, end.reason)
+    return _again(end, lost, end.reason)
 
 
 def _counted_retry(end: End, job: Standing, now: Micros, jitter: float, *, spent: State) -> Verdict:
     reason = end.reason or end.cause
     if not job.retry.allows(job.retries):
         return _rest(spent, end, job, reason)
-    retried = replace(job, retries=job.retries + 1)
-    return _again(end, retried, now, _retry_moment(end, job, now, jitter), reason)
+    again = _asked_again(end, job, now, jitter, reason)
+    return replace(again, retries=job.retries + 1)
 
 
-def _retry_moment(end: End, job: Standing, now: Micros, jitter: float) -> Micros:
-    return now + job.retry.wait(job.retries, jitter) if end.retry_at is None else end.retry_at
+def _asked_again(end: End, job: Standing, now: Micros, jitter: float, reason: str | None) -> Verdict:
+    """When its code has said, else by its rule."""
+    if end.retry_at is not None and end.retry_at > now:
+        return _again(end, job, reason, due_at=end.retry_at)
+    if end.retry_at is not None:
+        return _again(end, job, reason, wait=0)  # a moment in the past must not jump the queue
+    wait = job.retry.wait(job.retries, jitter) if end.retry_in is None else max(0, end.retry_in)
+    return _again(end, job, reason, wait=wait)
 
 
-def _again(end: End, job: Standing, now: Micros, due_at: Micros | None, reason: str | None) -> Verdict:
-    """Back into the queue: at `due_at`, or in its old place."""
-    if due_at is not None:
-        due_at = max(due_at, now)  # a moment in the past must not jump the queue
+def _again(
+    end: End, job: Standing, reason: str | None, *, due_at: Micros | None = None, wait: Micros | None = None
+) -> Verdict:
+    """Back into the queue: at `due_at`, after `wait`, or in its old place."""
     return Verdict(
-        state=State.SCHEDULED if due_at is not None and due_at > now else State.WAITING,
+        state=State.SCHEDULED if due_at is not None or wait else State.WAITING,
         cause=end.cause,
         due_at=due_at,
+        wait=wait,
         retries=job.retries,
         crashes=job.crashes,
         losses=job.losses,
@@ -186,6 +196,7 @@ def _rest(state: State, end: End, job: Standing, reason: str | None) -> Verdict:
         state=state,
         cause=end.cause,
         due_at=None,
+        wait=None,
         retries=job.retries,
         crashes=job.crashes,
         losses=job.losses,

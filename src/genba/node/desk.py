@@ -282,7 +282,7 @@ class Desk(threading.Thread):
         if pile.ended:
             self._store.end(self._node, pile.ended)
             ids = [ending.id for ending in pile.ended]
-            again = any(ending.due_at is not None for ending in pile.ended)
+            again = any(ending.put_off for ending in pile.ended)
             pile.ended = []
             self._post(Ended(ids, again))
             self._hand_on()

@@ -59,13 +59,12 @@ class Giving:
                 self._send_away(actions, lack - room, now)
 
     def _send_away(self, actions: list[Action], count: int, now: Micros) -> None:
-        later = self._floor.wall(now) + APART_AGAIN
         endings = []
         for _ in range(min(count, len(self._floor.apart))):
             ending = self._floor.unstarted(self._floor.apart.pop(), Cause.DRAIN, now)
             if ending.state == State.WAITING:
                 reason = "all workers for dedicated jobs are busy"
-                ending = replace(ending, state=State.SCHEDULED, due_at=later, reason=reason)
+                ending = replace(ending, state=State.SCHEDULED, wait=APART_AGAIN, reason=reason)
             endings.append(ending)
         if endings:
             actions.append(Finish(endings))

@@ -304,7 +304,6 @@ class Keeper(threading.Thread):
         set_back = time.monotonic() < self._set_back_until
         moved = schedules.replan(set_back) + self._store.setback.mend()
         if set_back:
-            moved += self._store.setback.mend_retries()
             self._next["replan"] = time.monotonic() + SET_BACK_FOR / 4  # others may not know it yet
         if moved:
             self._poked.set()

@@ -110,10 +110,9 @@ def _other_end(floor: Floor, hand: Hand, held: Held, result: wire.Result, now: M
                 wants = "fail"
             end = End(cause=Cause.EXCEPTION, started=True, wants=wants, reason=reason)
     if wants == "retry":
-        retry_at = extra.get("at")
-        if "delay" in extra:  # by this machine's clock, or by ours: whichever was just set forward is the later one
-            retry_at = min(extra["delay"] + floor.skew, floor.wall(now) + extra["delay"] - result.ended)
-        end = replace(end, retry_at=retry_at, free_retry=extra.get("free", False))
+        end = replace(
+            end, retry_at=extra.get("at"), retry_in=extra.get("delay"), free_retry=extra.get("free", False)
+        )
     return replace(
         floor.ending(held, end, now),
         error=error,

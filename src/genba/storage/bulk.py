@@ -123,13 +123,15 @@ class Bulk:
                 row = tx.one("changeable", id=id, namespace=store.namespace)
                 if row is None:
                     return False
-                version, priority, due, expires, crashes, queue, old = row
-                given = {"priority": priority, "due_at": due, "expires_at": expires, "queue": queue, **columns}
+                version, priority, due, since, expires, crashes, queue, old = row
+                given = {"priority": priority, "due_at": due, "due_from": since, "expires_at": expires, "queue": queue}
+                given |= columns
                 changed = tx.one(
                     "change_job",
                     id=id,
                     version=version,
                     options=options(old),
+                    moved="due_at" in columns,
                     rank=rank(given["due_at"], given["priority"] - crashes),
                     **given,
                 )

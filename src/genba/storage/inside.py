@@ -143,7 +143,8 @@ def _ending(row: Orphan, wish: Wish, report: Report, now: Micros, jitter: float)
         started=True,
         wants=wish.wants,
         reason=wish.reason,
-        retry_at=now + wish.delay if wish.delay is not None else wish.at,
+        retry_at=wish.at,
+        retry_in=wish.delay,
         free_retry=wish.free,
         cancel_requested=row.cancel_requested is not None,
     )

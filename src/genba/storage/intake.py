@@ -16,13 +16,13 @@ from genba.errors import KeyTaken, StoreError, StoreUnreachable
 from genba.storage.database import AnswerLost, Database, Tx
 from genba.storage.lines import LINE
 from genba.storage.policy import RulesChanged
-from genba.storage.records import Enqueued, JobId, Micros, NewJob, is_quiet
+from genba.storage.records import NAMED, Enqueued, JobId, Micros, NewJob, is_quiet
 
 if TYPE_CHECKING:
     from genba.storage.store import Store
 
-_COLUMNS = (  # noqa: SIM905  eighteen quoted names would hide their order
-    "id created_at due_at rank state expires_at unique_until parent_id priority open_deps once_waiting "
+_COLUMNS = (  # noqa: SIM905  twenty quoted names would hide their order
+    "id created_at due_at due_from rank state expires_at unique_until parent_id priority open_deps once_waiting "
     "namespace queue task key key_hash tags options args"
 ).split()
 _STATE, _OPTIONS = _COLUMNS.index("state"), _COLUMNS.index("options")
@@ -165,7 +165,9 @@ class Intake:
         self._store.dependencies.add(tx, edges)
 
     def _row(self, job: NewJob, id: JobId, deps: int, now: Micros, limited: bool) -> tuple[Any, ...]:
-        due = max(now, job.due_at if job.due_at is not None else now + job.delay)
+        due, since = now + job.delay, None
+        if job.due_at is not None and job.due_at > now:
+            due, since = job.due_at, NAMED
         state = "blocked" if deps else "scheduled" if due > now else "waiting"
         more: tuple[Any, ...] = ()
         rank = due - job.priority * AGE_STEP
@@ -178,6 +180,7 @@ class Intake:
             id,
             now,
             due,
+            since,
             rank,
             state,
             job.expires_at if job.expires_in is None else now + job.expires_in,

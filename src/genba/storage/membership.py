@@ -34,7 +34,6 @@ class Orphan(NamedTuple):
     options: str | None
     cancel_requested: str | None
     task: str
-    due_at: Micros
 
 
 class Beat(NamedTuple):

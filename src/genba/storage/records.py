@@ -11,6 +11,7 @@ from genba.domain.limit import Needs, Rule
 
 Micros = int
 JobId = int
+NAMED = 0  # as due_from: somebody has named the moment itself, and nothing moves it
 QUIET = '"history":"final"'  # in the options of a job
 
 
@@ -142,8 +143,9 @@ class Ending:
     retries: int = 0
     crashes: int = 0
     losses: int = 0
-    due_at: Micros | None = None
-    rank: int | None = None
+    due_at: Micros | None = None  # a moment that the job's code has named
+    wait: Micros | None = None  # else, from when this is written
+    rank_priority: int = 0  # with one of them: what it is worth in the line
     reason: str | None = None
     error: str | None = None
     result: bytes | None = None
@@ -162,6 +164,15 @@ class Ending:
     hooked: bool = False  # its task wants to be told when it is final
     task: str = ""  # for those who watch; not written
     queue: str = ""
+
+    @property
+    def put_off(self) -> bool:
+        """True if it comes back at another moment than before."""
+        return self.due_at is not None or self.wait is not None
+
+    def due(self, now: Micros) -> Micros | None:
+        """The moment at which it comes back, if that is another than before."""
+        return self.due_at if self.wait is None else now + self.wait
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from genba.domain.rank import rank
 from genba.domain.states import FINAL, Cause, State
 from genba.storage.database import Database, Tx
 from genba.storage.finals import hooks_of
 from genba.storage.lines import Limited
-from genba.storage.records import Ending, JobId, Micros, NewJob, Success, is_quiet
+from genba.storage.records import NAMED, Ending, JobId, Micros, NewJob, Success, is_quiet
 from genba.storage.series import RunEnd
 
 if TYPE_CHECKING:
@@ -85,6 +86,7 @@ class Running:
             self._store.children_wait = True  # the next one may be due before anybody would look
 
     def end(self, tx: Tx, node: int | None, ended: Sequence[Ending]) -> set[JobId]:
+        now = tx.now()
         rows = [
             (
                 e.id,
@@ -92,8 +94,7 @@ class Running:
                 e.claim,
                 e.state,
                 e.attempt if e.happened else e.attempt - 1,
-                e.due_at,
-                e.rank,
+                *_when(e, now),
                 e.retries,
                 e.crashes,
                 e.losses,
@@ -109,7 +110,6 @@ class Running:
         if not matched:
             return set()
         self.runs_ended(tx, [(row[0], row[3], row[4]) for row in found])
-        now = tx.now()
         mine = [e for e in ended if (e.id, e.attempt) in matched]
         tx.batch(
             "history",
@@ -139,7 +139,7 @@ class Running:
             if e.attempt % SHORTEN == 0:
                 tx.run("shorten_history", job_id=e.id, before=e.attempt - ATTEMPTS)
         self._enqueue_clones(tx, [e for e in mine if e.clones and matched[e.id, e.attempt][1] == "succeeded"])
-        self._tell_of_ends(tx, node, [(e, matched[e.id, e.attempt][1]) for e in mine])
+        self._tell_of_ends(tx, node, [(e, matched[e.id, e.attempt][1]) for e in mine], now)
         self._call_hooks(tx, [e.id for e in mine if e.hooked and matched[e.id, e.attempt][1] in FINAL])
         aside = {e.id for e in mine if e.cause == Cause.NOT_READY}  # free their slots, and do not stand in line again
         limited = [
@@ -163,7 +163,9 @@ class Running:
         if clones:
             self._store.questions.ask_for(tx, clones, self._store.intake.insert(tx, clones))
 
-    def _tell_of_ends(self, tx: Tx, node: int | None, ended: Sequence[tuple[Ending, str]]) -> None:
+    def _tell_of_ends(
+        self, tx: Tx, node: int | None, ended: Sequence[tuple[Ending, str]], now: Micros
+    ) -> None:
         told: dict[str, list[tuple[Ending, bool]]] = {}
         for e, state in ended:
             known = bool(self._told.pop(e.id, 0)) or e.told
@@ -177,7 +179,7 @@ class Running:
                 "attempt": [e.attempt for e, _ in some],
                 "cause": [e.cause for e, _ in some],
                 "reason": [e.reason for e, _ in some],
-                "due": [e.due_at for e, _ in some],
+                "due": [e.due(now) for e, _ in some],
                 "started": [e.started if e.happened and not known and not e.quiet else None for e, known in some],
             }
             each = {name: values for name, values in each.items() if any(value is not None for value in values)}
@@ -207,6 +209,17 @@ class Running:
                 each["note"] = [one[2] or None for one in done]
                 self._store.events.tell(tx, "progress", ids, each=each)
         return {id for id, _ in rows}
+
+
+def _when(ending: Ending, now: Micros) -> tuple[Micros | None, Micros | None, int | None]:
+    """When it comes back, what that counts from, and its rank then.
+
+    By the clock of this moment: the node's own idea of the time is as old as its last beat.
+    """
+    due = ending.due(now)
+    if due is None:
+        return None, None, None
+    return due, NAMED if ending.wait is None else now, rank(due, ending.rank_priority)
 
 
 def _kind(ending: Ending, state: str) -> str:

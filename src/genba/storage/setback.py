@@ -17,16 +17,18 @@ class Setback:
         self._namespace = namespace
 
     def mend(self) -> int:
-        """Rates, conditions and locks that wait for a moment far ahead; how many.  Cheap if there are none."""
+        """Retries, delays, rates, conditions and locks that wait for a moment far ahead; how many.  Cheap if none."""
         with self._db.transaction() as tx:
             names = ("rates_set_back", "questions_set_back", "calls_set_back", "grants_set_back")
-            return sum(len(tx.all(name, namespace=self._namespace)) for name in names)
+            mended = sum(len(tx.all(name, namespace=self._namespace)) for name in names)
+        return mended + self._mend_waits()
 
-    def mend_retries(self) -> int:
-        """Jobs to be tried again that ran in what is the future now; reads all that are scheduled."""
-        with self._db.statement() as tx:
-            ids = tx.all("tried_in_the_future", namespace=self._namespace)
-        for begin in range(0, len(ids), BATCH):
+    def _mend_waits(self) -> int:
+        """Retries, crash back-offs and delays: they wait for as long as was said, and not for a moment."""
+        mended = 0
+        while True:
             with self._db.transaction() as tx:
-                tx.batch("retries_set_back", ids[begin : begin + BATCH])
-        return len(ids)
+                some = len(tx.all("waits_set_back", namespace=self._namespace))
+            mended += some
+            if some < BATCH:
+                return mended

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import msgspec
 
-from genba.domain.rank import rank
 from genba.domain.states import Cause
 from genba.domain.verdict import End, Standing, judge
 from genba.options import Snapshot
@@ -42,8 +41,6 @@ def judged(job: Claimed | Orphan, claim: int, options: Snapshot, end: End, wall:
         wall,
         jitter,
     )
-    moved = verdict.due_at is not None or verdict.crashes != job.crashes
-    due = verdict.due_at if verdict.due_at is not None else job.due_at
     return Ending(
         id=job.id,
         attempt=job.attempt,
@@ -54,7 +51,8 @@ def judged(job: Claimed | Orphan, claim: int, options: Snapshot, end: End, wall:
         crashes=verdict.crashes,
         losses=verdict.losses,
         due_at=verdict.due_at,
-        rank=rank(due, verdict.rank_priority) if moved and verdict.rank_priority is not None else None,
+        wait=verdict.wait,
+        rank_priority=verdict.rank_priority or 0,
         reason=verdict.reason,
         ended=wall,
         told=isinstance(job, Orphan) and job.started_mark is not None,

@@ -493,7 +493,7 @@ class Worker:
         if wish.reason is not None:
             wanted["reason"] = wish.reason
         if wish.delay is not None:
-            wanted["delay"] = self._clock.now() + wish.delay
+            wanted["delay"] = wish.delay
         if wish.at is not None:
             wanted["at"] = wish.at
         return wanted
@@ -557,7 +557,7 @@ class Worker:
         wanted: dict[str, Any] = {"wants": "retry", "reason": _text(error) or "RetryJob"}
         try:
             if error.delay is not None:
-                wanted["delay"] = self._clock.now() + duration(error.delay)
+                wanted["delay"] = duration(error.delay)
             if error.at is not None:
                 wanted["at"] = self._app.moment(error.at)
         except BadOption as wrong:

@@ -1,5 +1,5 @@
 -- name: own
-SELECT id, attempt, claim_id, started_mark, claimed_at, priority, retries, crashes, losses, options, cancel_requested, task, due_at, node
+SELECT id, attempt, claim_id, started_mark, claimed_at, priority, retries, crashes, losses, options, cancel_requested, task, node
   FROM genba.job WHERE id = :id AND attempt = :attempt AND claim_id = :claim;
 
 -- name: save

@@ -3,10 +3,11 @@ SELECT /* now */;
 
 -- name: enqueue_one
 -- Nothing, if an operator has changed the rules since :epoch.
-INSERT INTO genba.job (id, created_at, due_at, rank, state, expires_at, unique_until, parent_id, priority,
+INSERT INTO genba.job (id, created_at, due_at, due_from, rank, state, expires_at, unique_until, parent_id, priority,
                        open_deps, once_waiting, namespace, queue, task, key, key_hash, tags, options, args)
 SELECT :id, /* now */,
         CASE WHEN CAST(:due_at AS bigint) > /* now */ THEN CAST(:due_at AS bigint) ELSE /* now */ + CAST(:delay AS bigint) END,
+        CASE WHEN CAST(:due_at AS bigint) > /* now */ THEN 0 END,
         CASE WHEN CAST(:due_at AS bigint) > /* now */ THEN CAST(:due_at AS bigint) ELSE /* now */ + CAST(:delay AS bigint) END - CAST(:boost AS bigint),
         CASE WHEN CAST(:open_deps AS bigint) > 0 THEN 'blocked'
              WHEN CAST(:due_at AS bigint) > /* now */ OR CAST(:delay AS bigint) > 0 THEN 'scheduled'
@@ -95,9 +96,9 @@ UPDATE genba.job SET state = 'held', reason = :reason, parked_on = NULL, version
 RETURNING id;
 
 -- name: resume
--- By the facts: what it waited for may still be open, its moment may lie ahead.
+-- By the facts: what it waited for may still be open, its moment may lie ahead, and not only of a clock that was set back.
 UPDATE genba.job
-   SET state = CASE WHEN open_deps > 0 THEN 'blocked' WHEN due_at > /* now */ THEN 'scheduled' ELSE 'waiting' END,
+   SET state = CASE WHEN open_deps > 0 THEN 'blocked' WHEN due_at > /* now */ AND due_at > COALESCE(due_from, created_at) THEN 'scheduled' ELSE 'waiting' END,
        rank = CASE WHEN fair_key IS NULL THEN due_at - priority * CAST(:age_step AS bigint) ELSE 9223372036854775807 END, reason = NULL, crashes = 0, losses = 0, version = version + 1
  WHERE id = :id AND namespace = :namespace AND state = 'held'
 RETURNING state;
@@ -105,7 +106,7 @@ RETURNING state;
 -- name: requeue
 -- Counters start anew, the attempts so far stay in the history; a checkpoint stays, unless all was done.
 UPDATE genba.job
-   SET state = CASE WHEN open_deps > 0 THEN 'blocked' ELSE 'waiting' END, due_at = /* now */,
+   SET state = CASE WHEN open_deps > 0 THEN 'blocked' ELSE 'waiting' END, due_at = /* now */, due_from = /* now */,
        rank = CASE WHEN fair_key IS NULL THEN /* now */ - priority * CAST(:age_step AS bigint) ELSE 9223372036854775807 END,
        retries = 0, crashes = 0, losses = 0, reason = NULL, error = NULL, result = NULL, progress = NULL, finished_at = NULL,
        saved = CASE WHEN state <> 'succeeded' THEN saved END,

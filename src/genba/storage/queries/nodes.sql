@@ -64,7 +64,7 @@ SELECT name, definition FROM genba.task WHERE namespace = :namespace AND name = 
 SELECT name, title, definition, override, enabled FROM genba.task WHERE namespace = :namespace ORDER BY name;
 
 -- name: orphans
-SELECT id, attempt, claim_id, started_mark, claimed_at, priority, retries, crashes, losses, options, cancel_requested, task, due_at
+SELECT id, attempt, claim_id, started_mark, claimed_at, priority, retries, crashes, losses, options, cancel_requested, task
   FROM genba.job WHERE node = :node ORDER BY id LIMIT 500 /* lock */;
 
 -- name: dead_with_jobs

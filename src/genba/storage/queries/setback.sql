@@ -20,10 +20,13 @@ UPDATE genba.job SET granted_at = /* now */
  WHERE id IN (SELECT id FROM genba.job WHERE namespace = :namespace AND granted_at > /* now */ AND claim_id IS NULL AND finished_at IS NULL /* lock */)
 RETURNING id;
 
--- name: tried_in_the_future
-SELECT id FROM genba.job WHERE namespace = :namespace AND state = 'scheduled' AND claimed_at > /* now */;
-
--- name: retries_set_back(id)
--- The moment of the claim goes with it, so that whoever else does the same finds it done.
-UPDATE genba.job SET due_at = due_at - (claimed_at - /* now */), claimed_at = /* now */
- WHERE id = :id AND state = 'scheduled' AND claimed_at > /* now */;
+-- name: waits_set_back
+-- All by as much as the last of them was counted ahead of now: none before its time, and one behind the other as before.
+UPDATE genba.job
+   SET due_at = due_at - (SELECT max(COALESCE(due_from, created_at)) FROM genba.job
+                           WHERE namespace = :namespace AND state = 'scheduled' AND (due_from IS NULL OR due_from > 0)) + /* now */,
+       due_from = COALESCE(due_from, created_at) - (SELECT max(COALESCE(due_from, created_at)) FROM genba.job
+                           WHERE namespace = :namespace AND state = 'scheduled' AND (due_from IS NULL OR due_from > 0)) + /* now */
+ WHERE id IN (SELECT id FROM genba.job WHERE namespace = :namespace AND state = 'scheduled' AND (due_from IS NULL OR due_from > 0)
+                 AND COALESCE(due_from, created_at) > /* now */ ORDER BY COALESCE(due_from, created_at) LIMIT 500 /* lock */)
+RETURNING id;

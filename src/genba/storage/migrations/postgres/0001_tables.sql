@@ -16,6 +16,7 @@ CREATE TABLE genba.job (
     id               bigint NOT NULL,
     rank             bigint NOT NULL,         -- smaller starts first
     due_at           bigint NOT NULL,
+    due_from         bigint,                  -- when due_at was counted; NULL: with created_at; 0: somebody has named due_at
     created_at       bigint NOT NULL,
     claim_id         bigint,                  -- (id, attempt, claim_id) is the fence; NULL: nobody runs it
     node             bigint,
@@ -68,6 +69,7 @@ CREATE INDEX job_parked   ON genba.job (namespace, parked_on, rank, id) WHERE pa
 CREATE INDEX job_granted  ON genba.job (namespace, granted_at) WHERE granted_at IS NOT NULL AND claim_id IS NULL AND finished_at IS NULL;
 CREATE INDEX job_capped   ON genba.job (namespace, task) WHERE capped IS NOT NULL AND claim_id IS NULL AND finished_at IS NULL;
 CREATE INDEX job_due      ON genba.job (namespace, due_at) WHERE state = 'scheduled';
+CREATE INDEX job_counted  ON genba.job (namespace, (COALESCE(due_from, created_at))) WHERE state = 'scheduled' AND (due_from IS NULL OR due_from > 0);
 CREATE INDEX job_running  ON genba.job (node) WHERE node IS NOT NULL;
 CREATE INDEX job_finished ON genba.job (namespace, finished_at) WHERE finished_at IS NOT NULL;
 CREATE INDEX job_rare     ON genba.job (namespace, id) WHERE (state < 'running' OR state = 'timed_out');  -- see SQLite's

@@ -18,6 +18,7 @@ CREATE TABLE genba.job (
     id               INTEGER PRIMARY KEY,
     rank             INTEGER NOT NULL,         -- smaller starts first
     due_at           INTEGER NOT NULL,
+    due_from         INTEGER,                  -- when due_at was counted; NULL: with created_at; 0: somebody has named due_at
     created_at       INTEGER NOT NULL,
     claim_id         INTEGER,                  -- (id, attempt, claim_id) is the fence; NULL: nobody runs it
     node             INTEGER,
@@ -66,6 +67,7 @@ CREATE INDEX genba.job_parked   ON genba.job (namespace, parked_on, rank, id) WH
 CREATE INDEX genba.job_granted  ON genba.job (namespace, granted_at) WHERE granted_at IS NOT NULL AND claim_id IS NULL AND finished_at IS NULL;
 CREATE INDEX genba.job_capped   ON genba.job (namespace, task) WHERE capped IS NOT NULL AND claim_id IS NULL AND finished_at IS NULL;
 CREATE INDEX genba.job_due      ON genba.job (namespace, due_at) WHERE state = 'scheduled';
+CREATE INDEX genba.job_counted  ON genba.job (namespace, COALESCE(due_from, created_at)) WHERE state = 'scheduled' AND (due_from IS NULL OR due_from > 0);
 CREATE INDEX genba.job_running  ON genba.job (node) WHERE node IS NOT NULL;
 CREATE INDEX genba.job_finished ON genba.job (namespace, finished_at) WHERE finished_at IS NOT NULL;
 CREATE INDEX genba.job_rare     ON genba.job (namespace, id) WHERE (state < 'running' OR state = 'timed_out');

@@ -1,6 +1,6 @@
 -- name: own
 -- Not SKIP LOCKED: whoever holds the row just now, the node with its mark perhaps, lets go of it soon.
-SELECT id, attempt, claim_id, started_mark, claimed_at, priority, retries, crashes, losses, options, cancel_requested, task, due_at, node
+SELECT id, attempt, claim_id, started_mark, claimed_at, priority, retries, crashes, losses, options, cancel_requested, task, node
   FROM genba.job WHERE id = :id AND attempt = :attempt AND claim_id = :claim FOR UPDATE;
 
 -- name: plan_as_ever

@@ -45,16 +45,16 @@ RETURNING e.id, e.attempt;
 -- name: succeed_history(id, attempt, claim, result, claimed, started, ended, pid, cpu, peak)
 -- Done by succeed itself.
 
--- name: end(id, attempt, claim, state, attempt_after, due_at, rank, retries, crashes, losses, reason, error, result, progress)
+-- name: end(id, attempt, claim, state, attempt_after, due_at, due_from, rank, retries, crashes, losses, reason, error, result, progress)
 -- Asked to stop, it does not come back: the request may have crossed this end on its way.
 WITH e AS (
-    SELECT * FROM unnest(:id, :attempt, :claim, :state, :attempt_after, CAST(:due_at AS bigint[]), CAST(:rank AS bigint[]), :retries, :crashes, :losses,
+    SELECT * FROM unnest(:id, :attempt, :claim, :state, :attempt_after, CAST(:due_at AS bigint[]), CAST(:due_from AS bigint[]), CAST(:rank AS bigint[]), :retries, :crashes, :losses,
                          CAST(:reason AS text[]), CAST(:error AS text[]), CAST(:result AS bytea[]), CAST(:progress AS text[]))
-        AS e (id, attempt, claim, state, attempt_after, due_at, rank, retries, crashes, losses, reason, error, result, progress)
+        AS e (id, attempt, claim, state, attempt_after, due_at, due_from, rank, retries, crashes, losses, reason, error, result, progress)
 )
 UPDATE genba.job AS j
    SET state = CASE WHEN j.cancel_requested IS NOT NULL AND e.state IN ('scheduled', 'waiting', 'held') THEN 'cancelled' ELSE e.state END,
-       attempt = e.attempt_after, due_at = COALESCE(e.due_at, j.due_at), rank = COALESCE(e.rank, j.rank),
+       attempt = e.attempt_after, due_at = COALESCE(e.due_at, j.due_at), due_from = COALESCE(e.due_from, j.due_from), rank = COALESCE(e.rank, j.rank),
        retries = e.retries, crashes = e.crashes, losses = e.losses,
        reason = CASE WHEN j.cancel_requested IS NULL OR e.state IN ('succeeded', 'failed', 'timed_out') THEN e.reason
                      ELSE COALESCE(CASE WHEN e.state = 'cancelled' THEN e.reason END, j.reason, 'cancelled') END,
@@ -134,10 +134,11 @@ SELECT pg_notify('genba_' || CAST(:node AS bigint), '');
 -- The job and its event in one statement, so that a single enqueue is one round trip and one commit.
 -- Nothing, if an operator has changed the rules since :epoch.  In a SELECT a parameter is text unless it is cast.
 WITH made AS (
-    INSERT INTO genba.job (id, created_at, due_at, rank, state, expires_at, unique_until, parent_id, priority,
+    INSERT INTO genba.job (id, created_at, due_at, due_from, rank, state, expires_at, unique_until, parent_id, priority,
                            open_deps, once_waiting, namespace, queue, task, key, key_hash, tags, options, args)
     SELECT CAST(:id AS bigint), /* now */,
             CASE WHEN CAST(:due_at AS bigint) > /* now */ THEN CAST(:due_at AS bigint) ELSE /* now */ + CAST(:delay AS bigint) END,
+            CASE WHEN CAST(:due_at AS bigint) > /* now */ THEN 0 END,
             CASE WHEN CAST(:due_at AS bigint) > /* now */ THEN CAST(:due_at AS bigint) ELSE /* now */ + CAST(:delay AS bigint) END - CAST(:boost AS bigint),
             CASE WHEN CAST(:open_deps AS bigint) > 0 THEN 'blocked'
                  WHEN CAST(:due_at AS bigint) > /* now */ OR CAST(:delay AS bigint) > 0 THEN 'scheduled'

@@ -50,11 +50,11 @@ INSERT INTO genba.attempt (job_id, attempt, claimed_at, started_at, ended_at, ca
 SELECT batch.id, batch.attempt, batch.claimed, batch.started, batch.ended, 'returned', :node, batch.pid, batch.cpu, batch.peak
   FROM /* rows */ AS batch;
 
--- name: end(id, attempt, claim, state, attempt_after, due_at, rank, retries, crashes, losses, reason, error, result, progress)
+-- name: end(id, attempt, claim, state, attempt_after, due_at, due_from, rank, retries, crashes, losses, reason, error, result, progress)
 -- Asked to stop, it does not come back: the request may have crossed this end on its way.
 UPDATE genba.job
    SET state = CASE WHEN cancel_requested IS NOT NULL AND :state IN ('scheduled', 'waiting', 'held') THEN 'cancelled' ELSE :state END,
-       attempt = :attempt_after, due_at = COALESCE(:due_at, due_at), rank = COALESCE(:rank, rank),
+       attempt = :attempt_after, due_at = COALESCE(:due_at, due_at), due_from = COALESCE(:due_from, due_from), rank = COALESCE(:rank, rank),
        retries = :retries, crashes = :crashes, losses = :losses,
        reason = CASE WHEN cancel_requested IS NULL OR :state IN ('succeeded', 'failed', 'timed_out') THEN :reason
                      ELSE COALESCE(CASE WHEN :state = 'cancelled' THEN :reason END, reason, 'cancelled') END,
