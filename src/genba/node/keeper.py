@@ -19,7 +19,7 @@ from genba.errors import StoreError
 from genba.node.doubts import Doubts
 from genba.options import Keep
 from genba.storage.burial import bury_dead, judged
-from genba.storage.membership import Beat
+from genba.storage.membership import Beat, Chores
 from genba.storage.policy import Rules, kept_for
 from genba.storage.questions import unknown_line
 from genba.storage.records import Claimed, Command, Micros
@@ -183,18 +183,19 @@ class Keeper(threading.Thread):
     def _round(self) -> None:
         if self._told is not None:
             self._tell_tasks(self._told)
-        if self._turn("beat", self._lease / 5 / 1_000_000 * random.uniform(0.9, 1.1)):  # noqa: S311
+        beat = self._lease / 5 / 1_000_000 * random.uniform(0.9, 1.1)  # noqa: S311
+        if self._turn("beat", beat, early=self._poll / 2):  # rather than to wake up for it soon again
             self._beat()
         if not self._declared:
             self._store.schedules.declare(self._schedules)
             self._declared = True
         if self._turn("replan", REPLAN):
             self._replan()
-        self._chores()
+        chores = self._chores()
         self._look_for_claimed()
         if self._turn("sweep", SWEEP):
-            self._rescue()
-        if self._turn("limits", LIMITS):
+            self._rescue(chores)
+        if chores.lines and self._turn("limits", LIMITS):
             self._store.limits.sweep()
             if self._store.ring_handed():
                 self._post(Work())
@@ -212,9 +213,9 @@ class Keeper(threading.Thread):
             self._told = None
         self._unpark()
 
-    def _turn(self, what: str, every: float) -> bool:
+    def _turn(self, what: str, every: float, early: float = 0.0) -> bool:
         now = self._seconds()
-        if now < self._next[what]:
+        if now < self._next[what] - early:
             return False
         self._next[what] = now + every
         return True
@@ -231,7 +232,8 @@ class Keeper(threading.Thread):
         if not self._store.presence.check():
             log.warning("the listening connection was lost and is there again")
 
-    def _chores(self) -> None:
+    def _chores(self) -> Chores:
+        """Do what is due; gives what was seen, for those who need not look if there is nothing."""
         self._store.children_wait = False
         rules = self._rules
         queues = [queue for queue in self._queues if queue not in rules.paused]
@@ -280,6 +282,7 @@ class Keeper(threading.Thread):
         self._due_in = None if next_at is None else max(0.0, (next_at - chores.now) / 1_000_000)
         if work:
             self._post(Work())
+        return chores
 
     def _look_for_claimed(self) -> None:
         for claim in self._doubts.open():
@@ -308,19 +311,20 @@ class Keeper(threading.Thread):
         if moved:
             self._poked.set()
 
-    def _rescue(self) -> None:
+    def _rescue(self, chores: Chores) -> None:
         lasted = self._patience.lasted(self._clock.boot())
         suspects, buried = bury_dead(self._store.nodes, self._node, self._boot_id, lasted)
         for node, taken in buried:
             log.warning("node %s (pid %s on %s) is dead; took over %d jobs", node.name, node.pid, node.host, len(taken))
             if taken:
                 self._post(Work())
-        for lost in self._store.nodes.left_behind():
+        for lost in self._store.nodes.left_behind() if chores.running else ():
             if self._store.nodes.orphans_of(lost, judged):
                 self._post(Work())
         self._store.locks.ring()
-        self._store.sessions.sweep(lasted)
-        self._store.locks.sweep()
+        if chores.sessions:
+            self._store.sessions.sweep(lasted)
+            self._store.locks.sweep()
         if suspects:
             self._next["sweep"] = self._seconds() + SWEEP_SUSPECT
 

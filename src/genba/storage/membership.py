@@ -59,6 +59,9 @@ class Chores(NamedTuple):
     recheck: bool
     next_ripe: Micros | None
     next_look: Micros | None  # at a condition
+    lines: bool  # jobs stand in a line, or have a slot and wait
+    running: bool  # anybody's
+    sessions: bool  # or locks, or who waits for one
     work: bool
 
 

@@ -88,4 +88,9 @@ SELECT /* now */,
        (SELECT min(next_at) FROM genba.schedule WHERE namespace = :namespace AND next_at IS NOT NULL AND NOT paused),
        EXISTS (SELECT 1 FROM genba.recheck WHERE namespace = :namespace),
        (SELECT min(next_at) FROM genba.bucket WHERE namespace = :namespace AND next_at IS NOT NULL),
-       (SELECT min(look_at) FROM genba.question WHERE namespace = :namespace);
+       (SELECT min(look_at) FROM genba.question WHERE namespace = :namespace),
+       EXISTS (SELECT 1 FROM genba.job WHERE namespace = :namespace AND parked_on IS NOT NULL)
+       OR EXISTS (SELECT 1 FROM genba.job WHERE namespace = :namespace AND granted_at IS NOT NULL AND claim_id IS NULL AND finished_at IS NULL),
+       EXISTS (SELECT 1 FROM genba.job WHERE node IS NOT NULL),
+       EXISTS (SELECT 1 FROM genba.session WHERE namespace = :namespace) OR EXISTS (SELECT 1 FROM genba.lock WHERE namespace = :namespace)
+       OR EXISTS (SELECT 1 FROM genba.waiter WHERE namespace = :namespace);
