@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import subprocess
 import sys
 import threading
 import time
@@ -70,6 +71,20 @@ for n in range(20):
 LARGE = SMALL + """
 held = bytearray(os.urandom(1 << 20)) * 200
 small_things = [str(n) for n in range(500_000)]
+"""
+
+# What it holds, what of that is in huge pages, and whether it is still what it was.
+HUGE = """
+import hashlib, os, re
+from genba.worker.process import use_huge_pages
+
+small = use_huge_pages(60)
+held = bytearray(os.urandom(1 << 20)) * 100
+before = hashlib.sha256(held).digest()
+made = use_huge_pages(60)
+with open("/proc/self/smaps_rollup") as file:
+    huge = int(re.search(r"AnonHugePages: +(\\d+)", file.read())[1])
+print(small, made, huge, hashlib.sha256(held).digest() == before)
 """
 
 ONLY_ZYGOTE = SMALL + """
@@ -143,6 +158,16 @@ def shop(url, start_node, tmp_path):
     yield start
     for module in modules:
         module.app.close()
+
+
+def test_what_a_large_app_holds_is_in_huge_pages_and_unchanged():
+    told = subprocess.run([sys.executable, "-c", HUGE], capture_output=True, text=True, check=True, timeout=120)
+    small, made, huge, same = told.stdout.split()
+
+    assert (small, same) == ("0", "True")
+    if int(made) == 0:
+        pytest.skip("this kernel makes none")
+    assert int(huge) >= int(made) * 2048 // 2   # kB; some may have been taken away again
 
 
 @pytest.mark.parametrize("forks", [500, pytest.param(10_000, marks=pytest.mark.soak)])

@@ -34,7 +34,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from genba.worker.process import adopt_orphans, give_back_memory, leave
+from genba.worker.process import adopt_orphans, give_back_memory, leave, use_huge_pages
 from genba.worker.reload import Watch, suspects
 
 NODE_FD = 3
@@ -43,6 +43,7 @@ IMPORT_FAILED = 3  # exit code
 _FLUSH_MS = 5000
 _LOOK_MS = 500  # between two looks at the files of the app
 _LISTEN_AGAIN, _LISTEN_WITHIN = 1.0, 5.0  # seconds
+_HUGE_WITHIN = 1.0  # seconds that the first worker of a large app waits, so that forks are quick
 _FAR = 10  # beyond the descriptors that a fresh worker finds its own at
 
 App = Any  # anything with hello(); the zygote asks no more of it
@@ -77,6 +78,7 @@ def main(argv: list[str], run: Run | None = None) -> NoReturn:
     prepare(app)
     gc.collect()  # before the node asks for the first worker, who would wait for it
     give_back_memory()
+    use_huge_pages(_HUGE_WITHIN)
     gc.freeze()  # a collection in a worker must not copy every page of the app
     serve(node, app, run, title, target, Watch() if reload else None, greeting)
 
