@@ -51,6 +51,7 @@ Run = Callable[[App, int, socket.socket, int, int], object]
 
 # A terminal or a service manager signals the whole group; when the zygote ends is the node's business.
 _IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_TURNED = (*_IGNORED, signal.SIGCHLD)  # what means something else to a worker
 
 
 def main(argv: list[str], run: Run | None = None) -> NoReturn:
@@ -268,7 +269,7 @@ class _Zygote:
 
     def _fork(self, slot: int, fds: list[int]) -> int:
         # Blocked across the fork: a signal for the worker must not meet the dispositions of the zygote.
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, _TURNED)
         try:
             pid = os.fork()
             if pid == 0:
