@@ -203,6 +203,8 @@ class Apsw:
         flags = self._apsw.SQLITE_OPEN_READWRITE | self._apsw.SQLITE_OPEN_CREATE
         conn = self._apsw.Connection(path, flags=flags, statementcachesize=200)
         conn.set_busy_timeout(int(BUSY * 1000))
+        # Else a statement is compiled anew for each value that is bound to it: 105 µs instead of 4 for a claim.
+        conn.config(self._apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
         return conn
 
     @staticmethod
