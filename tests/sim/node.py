@@ -24,6 +24,7 @@ from genba.storage.series import Wanted
 from tests.sim.world import LEASE, MS, SECOND, Gone, Run, World, a_store
 
 TASK = "sim.work"
+DOOR = "sim.door"  # a condition
 BOOT = "sim"
 GUARD = LEASE * 8 // 10
 
@@ -45,6 +46,15 @@ class Worker:
     def give(self, serial: int, jobs: list[wire.Job]) -> None:
         self._unread.extend((wire.place(serial, index), job) for index, job in enumerate(jobs))
         self._world.at(0.1 * MS, self._next, self)
+
+    def ask(self, serial: int) -> None:
+        """Whether the door is open: no more often than not, while things go wrong."""
+        self._world.at(self._world.rng.uniform(0.1, 5) * MS, partial(self._answer, serial), self)
+
+    def _answer(self, serial: int) -> None:
+        shut = self._world.happens(0.6)
+        self._world.hits.add("not ready" if shut else "ready")
+        self._node.answer(self, [serial, [] if shut else [[]], SECOND // 2 if shut else None, DOOR, None])
 
     def take_back(self) -> int:
         count = len(self._unread)
@@ -136,10 +146,11 @@ class SimNode:
         self.store = a_store(world, self)
         self._settings = NodeSettings(target="sim", name=name, pool="static", min=2, max=2, grace=2 * SECOND)
         self.brain = Brain(self._settings, [TASK], world.rng.random)
+        self.brain.conditions = [DOOR]
         doubts = Doubts(world.clock)
         self._desk = Desk("sim", self.store, self.id, [TASK], doubts, self._inbox.append)
         self._keeper = Keeper(
-            self.store, self.id, lease=LEASE, poll=2 * SECOND, queues=["default"], tasks=[TASK], conditions=(),
+            self.store, self.id, lease=LEASE, poll=2 * SECOND, queues=["default"], tasks=[TASK], conditions=(DOOR,),
             keep={}, schedules=schedules, boot_id=BOOT, clock=world.clock, doubts=doubts,
             post=self._inbox.append,
         )
@@ -260,6 +271,13 @@ class SimNode:
         if worker.alive:
             self._take_in(worker)
 
+    def answer(self, worker: Worker, said: list[Any]) -> None:
+        self._world.at(0.1 * MS, partial(self._hear_answer, worker, said), self)
+
+    def _hear_answer(self, worker: Worker, said: list[Any]) -> None:
+        if worker.alive and self._workers.get(worker.slot) is worker:
+            self._perform(self.brain.on_answer(worker.slot, said, self._world.now))
+
     def _take_in(self, worker: Worker) -> None:
         results, worker.results = worker.results, []
         if results and worker.slot in self._workers:
@@ -288,6 +306,13 @@ class SimNode:
                 case do.Give(slot, serial, jobs):
                     if slot in self._workers:
                         self._workers[slot].give(serial, jobs)
+                case do.Ask(slot, serial):
+                    if slot in self._workers:
+                        self._workers[slot].ask(serial)
+                case do.Answered(answers):
+                    desk.add(answers=answers)
+                case do.Opened(key):
+                    desk.add(opened=[key])
                 case do.TakeBack(slot):
                     if slot in self._workers:
                         count = self._workers[slot].take_back()

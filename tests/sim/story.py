@@ -16,14 +16,14 @@ from genba.domain.schedule import Rule as When
 from genba.errors import StoreError
 from genba.storage.records import Edge, NewJob
 from genba.storage.series import Wanted
-from tests.sim.node import TASK, SimNode
+from tests.sim.node import DOOR, TASK, SimNode
 from tests.sim.world import LEASE, SECOND, Mood, Run, World, a_store
 
 FAULTS = 10 * SECOND  # so long things go wrong
 PATIENCE = 150 * SECOND  # then so long at most until all is done
 
 KINDS = ("plain", "plain", "plain", "long", "raises", "crashes", "limited", "limited", "once", "child",
-         "delayed", "key")
+         "delayed", "key", "dedicated", "conditional")
 DEEDS = ("kill worker", "kill node", "pause node", "cut node", "outage", "cancel", "drain", "kill worker", "hold")
 
 
@@ -50,7 +50,7 @@ class Story:
         """Nodes come, jobs come, things go wrong, and then nothing does any more."""
         world, rng = self.world, self.world.rng
         self.start_nodes(rng.choice((1, 2, 2, 3)))
-        for number in range(rng.randint(3, 8)):
+        for number in range(rng.randint(2, 6)):
             world.at(rng.uniform(0, FAULTS * 0.7), partial(self._enqueue, number))
         for _ in range(rng.randint(1, 5)):
             deed = rng.choice(DEEDS)
@@ -140,6 +140,11 @@ class Story:
                 given["after"] = (Edge(rng.choice(known), "finished"),)
             case "delayed":
                 given["delay"] = rng.randint(1, 3 * SECOND)
+            case "dedicated":
+                options["dedicated"] = True
+            case "conditional":
+                options["ready"] = [DOOR]
+                given["ready"] = (DOOR,)
             case "key":
                 given["identity"] = "the same"
         return NewJob(task=TASK, args=json.dumps(told).encode(), options=json.dumps(options), **given)
@@ -194,8 +199,8 @@ class Story:
             node.drain()
 
     def _hold(self, job: int) -> None:
-        if self._client.hold(job, "sim"):
-            self.world.at(2 * SECOND, partial(self._resume, job))
+        self.world.at(2 * SECOND, partial(self._resume, job))   # whatever is heard of it: it may have happened
+        self._client.hold(job, "sim")
 
     def _resume(self, job: int) -> None:
         try:
@@ -232,6 +237,8 @@ class Story:
         for id, (_, state, attempt, result, _, reason, options, *_) in rows.items():
             self._check_job(id, state, attempt, result, reason, json.loads(options or "{}"), runs[id])
         self._check_limit(rows)
+        done = {one.kind for one in self.asked if one.id is not None and rows[one.id][1] == "succeeded"}
+        self.world.hits.update(f"done: {kind}" for kind in done)
         assert not self.world.false_alarms, "a node was buried that was there all the time"
         faults = self._client.verify().faults
         assert faults == [], faults

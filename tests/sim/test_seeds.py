@@ -11,13 +11,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.sim.story import Story
+from tests.sim.story import KINDS, Story
 from tests.sim.world import Stage
 
-COUNT = 100  # what fits into a few seconds; `make soak` plays thirty thousand
 EVERY = {
     "kill worker", "kill node", "pause node", "cut node", "outage", "cancel", "hold", "drain",
     "failed before it happened", "failed after it happened", "paused at a call", "guard", "declared dead",
+    "ready", "not ready", *(f"done: {kind}" for kind in KINDS),
 }  # fmt: skip
 
 
@@ -40,15 +40,22 @@ def play(stage: Stage, seed: int) -> set[str]:
     return story.world.hits
 
 
-@pytest.mark.parametrize("first", [0, *(pytest.param(n, marks=pytest.mark.soak) for n in range(1_000, 31_000, 1_000))])
-def test_whatever_goes_wrong_nothing_is_lost_or_doubled_and_all_is_done_in_the_end(first):
+def play_all(first: int, count: int) -> None:
     stage = Stage()
     hits: Counter[str] = Counter()
 
-    for seed in range(first, first + (1_000 if first else COUNT)):
+    for seed in range(first, first + count):
         hits.update(play(stage, seed))
 
     assert hits.keys() >= EVERY, f"never seen: {EVERY - hits.keys()}"
+
+
+SOAK = [pytest.param(first, 1_000, marks=pytest.mark.soak) for first in range(1_000, 31_000, 1_000)]
+
+
+@pytest.mark.parametrize(("first", "count"), [(0, 250), (250, 250), *SOAK])   # the rest: test_more_seeds.py
+def test_whatever_goes_wrong_nothing_is_lost_or_doubled_and_all_is_done_in_the_end(first, count):
+    play_all(first, count)
 
 
 def test_a_seed_gives_the_same_history_again():
