@@ -192,7 +192,7 @@ class Client(Opened):
     adoctor = twin(doctor)
 
     def explain(self, job: Job[Any]) -> Explanation:
-        return explain(self.store, job.record)
+        return explain(self.store, job.record, None if self._test is None else self.task_table())
 
     def nodes(self) -> list[NodeRecord]:
         """The nodes that are alive."""

@@ -5,7 +5,7 @@ Each fact that can keep a job from running has one small asker below; what the d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
@@ -47,9 +47,12 @@ class Explanation:
         return f"{said}; it will probably start at {_clock(self.start)}" if soon else said
 
 
-def explain(store: Store, job: JobRecord) -> Explanation:
-    """What keeps this job from running, as the database has it now."""
-    facts = Facts(store, job)
+def explain(store: Store, job: JobRecord, test: Collection[str] | None = None) -> Explanation:
+    """What keeps this job from running, as the database has it now.
+
+    `test`: the tasks of an app under test, which runs its jobs itself, of all queues, when it is told to.
+    """
+    facts = Facts(store, job, test)
     reasons = [reason for ask in _ASKERS[State(job.state)] for reason in ask(facts)]
     starts = [reason.start for reason in reasons]
     known = [start for start in starts if start is not None]
@@ -61,9 +64,10 @@ def explain(store: Store, job: JobRecord) -> Explanation:
 class Facts:
     """A job, and what several askers want to know about the rest."""
 
-    def __init__(self, store: Store, job: JobRecord) -> None:
+    def __init__(self, store: Store, job: JobRecord, test: Collection[str] | None) -> None:
         self.store = store
         self.job = job
+        self.test = test
 
     @cached_property
     def now(self) -> Micros:
@@ -134,8 +138,12 @@ def _dependencies(facts: Facts) -> Sequence[Reason]:
 
 def _moment(facts: Facts) -> Sequence[Reason]:
     job = facts.job
-    ahead = job.due_at > facts.now and job.state != State.WAITING  # what waits was due, before the clock was set back
-    if job.state != State.SCHEDULED and not ahead:
+    if job.due_at <= facts.now:
+        due = f"it is due since {_clock(to_datetime(job.due_at))}, nodes move it to those that wait"
+        if job.state != State.SCHEDULED or facts.test is not None:
+            return []
+        return [Reason("due", due, {"at": job.due_at}, facts.now)]
+    if job.state == State.WAITING:  # it was due, before the clock was set back
         return []
     again = ""
     if job.attempt and job.crashes:
@@ -160,6 +168,9 @@ def _steered(facts: Facts) -> Sequence[Reason]:
 def _task(facts: Facts) -> Sequence[Reason]:
     """Whether anybody could run it."""
     task = facts.job.task
+    if facts.test is not None:
+        text = f"in a test nobody else runs jobs, and this app has no task {task!r}"
+        return [] if task in facts.test else [Reason("unknown_task", text, {"task": task})]
     if not facts.nodes:
         return [Reason("no_node", f"no live node knows task {task!r}: no node is running")]
     if not any(task in _names(node.tasks) for node in facts.nodes):
@@ -170,7 +181,7 @@ def _task(facts: Facts) -> Sequence[Reason]:
 
 def _queue(facts: Facts) -> Sequence[Reason]:
     queue = facts.job.queue
-    if facts.serving or not facts.nodes:
+    if facts.serving or not facts.nodes or facts.test is not None:
         return []
     return [Reason("unserved_queue", f"no live node serves queue {queue!r}", {"queue": queue})]
 
@@ -235,7 +246,7 @@ def _elsewhere(facts: Facts) -> Sequence[Reason]:
 
 def _slots(facts: Facts) -> Sequence[Reason]:
     job = facts.job
-    if job.parked_on is not None or not facts.serving:
+    if job.parked_on is not None or not facts.serving or facts.test is not None:
         return []
     ahead = facts.store.ahead(job)
     many = f"{_MANY:,} or more" if ahead >= _MANY else str(ahead)
@@ -245,14 +256,22 @@ def _slots(facts: Facts) -> Sequence[Reason]:
     return [Reason("no_slot", text, {"ahead": ahead}, start)]
 
 
+def _untold(facts: Facts) -> Sequence[Reason]:
+    """Nothing is in its way, but in a test nothing happens by itself."""
+    job = facts.job
+    if facts.test is None or job.parked_on is not None or job.due_at > facts.now or _steered(facts) or _task(facts):
+        return []
+    return [Reason("test", "in a test jobs run when they are told to: q.run()")]
+
+
 _SPOKEN_OF = ("unknown ", "question ", "disabled ", "limit ")
-_WAITING: Sequence[Asker] = (_steered, _task, _queue, _bucket, _condition, _elsewhere, _slots)
+_WAITING: Sequence[Asker] = (_steered, _task, _queue, _bucket, _condition, _elsewhere, _slots, _untold)
 _ASKERS: dict[State, Sequence[Asker]] = {
     **{State(state): (_final,) for state in FINAL},
     State.RUNNING: (_running,),
     State.HELD: (_held,),
     State.BLOCKED: (_dependencies, _moment, _steered, _task, _queue),
-    State.SCHEDULED: (_moment, _steered, _task, _queue),
+    State.SCHEDULED: (_moment, _steered, _task, _queue, _untold),
     State.WAITING: _WAITING,
 }
 

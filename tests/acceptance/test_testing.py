@@ -217,6 +217,30 @@ def test_what_was_enqueued_is_asserted(app):
             q.assert_enqueued(mail, count=3)
 
 
+def test_why_a_job_does_not_run_is_told_without_a_word_about_nodes(app):
+    @app.task(name="mail", limits=[Limit("post", 1)])
+    def mail() -> str:
+        return str(mail.enqueue().explain())
+
+    with app.testing() as q:
+        job = mail.using(queue="letters").enqueue()
+        assert [reason.kind for reason in job.explain().reasons] == ["test"]
+        assert "q.run()" in str(job.explain())
+        later = mail.using(delay="1h").enqueue()
+        assert [reason.kind for reason in later.explain().reasons] == ["scheduled"]
+        app.queues["letters"].pause()
+        assert [reason.kind for reason in job.explain().reasons] == ["queue_paused"]
+        app.queues["letters"].resume()
+        q.run(limit=1)
+        assert f'bucket "post" is full (held by job {job.id}' in job.result()
+        strange = app.enqueue("nobody.has.it")
+        assert "this app has no task 'nobody.has.it'" in str(strange.explain())
+        q.run()
+        assert [reason.kind for reason in strange.explain().reasons] == ["unknown_task"]
+        for one in (job, later, strange):
+            assert "live" not in str(one.explain())
+
+
 def test_a_test_leaves_nothing_behind_and_another_starts_empty(app):
     @app.task(name="add")
     def add(x: int) -> int:
@@ -255,14 +279,14 @@ HOWTO = Path(__file__).parents[2] / "docs" / "howto"
 
 
 def test_the_how_to_of_testing_is_true(tmp_path):
-    first, fixture = blocks("python", HOWTO / "testing.md")
-    (tmp_path / "tasks.py").write_text(first.partition("def test_mail()")[0])
+    first, fixture, own = blocks("python", HOWTO / "testing.md")
     (tmp_path / "test_tasks.py").write_text(first + "\n\n" + fixture)
+    (tmp_path / "test_own.py").write_text("from test_tasks import app, mail\n" + own)
     (tmp_path / "pytest.ini").write_text("[pytest]\ngenba_app = test_tasks:app\npythonpath = .\n")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:genba", "-p", "genba.pytest_plugin"]
     ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=180)
 
-    assert "5 passed" in ran.stdout, ran.stdout + ran.stderr
+    assert "7 passed" in ran.stdout, ran.stdout + ran.stderr
 
 
 def test_the_how_to_of_events_is_true(app, capsys):

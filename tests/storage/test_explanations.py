@@ -309,3 +309,12 @@ def test_what_is_final_or_runs_says_so(store, node):
     id = one(store)
     finish(store, id, "failed")
     assert told(store, id).reasons[0].kind == "final"
+
+
+def test_a_job_whose_moment_has_come_is_not_said_to_have_none(store, node, clock):
+    id = one(store, delay=HOUR)
+    assert [reason.kind for reason in told(store, id).reasons] == ["scheduled"]
+    clock.advance("2h")
+    assert [reason.kind for reason in told(store, id).reasons] == ["due"]
+    store.promote()
+    assert [reason.kind for reason in told(store, id).reasons] == ["no_slot"]
