@@ -86,6 +86,9 @@ def test_what_waits_is_told_by_queue_with_the_age_of_the_oldest():
     assert told['genba_jobs_bounded{state="waiting",queue="slow"}'] == 1
     assert (told["genba_lock_waiters"], told["genba_lock_wait_seconds"]) == (2, 10)
     assert told["genba_database_up"] == 1
+    locked = samples(text(Vitals("n1", trouble="the file is locked"), Meter(), seen))
+    assert locked["genba_database_up"] == 0
+    assert locked['genba_waiting_jobs{queue="slow"}'] == 5
 
 
 def test_without_the_database_the_node_still_tells_of_itself():

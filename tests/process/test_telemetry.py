@@ -7,14 +7,20 @@ import re
 import signal
 import socket
 import time
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 from urllib.error import HTTPError
+from urllib.parse import urlsplit
 from urllib.request import urlopen
 
+import apsw
+import psycopg
 import pytest
 from tests.support import NodeProcess, eventually, load_module, sqlite_url
+
+from genba.bench.server import own_server
 
 APP = """
 import logging, os, time
@@ -214,6 +220,62 @@ def test_a_node_that_drains_lives_and_is_not_ready(tmp_path, path, start_node):
     path.touch()
     assert node.wait(30) == 0
     module.app.close()
+
+
+@contextmanager
+def away(url: str, databases: Callable[[], Any]) -> Iterator[None]:
+    """Whoever asks this database gets no answer: its server lets nobody in, or somebody else has the file."""
+    if url.startswith("sqlite"):
+        with closing(apsw.Connection(urlsplit(url).path[1:])) as conn:
+            conn.set_busy_timeout(60_000)
+            conn.execute("BEGIN EXCLUSIVE")
+            yield
+            conn.execute("ROLLBACK")
+        return
+    name = urlsplit(url).path[1:]
+    with psycopg.connect(databases().url("postgres"), autocommit=True) as conn:
+        conn.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")
+        conn.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", [name])
+        yield
+        conn.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true")
+
+
+def test_a_node_whose_database_is_away_lives_is_not_ready_and_goes_on_after(url, tmp_path, path, start_node, request):
+    (tmp_path / "till.py").write_text(APP)
+    module = load_module("till", tmp_path, url)
+    node = start_node("till:app", url, *OPTIONS, env={"GENBA_LEASE": "10m"})   # nobody is taken for dead meanwhile
+    watched = Watched(module.app, module, node)
+    eventually(module.app.nodes, within=40)
+    job = module.until.enqueue(str(path))
+    eventually(lambda: job.refresh().state == "running", within=40)
+    eventually(lambda: watched.get("/readyz") == (200, "ok\n"), within=40)
+
+    with away(url, lambda: request.getfixturevalue("databases")):
+        eventually(lambda: watched.get("/readyz")[0] == 503, within=120)
+        assert watched.get("/readyz")[1].startswith("the database does not answer: ")
+        assert watched.get("/livez") == (200, "ok\n")
+        assert watched.sample("genba_database_up") == 0
+        path.touch()
+
+    eventually(lambda: watched.get("/readyz") == (200, "ok\n"), within=120)
+    eventually(lambda: job.refresh().state == "succeeded", within=120)
+    assert len(job.attempts) == 1
+    module.app.close()
+
+
+def test_a_node_whose_server_has_ended_lives_and_is_not_ready(tmp_path, start_node):
+    (tmp_path / "till.py").write_text(APP)
+    with own_server(durable=False) as url:
+        module = load_module("till", tmp_path, url)
+        node = start_node("till:app", url, *OPTIONS, env={"GENBA_LEASE": "10m"})
+        watched = Watched(module.app, module, node)
+        eventually(module.app.nodes, within=40)
+        eventually(lambda: watched.get("/readyz") == (200, "ok\n"), within=40)
+        module.app.close()
+
+    eventually(lambda: watched.get("/readyz")[1].startswith("the database does not answer: "), within=120)
+    assert watched.get("/livez") == (200, "ok\n")
+    assert watched.get("/metrics")[0] == 200
 
 
 def test_a_port_that_is_taken_is_said_in_one_sentence(tmp_path, start_node):

@@ -32,7 +32,8 @@ class Vitals:
 def text(vitals: Vitals, meter: Meter, levels: Levels | None) -> str:
     """`levels` is None if the database could not be asked: what the node knows itself is told all the same."""
     families = [*_of_node(vitals), *_of_work(meter)]
-    families.append(_single("database_up", "1 if the database has answered.", levels is not None))
+    up = levels is not None and vitals.trouble is None  # a file that somebody else writes to can still be read
+    families.append(_single("database_up", "1 if the database has answered, this look and the node.", up))
     if levels is not None:
         families += _of_queue(levels)
     return "".join(families)
