@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import select
+from collections import Counter
 from contextlib import closing
 
 import pytest
@@ -27,6 +28,9 @@ from tests.storage.builders import (
 )
 from tests.support import eventually
 
+from genba.node.doubts import Doubts
+from genba.node.keeper import Keeper
+from genba.storage.burial import judged
 from genba.storage.membership import NameTaken, Orphan
 from genba.storage.records import Ending
 from genba.storage.store import open_store
@@ -157,6 +161,30 @@ def test_commands_reach_their_node_once_and_in_order(store):
         (jobs[0].id, 1, "kill", "b"),
     ]
     assert store.nodes.commands(1) == []
+
+
+def test_thousands_that_a_dead_node_held_are_offered_without_a_pause_and_spread_by_their_back_off(store, clock):
+    joined(store, 1)
+    ids = enqueued(store, 2200)
+    claimed(store, 2200)
+    store.mark([(id, 1, CLAIM, 5) for id in ids[:1000]])
+    store.nodes.bury(1, judged)
+    joined(store, 2)
+    keeper = Keeper(
+        store, 2, lease=15 * SECOND, poll=SECOND, queues=["default"], tasks=[TASK], conditions=[], keep={},
+        schedules=[], boot_id=None, clock=clock, doubts=Doubts(clock), post=lambda what: None,
+    )  # fmt: skip
+
+    for _ in range(4):
+        keeper.step()  # no time passes between them
+
+    jobs = [store.job(id) for id in ids]
+    assert [job.state for job in jobs] == ["scheduled"] * 1000 + ["waiting"] * 1200
+    waits = sorted(job.due_at - clock.now() for job in jobs[:1000])
+    assert waits[0] >= SECOND // 2
+    assert waits[-1] <= SECOND * 3 // 4
+    windows = Counter(wait * 100 // SECOND for wait in waits)
+    assert max(windows.values()) < 3 * 1000 / 25  # of ten milliseconds each
 
 
 def test_the_jobs_of_a_buried_node_are_judged_and_go_on(store):

@@ -19,7 +19,7 @@ from genba.errors import StoreError
 from genba.node.doubts import Doubts
 from genba.options import Keep
 from genba.storage.burial import bury_dead, judged
-from genba.storage.membership import Beat, Chores
+from genba.storage.membership import ORPHANS, Beat, Chores
 from genba.storage.policy import Rules, kept_for
 from genba.storage.questions import unknown_line
 from genba.storage.records import Claimed, Command, Micros
@@ -318,15 +318,21 @@ class Keeper(threading.Thread):
             log.warning("node %s (pid %s on %s) is dead; took over %d jobs", node.name, node.pid, node.host, len(taken))
             if taken:
                 self._post(Work())
+        more = False
         for lost in self._store.nodes.left_behind() if chores.running else ():
-            if self._store.nodes.orphans_of(lost, judged):
+            taken = self._store.nodes.orphans_of(lost, judged)
+            if taken:
                 self._post(Work())
+            more = more or len(taken) == ORPHANS
         self._store.locks.ring()
         if chores.sessions:
             self._store.sessions.sweep(lasted)
             self._store.locks.sweep()
         if suspects:
             self._next["sweep"] = self._seconds() + SWEEP_SUSPECT
+        if more:
+            self._next["sweep"] = self._seconds()
+            self._poked.set()  # for the rest, after the beat
 
     def _park(self) -> None:
         known = self._store.nodes.known_tasks()

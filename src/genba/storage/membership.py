@@ -18,6 +18,8 @@ from genba.storage.presence import Presence
 from genba.storage.records import Command, Ending, JobId, Micros, NewNode, NodeRecord
 from genba.storage.rescuer import Watch
 
+ORPHANS = 500  # taken over in one transaction, as the query says
+
 
 class Orphan(NamedTuple):
     """A job whose node is gone (the order is that of the query)."""
@@ -232,7 +234,7 @@ class Membership:
         return [node for node in nodes if node.id != me and self._presence.gone(node)]
 
     def bury(self, node: int, judge: Judge) -> list[JobId]:
-        """Declare `node` dead and take over what it held, up to 500 jobs a call."""
+        """Declare `node` dead and take over what it held, up to ORPHANS jobs a call."""
         with self._db.transaction() as tx:
             if tx.one("set_node_state", id=node, state="dead", hungry=False):
                 self._tell(tx, "node_lost", node)
