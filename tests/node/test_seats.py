@@ -106,8 +106,8 @@ def test_a_shared_worker_that_others_need_gets_no_more_company_and_then_is_their
     gives = of(do.Give, done)
     brain.on_claimed([a_job(3, "plain")], CLAIM, 2)
     assert given(brain.on_claimed([a_job(4)], CLAIM, 3)) == {}
-    brain.on_results(gives[0].slot, [result(gives[0])], 4)
-    done = brain.on_results(gives[1].slot, [result(gives[1])], 5)
+    brain.on_results([(gives[0].slot, [result(gives[0])])], 4)
+    done = brain.on_results([(gives[1].slot, [result(gives[1])])], 5)
 
     assert do.Share(1, ()) in done
     assert given(done) == {3: 1}
@@ -119,7 +119,7 @@ def test_an_idle_shared_worker_goes_over_to_another_task_in_company():
     (give,) = of(do.Give, brain.on_claimed([a_job(1)], CLAIM, 1))
     assert given(brain.on_claimed([a_job(2, "other")], CLAIM, 2)) == {}   # its worker has company of another task
     assert given(brain.on_claimed([a_job(3)], CLAIM, 3)) == {}   # and gets no more of it
-    done = brain.on_results(give.slot, [result(give)], 4)
+    done = brain.on_results([(give.slot, [result(give)])], 4)
 
     assert of(do.Share, done) == [do.Share(1, ()), do.Share(1, (5, 6))]
     assert given(done) == {2: 5}
@@ -159,8 +159,8 @@ def test_a_drain_lets_a_shared_worker_go_when_its_last_seat_is_empty():
     brain = a_brain()
     gives = of(do.Give, brain.on_claimed([a_job(1), a_job(2)], CLAIM, 1))
     assert of(do.Dismiss, brain.on_drain(2)) == []
-    assert of(do.Dismiss, brain.on_results(gives[0].slot, [result(gives[0])], 3)) == []
-    assert of(do.Dismiss, brain.on_results(gives[1].slot, [result(gives[1])], 4)) == [do.Dismiss(1)]
+    assert of(do.Dismiss, brain.on_results([(gives[0].slot, [result(gives[0])])], 3)) == []
+    assert of(do.Dismiss, brain.on_results([(gives[1].slot, [result(gives[1])])], 4)) == [do.Dismiss(1)]
     assert brain.empty
     assert not brain.deserted
     brain.on_worker_ended(1, 0, 0, 0, NOTHING, 5, seats=dict.fromkeys((2, 3, 4), NOTHING))

@@ -281,7 +281,7 @@ class SimNode:
     def _take_in(self, worker: Worker) -> None:
         results, worker.results = worker.results, []
         if results and worker.slot in self._workers:
-            self._perform(self.brain.on_results(worker.slot, results, self._world.now))
+            self._perform(self.brain.on_results([(worker.slot, results)], self._world.now))
 
     def lost(self, worker: Worker, status: int) -> None:
         if self._workers.get(worker.slot) is worker:

@@ -311,21 +311,28 @@ class Brain:
 
     # jobs end
 
-    def on_results(self, slot: int, results: Sequence[Sequence[Any]], now: Micros) -> list[Action]:
-        hand = self._floor.hands.get(slot)
-        if hand is None:
-            return []
-        worker = hand if hand.host is None else self._floor.hands[hand.host]
-        fine, other = take_results(self._floor, hand, worker, results, now)
+    def on_results(self, told: Sequence[tuple[int, Sequence[Sequence[Any]]]], now: Micros) -> list[Action]:
+        """What a worker tells, or each of its seats, by slot."""
+        fine: list[Success] = []
+        other: list[Ending] = []
+        rest: list[Action] = []
+        for slot, results in told:
+            hand = self._floor.hands.get(slot)
+            if hand is None:
+                continue
+            worker = hand if hand.host is None else self._floor.hands[hand.host]
+            returned, ended = take_results(self._floor, hand, worker, results, now)
+            fine += returned
+            other += ended
+            self._staffing.recycle(rest, worker, results)
+            if worker.leaving and not worker.outstanding:
+                self._floor.dismiss(rest, worker, now)
         actions: list[Action] = []
         if fine:
             actions.append(Succeed(fine))
         if other:
             actions.append(Finish(other))
-        self._staffing.recycle(actions, worker, results)
-        if worker.leaving and not worker.outstanding:
-            self._floor.dismiss(actions, worker, now)
-        return actions + self._flow(now)
+        return actions + rest + self._flow(now)
 
     def on_answer(self, slot: int, answer: Sequence[Any], now: Micros) -> list[Action]:
         """What a worker says about the conditions of a job."""

@@ -99,9 +99,10 @@ class Line:
         except BlockingIOError:
             return 0
 
-    def send(self, message: tuple[Any, ...]) -> None:
+    def send(self, message: tuple[Any, ...], *, now: bool = True) -> None:
         self._unsent += wire.frame(message)
-        self.flush()
+        if now:
+            self.flush()
 
     def flush(self) -> None:
         try:
@@ -208,7 +209,8 @@ class Seat:
         self._number = number
 
     def give(self, serial: int, jobs: list[wire.Job]) -> None:
-        self.host.send((wire.SEAT, self._number, serial, jobs[0]))
+        """Goes off with the next flush of its host: seats are filled by the dozen."""
+        self.host.send((wire.SEAT, self._number, serial, jobs[0]), now=False)
 
     def stop(self, place: int) -> None:
         """CancelledError, in this job only."""

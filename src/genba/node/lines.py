@@ -16,6 +16,7 @@ class Lines:
         self._lines: dict[int, Line] = {}
         self._seats: dict[int, Seat] = {}
         self._watched: dict[int, int] = {}
+        self._unsent: set[Line] = set()  # hosts whose seats were given something
 
     def open(self, slot: int) -> Line:
         line = self._lines[slot] = Line(slot)
@@ -50,11 +51,19 @@ class Lines:
         seat = self._seats.get(slot)
         if seat is not None:
             seat.give(serial, jobs)
-            self.watch(seat.host)
+            self._unsent.add(seat.host)
         else:
             line = self._lines[slot]
             line.give(serial, jobs, each)
             self.watch(line)
+
+    def flush(self) -> None:
+        """What was given to seats goes off."""
+        while self._unsent:
+            line = self._unsent.pop()
+            if line.open:
+                line.flush()
+                self.watch(line)
 
     def ask(self, slot: int, serial: int, job: wire.Job, conditions: Sequence[str]) -> None:
         line = self._lines[slot]

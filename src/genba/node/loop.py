@@ -32,7 +32,7 @@ from genba.node.brain import Brain
 from genba.node.desk import ClaimedDedicated, ClaimedJobs, Desk, Ended, Handed, Marked, Refused, Slotted
 from genba.node.doubts import Doubts
 from genba.node.keeper import Commands, DeclaredDead, Disabled, Found, Keeper, Renewed, Work
-from genba.node.line import Line, Seat
+from genba.node.line import Line
 from genba.node.lines import Lines
 from genba.node.lookout import Lookout
 from genba.node.loud import log_environ, set_up_log, tell_of_ends, words
@@ -320,24 +320,16 @@ class Node:
         if ready is not None:
             self._lookout.came(line.slot, ready)
             self._perform(self._brain.on_worker_ready(line.slot, ready, self._now()))
-        if results:
-            self._perform(self._brain.on_results(line.slot, results, self._now()))
+        told = [(line.slot, results)] if results else []
+        told += [(seat.slot, found) for seat in line.seats if self._lines.seated(seat) and (found := seat.receive())]
+        if told:
+            self._perform(self._brain.on_results(told, self._now()))
         self._take_answers(line)
-        for seat in line.seats:
-            self._read_seat(seat)
 
     def _take_answers(self, line: Line) -> None:
         assert self._brain is not None
         while line.answers:
             self._perform(self._brain.on_answer(line.slot, line.answers.pop(0), self._now()))
-
-    def _read_seat(self, seat: Seat) -> None:
-        assert self._brain is not None
-        if not self._lines.seated(seat):
-            return
-        results = seat.receive()
-        if results:
-            self._perform(self._brain.on_results(seat.slot, results, self._now()))
 
     # processes
 
@@ -648,6 +640,7 @@ class Node:
                     self._lines.bow_out(slot, place)
                 case do.DrainAll():
                     self._lines.drain()
+        self._lines.flush()
 
     def _spawn(self, slot: int) -> None:
         assert self._brain is not None

@@ -24,15 +24,18 @@ class Seats:
 
     def _seat(self, actions: list[Action], now: Micros) -> None:
         left: list[Held] = []
-        full: set[str] = set()
+        free: dict[str, list[Hand]] = {}  # the next one last
         while self._floor.shared:
             held = self._floor.shared.popleft()
             task = held.job.task
-            seat = None if task in full else self._seat_for(actions, task, now)
-            if seat is None:
-                full.add(task)
+            if task not in free:
+                free[task] = list(self.free_seats(task))[::-1]
+            if not free[task]:
+                free[task] = self._one_more(actions, task, now)
+            if not free[task]:
                 left.append(held)
                 continue
+            seat = free[task].pop()
             self._giving.give(actions, seat, [held], now)
             seat.alone = True
         self._floor.shared.extend(left)
@@ -55,19 +58,18 @@ class Seats:
             min(hosts, key=lambda host: host.outstanding).closing = now
         return bool(empty)
 
-    def _seat_for(self, actions: list[Action], task: str, now: Micros) -> Hand | None:
-        for seat in self.free_seats(task):
-            return seat
+    def _one_more(self, actions: list[Action], task: str, now: Micros) -> list[Hand]:
+        """The seats of a worker that has nothing in hand, if there is one."""
         host = self._floor.free()
         if host is None:
-            return None
+            return []
         first = self._floor.slot + 1
         self._floor.slot += self._floor.concurrency.get(task, 1)  # a reload may have changed it
         host.seats = tuple(range(first, self._floor.slot + 1))
         for number in host.seats:
             self._floor.hands[number] = Hand(number, host.pid, ready=True, host=host.slot, task=task, idle_since=now)
         actions.append(Share(host.slot, host.seats))
-        return self._floor.hands[first]
+        return [self._floor.hands[number] for number in reversed(host.seats)]
 
     def free_seats(self, task: str | None = None) -> Iterator[Hand]:
         for hand in self._floor.hands.values():

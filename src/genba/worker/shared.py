@@ -93,6 +93,7 @@ class Shared:
         self._busy: set[Seat] = set()
         self._kept = children() or frozenset()
         self.leaving = False
+        self._rings = False
 
     async def serve(self, count: int, heard: list[list[Any]]) -> list[list[Any]]:
         """Until the node takes the seats away again, or hangs up; takes and gives what was heard beyond that."""
@@ -168,8 +169,15 @@ class Shared:
             return
         if not self._busy and children() is not None:
             end_strays(self._kept)  # while others run, nobody can tell whose they are
-        self._sock.sendall(_BELL)
+        if not self._rings:
+            self._rings = True
+            asyncio.get_running_loop().call_soon(self._ring)
         self._end_if_empty()
+
+    def _ring(self) -> None:
+        """Once for all that have ended in this round of the loop."""
+        self._rings = False
+        self._sock.sendall(_BELL)
 
     def _end_if_empty(self) -> None:
         if self.leaving and not self._busy:
