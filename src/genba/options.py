@@ -167,10 +167,17 @@ def override(changes: Mapping[str, Any]) -> dict[str, Any]:
             raise BadOption(f"{name} cannot be changed from outside; what can: {', '.join(CHANGEABLE)}")
     declare(changes)
     named = {_ALIASES.get(name, name): -value if name == "nice" else value for name, value in changes.items()}
-    return {name: _plain(value) for name, value in named.items()}
+    return {name: plain(value) for name, value in named.items()}
 
 
-def _plain(value: Any) -> Any:
+def check_together(definition: Mapping[str, Any], changes: Mapping[str, Any]) -> None:
+    """BadOption, if what operators want contradicts what the code says: no job could be enqueued."""
+    said = {name: definition[name] for name in ("exclusive", "max_running") if definition.get(name) is not None}
+    declare({**said, **changes})
+
+
+def plain(value: Any) -> Any:
+    """As it can be stored, and read again."""
     if isinstance(value, Retry):
         return value.to_json()
     if isinstance(value, timedelta):

@@ -15,7 +15,7 @@ import msgspec
 from genba.domain.duration import to_datetime
 from genba.domain.fair import key_of
 from genba.errors import BadOption, GenbaError, TaskDisabled, UnknownTask
-from genba.options import DEFAULT_POLICY, NAME, Options, Policy, overridden, override, updated
+from genba.options import DEFAULT_POLICY, NAME, Options, Policy, check_together, overridden, override, updated
 from genba.storage.bulk import merged
 from genba.storage.policy import QueueRecord, Rules, RulesChanged, TaskRecord, kept_for
 from genba.storage.records import NAMED, Enqueued, Micros, NewJob
@@ -243,7 +243,13 @@ class TaskControl:
         if not changes:
             raise BadOption("nothing to change: name an option, for example set(timeout='5m')")
         plain = override(changes)
-        return self._app.store.policy.override(self.name, lambda old: {**old, **plain}, who(), self._code())
+        definition = self.definition
+
+        def more(old: dict[str, Any]) -> dict[str, Any]:
+            check_together(definition, {**old, **plain})
+            return {**old, **plain}
+
+        return self._app.store.policy.override(self.name, more, who(), self._code())
 
     aset = handle_twin(set)
 
@@ -255,8 +261,11 @@ class TaskControl:
             if strange:
                 there = f"changed are {', '.join(sorted(old))}" if old else "nothing is changed"
                 raise BadOption(f"{strange[0]!r} of task {self.name!r} is not changed: {there}")
-            return {name: value for name, value in old.items() if names and name not in names}
+            left = {name: value for name, value in old.items() if names and name not in names}
+            check_together(definition, left)
+            return left
 
+        definition = self.definition
         return self._app.store.policy.override(self.name, less, who(), self._code())
 
     areset = handle_twin(reset)

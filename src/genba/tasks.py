@@ -16,7 +16,7 @@ from genba.domain import graph
 from genba.domain.fair import names_in
 from genba.errors import BadTask
 from genba.limiting import describe, rules_of
-from genba.options import NAME, Options, Policy
+from genba.options import NAME, Options, Policy, plain
 
 if TYPE_CHECKING:
     from genba.job import Job
@@ -192,17 +192,33 @@ class Task(Generic[P, R, V]):
         return {"every": policy.every if policy.every < 0 else timedelta(microseconds=policy.every)}
 
     def describe(self) -> dict[str, Any]:
-        """The definition that nodes persist, for clients without the code."""
-        policy = self.policy
+        """The definition that nodes persist, for clients without the code; times are micros, `every` -1 is "again"."""
+        options, policy = self.options, self.policy
         return {
             "name": self.name,
             "title": policy.title,
             "doc": (inspect.getdoc(self.fn) or "").partition("\n")[0] or None,
+            "function": f"{_module(self.fn)}:{getattr(self.fn, '__qualname__', self.__name__)}",
             "async": self.is_async,
-            "queue": self.options.queue,
-            "priority": self.options.priority,
-            "timeout": self.options.timeout,
-            "retry": self.options.retry.to_json(),
+            "queue": options.queue,
+            "priority": options.priority,
+            "expires": plain(options.expires),
+            "timeout": options.timeout,
+            "grace": options.grace,
+            "stall_timeout": options.stall_timeout,
+            "memory": options.memory,
+            "cpu": options.cpu,
+            "retry": options.retry.to_json(),
+            "dedicated": options.dedicated,
+            "on_dependency_failure": options.on_dependency_failure,
+            "cron": policy.cron,
+            "every": policy.every,
+            "tz": policy.tz,
+            "max_running": policy.max_running,
+            "exclusive": policy.exclusive,
+            "max_waiting": policy.max_waiting,
+            "rate": plain(policy.rate),
+            "limits": describe(rules_of(self.name, options, policy)),
             "fair_by": policy.fair_by,
             "on_exception": policy.on_exception,
             "explicit_outcome": policy.explicit_outcome,
@@ -210,8 +226,8 @@ class Task(Generic[P, R, V]):
             "max_crashes": policy.max_crashes,
             "concurrency": policy.concurrency,
             "keep": policy.keep,
-            "limits": describe(rules_of(self.name, self.options, policy)),
-            "max_waiting": policy.max_waiting,
+            "history": policy.history,
+            "progress_every": policy.progress_every,
             **self.arguments.describe(),
         }
 
