@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import psycopg
 import pytest
 from click.testing import CliRunner
 from tests.support import sqlite_url
@@ -23,8 +24,8 @@ from genba.domain.limit import Rule
 from genba.storage.records import NewNode
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
-ELSEWHERE = {  # these run for long or need PostgreSQL, and have tests of their own
-    "genba db grant": "tests of roles",
+ELSEWHERE = {  # these run for long, or need PostgreSQL
+    "genba db grant": "below",
     "genba demo": "test_demo.py",
     "genba bench": "test_bench.py",
     "genba node start": "test_node.py and most others",
@@ -143,6 +144,35 @@ def test_an_example_of_the_reference_runs(line, place):
     result = ran(line)
 
     assert result.exit_code in code_of(line), (line, result.output)
+
+
+@pytest.fixture
+def owned(databases: Any, template: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A database of PostgreSQL, and a role that has no rights in it yet."""
+    with databases.fresh(template) as name:
+        url = databases.url(name)
+        monkeypatch.setenv("GENBA_URL", url)
+        with psycopg.connect(url, autocommit=True) as conn:
+            conn.execute("CREATE ROLE shop_web")
+            try:
+                yield url
+            finally:
+                conn.execute("DROP OWNED BY shop_web")
+                conn.execute("DROP ROLE shop_web")
+
+
+def test_the_examples_of_grant_run_on_postgres(owned):
+    lines = [line for line in examples() if line.startswith("genba db grant")]
+    assert lines
+    for line in lines:
+        with psycopg.connect(owned, autocommit=True) as conn:
+            may = "SELECT has_table_privilege('shop_web', 'genba.job', 'INSERT')"
+            assert conn.execute(may).fetchone() == (False,)
+            result = ran(line)
+            assert result.exit_code == 0, (line, result.output)
+            assert conn.execute(may).fetchone() == (True,)
+        result = ran(line, "--json")
+        fits(json.loads(result.stdout), SCHEMAS["properties"]["db grant"], line)
 
 
 def commands(group: click.Group = main, path: str = "genba") -> Iterator[str]:
