@@ -133,6 +133,7 @@ def test_conditions_of_a_start_are_read_and_checked():
     assert (options.limits, options.ready) == ((Limit("gpu", 1),), ("a.b",))
     assert (read.max_running, read.max_waiting, read.exclusive, read.rate) == (None, 3, True, Rate(None, "5/s"))
     assert (policy(every=-1).every, policy(every="12h").every) == (-1, 12 * HOUR)
+    assert (policy(every=0).every, policy(every=None).every) == (None, None)
     contradiction = {"cron": "* * * * *", "every": 5}
     for bad in (contradiction, {"tz": "Mars/Base"}, {"limits": ["gpu"]}, {"rate": "x"}, {"on_final": 3}):
         with pytest.raises(BadOption):

@@ -146,6 +146,15 @@ def test_waits_that_a_clock_set_back_has_made_longer_are_found_by_an_index(datab
     assert "TEMP B-TREE" not in plan
 
 
+def test_so_are_jobs_that_wait_in_places_of_the_future(database, engine):
+    with database.statement() as tx:
+        plan = words(tx.all("waiting_since_later", namespace="default"))
+
+    assert "job_claim" in plan
+    assert "job_parked" in plan
+    assert no_walk(plan.replace("SCAN genba_job USING INDEX", "")), plan
+
+
 @pytest.mark.parametrize("size", [1, 100])
 def test_other_ends_marks_and_progress_go_by_the_primary_key(database, engine, size):
     by_key = "job_pkey" if engine == "postgres" else "SEARCH genba_job USING INTEGER PRIMARY KEY"

@@ -7,6 +7,7 @@ from zoneinfo import ZoneInfo
 
 from tests.storage.builders import (
     CLAIM,
+    a_job,
     claimed,
     ending,
     enqueued,
@@ -18,13 +19,15 @@ from tests.storage.builders import (
     states,
     success,
 )
-from tests.storage.test_limits import rated
+from tests.storage.test_limits import limited, rated
 
 from genba.domain.duration import DAY, HOUR, MINUTE, SECOND
+from genba.domain.schedule import Rule
 from genba.domain.verdict import End
 from genba.options import Snapshot
 from genba.steer import update
 from genba.storage.records import Edge
+from genba.storage.series import Wanted
 from genba.storage.store import Store
 from genba.storage.verdicts import judged
 
@@ -163,6 +166,33 @@ def test_a_requeued_job_does_not_either(store, clock):
 
     store.resume(id)
     assert state(store, id) == "waiting"
+
+
+def test_what_waits_is_not_passed_by_all_who_come_after(store, clock):
+    joined(store)
+    ids = enqueued(store, 3)
+    clock.advance("1m")
+    ids += enqueued(store, 2, queue="other", **limited(1))
+    clock.set(clock.now() - DAY)
+
+    assert store.setback.mend_ranks() == 5
+    assert store.setback.mend_ranks() == 0
+    clock.advance("1s")
+    late, urgent = one(store), one(store, priority=1)
+    assert [job.id for job in claimed(store, 64)] == [urgent, *ids[:3], late]
+
+
+def test_the_jitter_of_a_tick_does_not_wait_for_the_old_time(store, clock):
+    rule = Rule(cron="* * * * *", jitter=HOUR)
+    store.schedules.put(Wanted(name="s", rule=rule, job=a_job(), said="s"))
+    clock.advance("1m")
+    store.schedules.fire()
+    (run,) = store.schedules.open_runs(store.schedules.named("s").id)
+    left = run.due_at - clock.now()
+    clock.set(clock.now() - DAY)
+
+    store.setback.mend()
+    assert waits(store, run.id) == left > 0
 
 
 def test_a_rate_goes_on_by_the_new_time(store, clock):

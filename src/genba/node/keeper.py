@@ -249,7 +249,7 @@ class Keeper(threading.Thread):
         due = chores.next_due
         if chores.now < self._latest - SET_BACK:
             log.warning("the clock was set back; what would wait for its old time is planned anew")
-            self._set_back_until = time.monotonic() + SET_BACK_FOR
+            self._set_back_until = self._seconds() + SET_BACK_FOR
             self._next["beat"] = self._next["replan"] = 0.0
             self._poked.set()
         self._latest = chores.now
@@ -304,10 +304,11 @@ class Keeper(threading.Thread):
         schedules.still_declared([one.name for one in self._schedules])
         for name in schedules.pause_abandoned():
             log.warning("schedule %s is paused: no live node declares it", name)
-        set_back = time.monotonic() < self._set_back_until
+        set_back = self._seconds() < self._set_back_until
         moved = schedules.replan(set_back) + self._store.setback.mend()
         if set_back:
-            self._next["replan"] = time.monotonic() + SET_BACK_FOR / 4  # others may not know it yet
+            moved += self._store.setback.mend_ranks()
+            self._next["replan"] = self._seconds() + SET_BACK_FOR / 4  # others may not know it yet
         if moved:
             self._poked.set()
 

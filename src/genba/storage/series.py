@@ -150,7 +150,7 @@ class Series:
         if tx.one("add_tick", skipped=None, last_moment=None, count=None, **tick) is None:
             return row, None
         rule = row.rule
-        job = msgspec.structs.replace(row.job, due_at=moment + spread(rule, row.name, moment), delay=0, after=after)
+        job = msgspec.structs.replace(row.job, after=after, **self._due(tx, row, moment))
         if rule.is_interval and (latest := latest_start(rule, moment)) is not None and job.expires_at is None:
             job = msgspec.structs.replace(job, expires_at=latest, expires_in=None)
         id, refused = self._try_insert(tx, job)
@@ -161,6 +161,13 @@ class Series:
         tx.run("belong", id=id, **tick)
         tx.run("set_tick", job_id=id, skipped=None, **tick)
         return replace(row, runs=row.runs + 1), id
+
+    def _due(self, tx: Tx, row: ScheduleRecord, moment: Micros) -> dict[str, Any]:
+        """When its job starts; the jitter of a tick counts from now: a clock that is set back must not put it off."""
+        due = moment + spread(row.rule, row.name, moment)
+        if row.rule.is_interval or due == moment:
+            return {"due_at": due, "delay": 0}
+        return {"due_at": None, "delay": max(0, due - tx.now())}
 
     def _try_insert(self, tx: Tx, job: NewJob) -> tuple[JobId, str | None]:
         """Its id, or why it must not be."""

@@ -23,6 +23,15 @@ class Setback:
             mended = sum(len(tx.all(name, namespace=self._namespace)) for name in names)
         return mended + self._mend_waits()
 
+    def mend_ranks(self) -> int:
+        """Of jobs that wait to be claimed: all who come now would go before them.  Reads all that wait."""
+        with self._db.statement() as tx:
+            ids = tx.all("waiting_since_later", namespace=self._namespace)
+        for begin in range(0, len(ids), BATCH):
+            with self._db.transaction() as tx:
+                tx.batch("ranks_set_back", ids[begin : begin + BATCH])
+        return len(ids)
+
     def _mend_waits(self) -> int:
         """Retries, crash back-offs and delays: they wait for as long as was said, and not for a moment."""
         mended = 0

@@ -30,3 +30,15 @@ UPDATE genba.job
  WHERE id IN (SELECT id FROM genba.job WHERE namespace = :namespace AND state = 'scheduled' AND (due_from IS NULL OR due_from > 0)
                  AND COALESCE(due_from, created_at) > /* now */ ORDER BY COALESCE(due_from, created_at) LIMIT 500 /* lock */)
 RETURNING id;
+
+-- name: waiting_since_later
+-- The place in a fair queue is not one of time.
+SELECT id FROM genba.job WHERE namespace = :namespace AND state = 'waiting' AND parked_on IS NULL AND fair_key IS NULL AND due_at > /* now */
+ UNION ALL
+SELECT id FROM genba.job WHERE namespace = :namespace AND parked_on IS NOT NULL AND fair_key IS NULL AND due_at > /* now */
+ ORDER BY id;
+
+-- name: ranks_set_back(id)
+-- Of equal ranks the smaller id is first: they stay in their order.
+UPDATE genba.job SET rank = rank - (due_at - /* now */), due_at = /* now */, due_from = /* now */
+ WHERE id = :id AND state = 'waiting' AND due_at > /* now */;

@@ -1,0 +1,4 @@
+-- name: ranks_set_back(id)
+-- Of equal ranks the smaller id is first: they stay in their order.
+UPDATE genba.job SET rank = rank - (due_at - /* now */), due_at = /* now */, due_from = /* now */
+ WHERE id IN (SELECT id FROM genba.job WHERE id = ANY(:id) ORDER BY id FOR UPDATE SKIP LOCKED) AND state = 'waiting' AND due_at > /* now */;
