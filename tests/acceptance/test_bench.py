@@ -49,6 +49,8 @@ def test_bench_measures_every_workload_and_finds_all_jobs_done_right(engine, req
     assert {figure["name"] for figure in told["figures"]} == WORKLOADS
     assert all(figure["value"] > 0 for figure in told["figures"])
     assert [check for check in told["checks"] if not check["ok"]] == []
+    verified = [check for check in told["checks"] if check["name"].endswith(": verify")]
+    assert len(verified) == 10   # each database in which a node ran
     assert list(tmp_path.iterdir()) == []
 
 

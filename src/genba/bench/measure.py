@@ -219,7 +219,7 @@ class Bench:
     def free_a_slot(self) -> None:
         """From the end of a job to the start of the next one of its bucket, with a long line behind it."""
         gaps = []
-        with self._database():
+        with self._database("a slot is freed"):
             ids = [job.id for job in app.enqueue_many([alone.call(0.01)] * self.plan.line)]
             with started(2) as node:
                 node.join()
@@ -260,12 +260,12 @@ class Bench:
     def _drain_once(
         self, jobs: int, workers: int, turn: int, what: str = "drain", task: Any = number
     ) -> float:
-        with self._database() as plain:
+        name = f"{what}, {workers} worker{'s' * (workers > 1)}, round {turn}"
+        with self._database(name) as plain:
             ids = _enqueue(jobs, task)
             with started(workers) as node:
                 pids = self._finish(node, plain, ids[-1], jobs)
             rows = plain.seen()
-            name = f"{what}, {workers} worker{'s' * (workers > 1)}, round {turn}"
             self._check_jobs(name, rows, plain, set(range(jobs)), None if task is forgotten else pids)
             self._check_end(name, node)
             return jobs * 1e6 / (max(row.finished_at or 0 for row in rows) - node.joined_at)
@@ -278,7 +278,7 @@ class Bench:
         plan = self.plan
         claims = min(plan.claims, plan.backlog // max(1, plan.repeat))
         great, small = [], []
-        with self._database() as plain:
+        with self._database(f"backlog of {plan.backlog:,}") as plain:
             self.say(f"{self.engine}: filling a backlog of {plan.backlog:,}")
             ids = _enqueue(plan.backlog)
             pids: set[int] = set()
@@ -299,7 +299,7 @@ class Bench:
 
     def _pace_of_small(self, turn: int) -> float:
         jobs = self.plan.small_backlog
-        with self._database() as plain:
+        with self._database(f"backlog of {jobs:,}, round {turn}") as plain:
             ids = _enqueue(jobs)
             with started(2) as node:
                 pids = self._finish(node, plain, ids[-1], jobs)
@@ -311,7 +311,7 @@ class Bench:
         """How soon an idle node starts a job, and what it costs when there is none."""
         plan = self.plan
         halves, tails = [], []
-        with self._database() as plain:
+        with self._database("idle pick-up") as plain:
             with started(2) as node:
                 node.join()
                 time.sleep(1.0)
@@ -340,8 +340,12 @@ class Bench:
     # the frame
 
     @contextmanager
-    def _database(self) -> Iterator[Raw]:
-        """A fresh database, installed, that the app is set to; and a plain connection to it."""
+    def _database(self, verified: str = "") -> Iterator[Raw]:
+        """A fresh database, installed, that the app is set to; and a plain connection to it.
+
+        Under the name `verified`, its history is replayed in the end; not where a limit puts rows among ours,
+        of which no history tells.
+        """
         with self.fresh() as url:
             app.settings = replace(app.settings, url=url, namespace=self.namespace)
             try:
@@ -349,6 +353,8 @@ class Bench:
                 with raw(url) as plain:
                     self.version = plain.version
                     yield plain
+                if verified:
+                    self._check_history(verified)
             finally:
                 app.close()
 
@@ -408,6 +414,11 @@ class Bench:
         self, name: str, rows: Sequence[Seen], plain: Raw, numbers: set[int], pids: set[int] | None
     ) -> None:
         self.checks.append(Check(self.engine, name, _fault(rows, plain, numbers, pids)))
+
+    def _check_history(self, name: str) -> None:
+        faults = app.verify().faults
+        told = f"{len(faults)} faults, the first: {faults[0].which}: {faults[0].words}" if faults else None
+        self.checks.append(Check(self.engine, f"{name}: verify", told))
 
     def _check_end(self, name: str, node: Node) -> None:
         fault = None

