@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import math
+import random
+from collections import Counter
 from dataclasses import replace
 from datetime import timedelta
 from fractions import Fraction
@@ -103,6 +105,17 @@ def test_a_field_out_of_its_range_is_refused(wrong):
 
 class Late(TimeoutError):
     pass
+
+
+def test_what_failed_at_a_time_is_tried_again_spread_over_seconds():
+    """Scorecard 43: 5,000 jobs fail together, and no second has more than twice its share of them."""
+    chance = random.Random(43)
+
+    for done in range(4):
+        waits = [Retry(9).wait(done, chance.random()) for _ in range(5_000)]
+        seconds = Counter(wait // SECOND for wait in waits)
+        assert max(seconds.values()) <= 2 * len(waits) / len(seconds)
+        assert len(seconds) >= 5 * 2**done
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,120 @@
+"""Many at once, and those who keep others waiting: writers of one file, a listener that is lost, an old snapshot."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import quantiles
+from typing import Any
+
+import psycopg
+import pytest
+from tests.support import eventually, without_settings
+
+PRODUCERS = """
+import os, sys, time, traceback
+from genba import Genba
+
+url, out, count, each = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+
+def produce(i):
+    app, took = Genba(url), []
+    for n in range(each):
+        began = time.monotonic()
+        app.enqueue("jobs.add", i * each + n)
+        took.append(time.monotonic() - began)
+    fd = os.open(out, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    os.write(fd, "".join(f"{one}\\n" for one in took).encode())
+
+for i in range(count):
+    if os.fork() == 0:
+        try:
+            produce(i)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+sys.exit(sum(os.wait()[1] != 0 for _ in range(count)))
+"""
+
+
+def produce(url: str, folder: Path, count: int, each: int) -> list[float]:
+    """Seconds of each enqueue of so many processes, sorted; none of them may fail."""
+    out = folder / "took"
+    ended = subprocess.run(
+        [sys.executable, "-c", PRODUCERS, url, str(out), str(count), str(each)],
+        env=without_settings(os.environ), capture_output=True, text=True, timeout=300,
+    )
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    return sorted(float(line) for line in out.read_text().split())
+
+
+@pytest.mark.parametrize("engine", ["sqlite"])
+@pytest.mark.parametrize("each", [25, pytest.param(500, marks=pytest.mark.soak)])
+def test_sixteen_writers_and_two_nodes_share_one_file_and_nobody_hears_that_it_is_locked(
+    jobs, url, start_node, tmp_path, each
+):
+    nodes = [start_node("jobs:app", url, "--max", "2") for _ in "ab"]
+    eventually(lambda: len(jobs.app.nodes()) == 2, within=60)
+
+    took = produce(url, tmp_path, 16, each)
+
+    assert len(took) == 16 * each
+    eventually(lambda: jobs.app.count(state="succeeded") == 16 * each, within=120)
+    assert jobs.app.verify().faults == []
+    assert not [line for node in nodes for line in node.log.splitlines() if "locked" in line]
+    half, most = quantiles(took, n=100)[49::49]
+    print(f"16 writers, {each} jobs each: an enqueue took {half * 1e3:.1f} ms (p50), {most * 1e3:.1f} ms (p99)")
+
+
+@pytest.fixture
+def server(url: str) -> Iterator[Any]:
+    with psycopg.connect(url, autocommit=True) as conn:
+        yield conn
+
+
+@pytest.mark.parametrize("engine", ["postgres"])
+def test_a_node_whose_listening_session_is_ended_runs_what_comes_and_listens_again(jobs, url, start_node, server):
+    start_node("jobs:app", url)
+    (node,) = eventually(jobs.app.nodes, within=60)
+
+    def listening() -> set[int]:
+        asked = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND query = %s"
+        return {pid for (pid,) in server.execute(asked, [f'LISTEN "genba_{node.id}"']).fetchall()}
+
+    before = eventually(listening, within=60)
+    jobs.add.enqueue(1).result(timeout=60)
+    for pid in before:
+        server.execute("SELECT pg_terminate_backend(%s)", [pid])
+    began = time.monotonic()
+    jobs.add.enqueue(2).result(timeout=60)
+    took = time.monotonic() - began
+
+    assert eventually(lambda: listening() - before, within=60)
+    print(f"a job of a node that did not listen ended after {took * 1e3:.0f} ms")
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("engine", ["postgres"])
+def test_jobs_go_on_while_an_old_transaction_keeps_every_dead_row(jobs, url, start_node, server):
+    """For as long as 20,000 jobs take: nothing that they leave can be vacuumed."""
+    start_node("jobs:app", url, "--max", "2")
+    eventually(jobs.app.nodes, within=60)
+    pace = []
+    for held in (False, True):
+        if held:
+            server.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+            server.execute("SELECT count(*) FROM genba.job")
+        for _ in range(4):
+            began = time.monotonic()
+            jobs.app.enqueue_many([jobs.add.call(n) for n in range(5_000)]).wait(timeout=300)
+            pace.append(5_000 / (time.monotonic() - began))
+    server.execute("ROLLBACK")
+
+    assert jobs.app.verify().faults == []
+    told = [f"{one:.0f}" for one in pace]
+    print("jobs/s in rounds of 5,000:", *told[:4], "and with the transaction open:", *told[4:])
