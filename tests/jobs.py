@@ -221,6 +221,17 @@ def count_to(path: str, total: int) -> None:
 
 
 @app.task
+def show_life(path: str, how: str) -> str:
+    """As wait_for, and with signs of life."""
+    job = current_job()
+    tell(f"{path}.started", job.id, job.attempt, os.getpid())
+    while not os.path.exists(path):
+        job.heartbeat() if how == "heartbeat" else job.progress(1, 2)
+        time.sleep(0.005)
+    return "opened"
+
+
+@app.task
 def ignore_sigterm(path: str) -> None:
     """Deaf, and with a child that has left the session, and a grandchild that has lost its parent."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from genba.node.gates import Gate, Reading
+from genba.node.lookout import Lookout
 from genba.node.machine import Machine, use_of
 
 GB = 1 << 30
@@ -40,6 +41,15 @@ def test_a_closed_gate_opens_only_when_it_is_clearly_better() -> None:
     assert gate.closed(Reading(0.0, GB + GB // 20), True)
     assert gate.closed(Reading(1.95, GB + GB // 20), False) is None
     assert gate.closed(Reading(1.7, 2 * GB), True) is None
+
+
+def test_it_is_told_when_a_gate_closes_and_when_it_opens_and_not_in_between() -> None:
+    lookout = Lookout()
+    closed, wide = Gate(min_free_memory=GB * GB), Gate(min_free_memory=1)
+
+    assert [lookout.look(gate, 0) for gate in (wide, closed, closed, wide, wide)] == [None, True, None, False, None]
+    assert [kind for kind, _ in lookout.told()] == ["gate_closed", "gate_opened"]
+    assert lookout.told() == []
 
 
 @given(st.floats(0, 10), st.floats(0.1, 10), st.integers(0, 4 * GB), st.integers(1, 4 * GB))

@@ -164,6 +164,18 @@ def test_a_dedicated_job_starts_though_every_slot_is_taken_and_others_wait_befor
     assert [job.result(timeout=10) for job in others] == list(range(1, 21))
 
 
+def test_of_several_nodes_one_runs_a_dedicated_job(jobs, node, url, start_node, path):
+    node("--max", "1")
+    start_node("jobs:app", url, "--name", "two", "--max", "1")
+    eventually(lambda: len(jobs.app.nodes()) == 2, within=60)
+    long = [jobs.wait_for.using(dedicated=True).enqueue(str(path)) for _ in range(4)]
+    started(path, 4)
+    path.touch()
+
+    assert [job.result(timeout=60) for job in long] == ["opened"] * 4
+    assert sorted(int(job) for job, _, _ in lines(f"{path}.started")) == sorted(job.id for job in long)
+
+
 def test_dedicated_jobs_beyond_their_cap_wait_and_block_nobody(jobs, node, path):
     node("--max", "1", "--max-dedicated", "1")
     first, second = (jobs.wait_for.using(dedicated=True).enqueue(str(path)) for _ in range(2))

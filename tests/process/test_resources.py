@@ -91,6 +91,47 @@ def test_waiting_is_no_cpu_time(shop, path):
     assert job.result(timeout=10) == "opened"
 
 
+def test_a_job_without_a_sign_of_life_is_stopped_and_those_with_one_go_on(shop, path):
+    jobs = shop.jobs
+    silent, *lively = jobs.app.enqueue_many(
+        [
+            jobs.wait_for.using(stall_timeout="3s", grace="1s").call(str(path)),
+            jobs.show_life.using(stall_timeout="3s", grace="1s").call(str(path), "heartbeat"),
+            jobs.show_life.using(stall_timeout="3s", grace="1s").call(str(path), "progress"),
+        ]
+    )
+    silent.wait(timeout=60)
+    path.touch()
+
+    assert (silent.refresh().state, silent.attempts[-1].cause) == ("timed_out", "stall")
+    assert [job.result(timeout=60) for job in lively] == ["opened"] * 2
+
+
+def test_every_attempt_has_its_times_its_cpu_time_and_its_memory_however_it_ended(shop, path):
+    jobs = shop.jobs
+    ends = {
+        "returned": jobs.add.enqueue(1),
+        "exception": jobs.fail.enqueue("so it goes"),
+        "signal 11": jobs.die_of.enqueue(11),
+        "exit 3": jobs.exit_with.enqueue(3),
+        "timeout": jobs.wait_for.using(timeout="1s", grace="1s").enqueue(str(path)),
+        "cancelled": jobs.wait_for.enqueue(str(path)),
+        "killed": jobs.wait_for.enqueue(str(path)),
+    }
+    eventually(lambda: {ends[how].refresh().state for how in ("cancelled", "killed")} == {"running"}, within=60)
+    started(path, 3)
+    ends["cancelled"].cancel()
+    ends["killed"].kill()
+    eventually(lambda: all(job.refresh().attempts for job in ends.values()), within=60)
+    for how, job in ends.items():
+        attempt = job.attempts[0]
+        assert attempt.cause == how
+        assert attempt.claimed <= attempt.started <= attempt.ended, how
+        assert attempt.cpu is not None, how
+        assert 0 <= attempt.cpu < 30, how
+        assert attempt.peak_memory > 5 << 20, how
+
+
 # gates
 
 

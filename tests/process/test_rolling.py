@@ -20,14 +20,14 @@ JOBS = 30  # for each restart
 def test_while_nodes_are_replaced_no_job_is_lost_and_none_that_fits_the_grace_runs_twice(
     jobs, url, start_node, path, restarts
 ):
-    old = start_node("jobs:app", url, "--name", "n0", "--max", "2", "--grace", "30s")
+    old, grace = start_node("jobs:app", url, "--name", "n0", "--max", "2", "--grace", "30s"), 30
     eventually(jobs.app.nodes, within=600)
-    group, took = [], []
+    group, took, late = [], [], []
     for turn in range(1, restarts + 1):
-        grace = 2 if turn % 2 else 30
+        next_grace = 2 if turn % 2 else 30
         calls = [jobs.write_slowly.call(str(path), str(n), 0.03) for n in range(JOBS)]
         group += jobs.app.enqueue_many(calls)
-        new = start_node("jobs:app", url, "--name", f"n{turn}", "--max", "2", "--grace", f"{grace}s")
+        new = start_node("jobs:app", url, "--name", f"n{turn}", "--max", "2", "--grace", f"{next_grace}s")
         eventually(partial(is_there, jobs.app, f"n{turn}"), within=600)
         group += jobs.app.enqueue_many(calls)   # so that the old one has something in its hands
         eventually(partial(more_than, len(lines(path)), path), within=600)
@@ -36,10 +36,11 @@ def test_while_nodes_are_replaced_no_job_is_lost_and_none_that_fits_the_grace_ru
             old.signal(signal.SIGTERM)
         else:
             tell_all(old.tree())
-        assert old.wait(within=40) == 0
+        assert old.wait(within=60) == 0
         took.append(time.monotonic() - began)
+        late.append(took[-1] - grace)
         assert old.tree() == []
-        old = new
+        old, grace = new, next_grace
     jobs.app.wait(group, timeout=600)
 
     told = [int(words[1]) for words in lines(path)]
@@ -47,7 +48,7 @@ def test_while_nodes_are_replaced_no_job_is_lost_and_none_that_fits_the_grace_ru
     assert {job.refresh().state for job in group} == {"succeeded"}
     assert all(len(job.attempts) == 1 for job in group)
     print(f"{restarts} restarts, ended within {sorted(took)[len(took) // 2]:.2f} s (median), {max(took):.2f} s (worst)")
-    assert max(took) < 2 + 2 + (0 if restarts == 100 else 10)   # the smaller grace, and two seconds
+    assert max(late) < (2 if restarts == 100 else 60)   # seconds after its grace
 
 
 def is_there(app: Any, name: str) -> bool:

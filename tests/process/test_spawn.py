@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the process tre
 WITHIN = 20.0  # never waited for when all is well
 
 SMALL = """
-import os, threading, time
+import os, sys, threading, time
 from genba import Genba, current_job
 
 app = Genba()
@@ -37,6 +37,7 @@ app = Genba()
 def who() -> dict:
     return {
         "pid": os.getpid(),
+        "python": [sys.executable, sys.prefix, sys.version],
         "threads": sorted(thread.name for thread in threading.enumerate()),
         "group": os.getpgid(0),
         "worker": os.environ.get("GENBA_WORKER"),
@@ -205,6 +206,13 @@ def test_a_fork_that_is_asked_for_is_had_with_a_warning(shop):
 
     assert told["threads"] == ["MainThread"]
     assert "a lock they hold stays locked in workers" in node.log
+
+
+@pytest.mark.parametrize("spawn", ["fork", "exec"])
+def test_workers_run_in_the_interpreter_of_their_node(shop, spawn):
+    module, _ = shop(SMALL, "--max", "1", "--spawn", spawn)
+
+    assert module.who.enqueue().result(timeout=60)["python"] == [sys.executable, sys.prefix, sys.version]
 
 
 def test_exec_may_be_asked_for_and_such_a_worker_is_stopped_like_any_other(shop):

@@ -19,6 +19,18 @@ class Clock(Protocol):
         ...
 
 
+_CLOSE = 50_000  # µs: clocks of different machines that are kept by NTP are closer than that
+
+
+def skew(theirs: Micros, ours: Micros, journey: Micros) -> Micros:
+    """How far their clock is ahead of ours, which was read when the answer was here; 0 if they may be equal.
+
+    They read theirs at any moment of the journey, there and back.
+    """
+    ahead = theirs - ours
+    return 0 if -_CLOSE - journey < ahead < _CLOSE else ahead
+
+
 class SystemClock:
     """The machine's own clocks."""
 

@@ -174,10 +174,15 @@ class Floor:
         """With what is known of an attempt that cannot tell it any more."""
         seen = self.wall(hand.seen_since) if hand.alone or hand.seen_place == sight.place else None
         told = sight.noted and sight.noted[1] == sight.place
+        started = sight.started + self.skew if sight.started else seen
+        ended = ending.ended
+        if started is not None and ended is not None:
+            ended = max(started, ended)  # by our clock, which the journey of the store's time keeps a little behind
         return replace(
             ending,
             pid=sight.pid or hand.pid,
-            started=sight.started + self.skew if sight.started else seen,
+            started=started,
+            ended=ended,
             progress=progress_text(sight.noted) if told and sight.noted else None,
             log=sight.log,
             locks=sight.locked,

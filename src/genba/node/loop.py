@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from genba.domain.clock import SystemClock
+from genba.domain.clock import SystemClock, skew
 from genba.errors import BadOption, GenbaError, StoreError
 from genba.node import actions as do
 from genba.node.arrival import boot_id, join, set_title
@@ -268,13 +268,12 @@ class Node:
     def _on_renewed(self, sent: Micros, wall: Micros, draining: bool) -> None:
         brain = self._brain
         assert brain is not None
+        now = self._now()
         brain.on_renewed(sent, self._lease)
-        brain.delta = wall - self._now()
-        brain.skew = wall - self._clock.now()
+        brain.delta = wall - now
+        brain.skew = skew(wall, self._clock.now(), now - sent)
         for desk in self._desks:
             desk.rung()  # a lost bell must not keep producers from ringing again
-        if abs(brain.skew) < 50_000:
-            brain.skew = 0  # within what the journey of the answer explains
         if draining and not brain.draining:
             self._drain(False)
 
