@@ -23,7 +23,7 @@ from beside.report import lines, write
 from beside.results import Results
 from beside.services import Services
 from beside.stage import Contender, Wrong
-from beside.workloads import WORKLOADS, Plan
+from beside.workloads import LONG, WORKLOADS, Plan
 
 from genba.bench.limits import raw
 
@@ -40,7 +40,7 @@ def main() -> int:
     plan = Plan.quick() if asked.quick else Plan()
     given = {"backlog": asked.backlog, "rounds": asked.rounds}
     plan = replace(plan, **{name: value for name, value in given.items() if value})
-    workloads = _words(asked.workloads) or list(WORKLOADS)
+    workloads = _words(asked.workloads) or [name for name in WORKLOADS if name not in LONG]
     results = Results(plan=plan)
     began = time.monotonic()
     with ExitStack() as stack:
@@ -68,7 +68,8 @@ def _asked() -> argparse.Namespace:
     parser.add_argument("--list", action="store_true", help="who there is, and how each is run")
     parser.add_argument("--only", metavar="PEER,…", help="names of files in benchmarks/peers")
     parser.add_argument("--on", metavar="NAME,…", help="sqlite, postgres, redis, rabbitmq; by default all")
-    parser.add_argument("--workloads", metavar="NAME,…", help=", ".join(WORKLOADS))
+    some = f"{', '.join(WORKLOADS)}; by default all but {', '.join(LONG)}"
+    parser.add_argument("--workloads", metavar="NAME,…", help=some)
     parser.add_argument("--backlog", type=int)
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--write", action="store_true", help="docs/explanation/peers.md and docs/peers.svg")

@@ -17,7 +17,12 @@ PAGE = BENCHMARKS.parent / "docs" / "explanation" / "peers.md"
 CHART = BENCHMARKS.parent / "docs" / "peers.svg"
 BEGIN, END = "<!-- measured: from here on `make bench` writes -->", "<!-- measured: until here -->"
 CHARTED = "drain, 2"
-UNITS = {"pick-up p50": "ms", "pick-up p99": "ms"}
+UNITS = {
+    **dict.fromkeys(("pick-up p50", "pick-up p99", "half load p50", "half load p99"), "ms"),
+    **dict.fromkeys(("steady load, left over", "steady load, dead rows at most"), "jobs"),
+    **dict.fromkeys(("steady load, memory in the beginning", "steady load, memory in the end"), "MB"),
+    "steady load, stored": "bytes a job",
+}
 
 
 def lines(results: Results) -> Iterator[str]:
@@ -25,7 +30,7 @@ def lines(results: Results) -> Iterator[str]:
     yield from ("", "### The bars", "", "| bar | wanted | found | |", "|---|---|---|---|")
     for one in judged(results):
         yield f"| {one.bar} | {one.wanted} | {one.found} | {'met' if one.met else '**missed**'} |"
-    for figure in results.rounds:
+    for figure in [figure for figure, rounds in results.rounds.items() if rounds]:
         yield from ("", f"### {_heading(figure)}", "", *_table(results, figure))
     yield from ("", "### Who ran, and how", "", "| | version | a job is run in | settings |", "|---|---|---|---|")
     for title, (contender, version) in results.peers.items():
@@ -61,7 +66,7 @@ def _about(results: Results) -> str:
 
 
 def _heading(figure: str) -> str:
-    if figure.startswith("drain"):
+    if figure.startswith("drain, "):
         count = figure.removeprefix("drain, ")
         return f"Drain, {count} worker{'s' * (count != '1')}"
     return {"enqueue": "Enqueue, one by one"}.get(figure, figure[0].upper() + figure[1:])
@@ -69,7 +74,7 @@ def _heading(figure: str) -> str:
 
 def _table(results: Results, figure: str) -> Iterator[str]:
     wait = UNITS.get(figure) == "ms"
-    limited = figure.startswith("drain")
+    limited = figure.startswith("drain, ")
     rounds = results.rounds[figure]
     yield f"| | {UNITS.get(figure, 'jobs/s')} | spread | to genba |" + " to the limit |" * limited
     yield "|---|---:|---:|---:|" + "---:|" * limited

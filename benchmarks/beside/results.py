@@ -36,11 +36,11 @@ class Results:
         """Neighbours in time are compared, and the median told: on SQLite with ours there, else with PostgreSQL."""
         on = "SQLite" if self.peers[title][0].on == "sqlite" else "PostgreSQL"
         pairs = list(zip(self.rounds[figure][title], self.rounds[figure].get(f"genba ({on})", []), strict=False))
-        return median(a / b for a, b in pairs) if pairs else None
+        return median(a / b for a, b in pairs) if pairs and all(b for _, b in pairs) else None
 
     def to_limit(self, figure: str, title: str) -> float | None:
         limits = self.limits.get(self.peers[title][0].on)
-        return median(self.rounds[figure][title]) / median(limits) if limits and figure.startswith("drain") else None
+        return median(self.rounds[figure][title]) / median(limits) if limits and figure.startswith("drain, ") else None
 
     def store(self) -> None:
         told = {

@@ -117,6 +117,15 @@ class Stage:
                     )
                 )
 
+    @property
+    def url(self) -> str:
+        return self._env["BENCH_URL"]
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the workers that were started; they may have children."""
+        return [one.pid for one in self._workers]
+
     def marks(self) -> array.array[int]:
         """When each job ran, in ns; 0 for one that did not yet."""
         found = array.array("q")

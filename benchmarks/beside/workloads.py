@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 
 from beside.services import Services
 from beside.stage import START_WITHIN, Contender, Stage, Wrong, stage
+from beside.steady import Watch
 
 PRODUCERS = 8
 
@@ -22,10 +24,11 @@ class Plan:
     samples: int = 100
     rounds: int = 3
     within: float = 10.0  # seconds, after which a drain is judged by what has run
+    steady: float = 600.0  # seconds of a load that does not end
 
     @classmethod
     def quick(cls) -> Plan:
-        return cls(backlog=3_000, singles=100, samples=20, rounds=1, within=5.0)
+        return cls(backlog=3_000, singles=100, samples=20, rounds=1, within=5.0, steady=10.0)
 
 
 Figures = dict[str, float]  # by the name of the figure
@@ -97,6 +100,28 @@ def _of_kind(contender: Contender, services: Services, plan: Plan, kind: str, na
         return {name: place.drain(jobs, 6 * plan.within).rate}
 
 
+def events(contender: Contender, services: Services, plan: Plan) -> Figures:
+    """A drain that somebody reads along, until all ends are read; for those who have it."""
+    jobs = min(10_000, plan.backlog)
+    with stage(contender, services, slots=jobs, workers=2) as place:
+        if place.ask("consume")["lacking"]:
+            return {}
+        place.ask("many", first=0, count=jobs, size=0)
+        place.settle()
+        place.start(2)
+        drained = place.drain(jobs, 6 * plan.within)
+        if (seen := place.ask("consumed", jobs=jobs, within=START_WITHIN)["seen"]) != jobs:
+            raise Wrong(f"the ends of {seen} of {jobs} jobs were seen")
+        return {"events read along": drained.rate}
+
+
+def over(contender: Contender, services: Services, plan: Plan, *, backlog: int) -> Figures:
+    """How the rate changes with what waits: of the first seconds, over so many."""
+    with _filled(contender, services, backlog) as (place, _):
+        place.start(2)
+        return {f"drain over {backlog:,}": place.drain(backlog, plan.within).rate}
+
+
 @contextmanager
 def _filled(
     contender: Contender,
@@ -134,6 +159,44 @@ def pick_up(contender: Contender, services: Services, plan: Plan) -> Figures:
         return {"pick-up p50": median(waits), "pick-up p99": waits[min(len(waits) - 1, int(len(waits) * 0.99))]}
 
 
+def half_load(contender: Contender, services: Services, plan: Plan) -> Figures:
+    """Milliseconds to the end of jobs of 1 ms that come at random, half as many as it can do, but 150/s at most."""
+    warm = max(100, plan.samples * 3)
+    most = 10 * plan.samples
+    with stage(contender, services, slots=warm + most, workers=2, work="cpu") as place:
+        place.ask("many", first=0, count=warm, size=0)
+        place.start(2)
+        if place.wait_for(warm, START_WITHIN) < warm:
+            raise Wrong(f"{warm} jobs did not run in {START_WITHIN:g} s")
+        marks = place.marks()[:warm]
+        pace = min(150.0, (warm - 1) / ((max(marks) - min(marks)) / 1e9) / 2)
+        count = min(most, max(10, int(pace * plan.within)))
+        sent = place.ask("at_pace", first=warm, count=count, pace=pace)["sent"]
+        if place.wait_for(warm + count, START_WITHIN) < warm + count:
+            raise Wrong(f"{count} jobs did not run in {START_WITHIN:g} s")
+        waits = sorted((ran - at) / 1e6 for ran, at in zip(place.marks()[warm : warm + count], sent, strict=True))
+        return {"half load p50": median(waits), "half load p99": waits[min(len(waits) - 1, int(len(waits) * 0.99))]}
+
+
+def steady(contender: Contender, services: Services, plan: Plan) -> Figures:
+    """A load that does not end, half of what it can do, but 2,000/s at most: what grows meanwhile?"""
+    warm, most = 3_000, 2_000.0
+    with stage(contender, services, slots=warm + int(most * plan.steady), workers=2) as place:
+        place.ask("many", first=0, count=warm, size=0)
+        place.start(2)
+        if place.wait_for(warm, START_WITHIN) < warm:
+            raise Wrong(f"{warm} jobs did not run in {START_WITHIN:g} s")
+        marks = place.marks()[:warm]
+        pace = min(most, (warm - 1) / ((max(marks) - min(marks)) / 1e9) / 2)
+        jobs = int(pace * plan.steady)
+        with Watch(place, contender.on) as watch:
+            taken = place.ask("steadily", first=warm, count=jobs, pace=pace)["seconds"]
+        left = place.ask("left")["left"]
+        if place.wait_for(warm + jobs, START_WITHIN) < warm + jobs:
+            raise Wrong(f"{jobs} jobs did not run in {START_WITHIN:g} s after the last")
+        return {"steady load": jobs / taken, "steady load, left over": left, **watch.figures(jobs)}
+
+
 def producers(contender: Contender, services: Services, plan: Plan) -> Figures:
     """Single enqueues from eight processes at once."""
     each = plan.singles
@@ -161,4 +224,12 @@ WORKLOADS: dict[str, Workload] = {
     "io": io,
     "limited": limited,
     "graph": graph,
+    "events": events,
+    "half-load": half_load,
+    "over-10k": partial(over, backlog=10_000),
+    "over-100k": partial(over, backlog=100_000),
+    "over-1M": partial(over, backlog=1_000_000),
+    "over-5M": partial(over, backlog=5_000_000),
+    "steady": steady,
 }
+LONG = ("over-1M", "over-5M", "steady")  # only if they are asked for by name

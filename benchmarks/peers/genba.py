@@ -11,6 +11,8 @@
 
 import subprocess
 import sys
+import threading
+import time
 
 from genba import Genba, Limit
 from peers.effects import URL, WORK, async_job, job
@@ -64,6 +66,27 @@ def enqueue_graph(numbers):
     for i, n in enumerate(numbers):
         calls.append(plain.using(after=[calls[(i - 1) // 2]]).call(n) if i else plain.call(n))
     app.enqueue_many(calls)
+
+
+_seen: set[int] = set()
+
+
+def consume():
+    """Read along what happens, in a thread beside the enqueues, as a program of its own would."""
+
+    def read():
+        for event in app.events(kinds=["succeeded"], block=True):
+            _seen.add(event.job)
+
+    threading.Thread(target=read, daemon=True).start()
+
+
+def consumed(jobs, within):
+    """How many ends were seen, when all were or time is up."""
+    deadline = time.monotonic() + within
+    while len(_seen) < jobs and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return len(_seen)
 
 
 def verify(jobs):

@@ -41,11 +41,43 @@ def at_times(peer: Any, first: int, count: int, size: int) -> dict[str, Any]:
     return {"sent": sent}
 
 
+def at_pace(peer: Any, first: int, count: int, pace: float) -> dict[str, Any]:
+    """So many a second, at random moments; gives that before each."""
+    sent = []
+    moment = time.time()
+    for n in range(first, first + count):
+        moment += random.expovariate(pace)
+        time.sleep(max(0.0, moment - time.time()))
+        sent.append(time.time_ns())
+        peer.enqueue(n, "")
+    return {"sent": sent}
+
+
+def steadily(peer: Any, first: int, count: int, pace: float) -> dict[str, Any]:
+    """So many a second, some at a time if it can do that; gives the seconds that it took."""
+    began = time.perf_counter()
+    done = 0
+    while done < count:
+        due = min(count, int((time.perf_counter() - began) * pace) + 1)
+        if due > done and hasattr(peer, "enqueue_many"):
+            peer.enqueue_many(range(first + done, first + due), "")
+        else:
+            for n in range(done, due):
+                peer.enqueue(first + n, "")
+        done = due
+        time.sleep(0.05)
+    return {"seconds": time.perf_counter() - began}
+
+
 ANSWERS: dict[str, Callable[..., dict[str, Any]]] = {
     "prepare": lambda peer: {"done": peer.prepare() is None},
     "singly": singly,
     "many": many,
     "at_times": at_times,
+    "at_pace": at_pace,
+    "steadily": steadily,
+    "consume": lambda peer: {"lacking": not hasattr(peer, "consume") or peer.consume()},
+    "consumed": lambda peer, jobs, within: {"seen": peer.consumed(jobs, within)},
     "left": lambda peer: {"left": peer.left()},
     "verify": lambda peer, jobs: {"fault": peer.verify(jobs) if hasattr(peer, "verify") else None},
     "clean": lambda peer: {"done": hasattr(peer, "clean") and peer.clean() is None},

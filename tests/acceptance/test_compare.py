@@ -26,11 +26,12 @@ def test_every_peer_says_in_its_head_how_it_is_run(tmp_path):
 
 
 def test_the_comparison_drains_every_job_and_finds_nothing_wrong(tmp_path):
-    few = ("--quick", "--backlog", "300", "--only", "nobody", "--on", "sqlite", "--workloads", "drain")
+    few = ("--quick", "--backlog", "300", "--only", "nobody", "--on", "sqlite", "--workloads", "drain,events")
     ended = compare(tmp_path, *few)
 
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "| genba (SQLite) |" in ended.stdout
     assert "| raw limit (SQLite) |" in ended.stdout
+    assert "### Events read along" in ended.stdout
     assert "Not measured" not in ended.stdout
     assert list(tmp_path.iterdir()) == []
