@@ -24,7 +24,8 @@ from genba.node.line import Line
 from genba.options import DEFAULT_OPTIONS, DEFAULT_POLICY
 from genba.ready import Conditions
 from genba.tasks import Task
-from genba.worker.run import ERROR_LIMIT, Worker, describe, main
+from genba.worker.run import Worker, main
+from genba.worker.telling import ERROR_LIMIT, describe
 
 SECOND = 1_000_000
 

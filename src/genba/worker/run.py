@@ -20,16 +20,14 @@ from collections.abc import Awaitable, Callable
 from contextlib import ExitStack, suppress
 from typing import Any, NoReturn, Protocol
 
-import msgspec
 from setproctitle import getproctitle, setproctitle
 
 from genba import context, trace, wire
 from genba.context import RunningJob
 from genba.domain.clock import Clock, SystemClock
-from genba.domain.duration import duration, to_datetime
-from genba.domain.outcome import Report, Wish
-from genba.errors import BadArguments, BadOption, FailJob, GenbaError, RetryJob, Stopped
-from genba.options import Snapshot
+from genba.domain.duration import to_datetime
+from genba.domain.outcome import Report
+from genba.errors import BadArguments, GenbaError, Stopped
 from genba.ready import Conditions
 from genba.tasks import Task
 from genba.worker.apart import Box
@@ -39,13 +37,12 @@ from genba.worker.lines import JobLines
 from genba.worker.process import die_like, leave
 from genba.worker.questioning import Questioning
 from genba.worker.surround import Callee, LifespanFailed, Middleware, enter
+from genba.worker.telling import Told, Unfit, as_wished, describe, raised, returned, text
 
 UNABLE = 4  # exit code
 BELL_AFTER = 4_000  # µs: how long a result may lie in the ring before the node is told
 BELL_AFTER_FORKS = 20_000  # ... if each job has a process: what it costs to be told is then most of what the node does
 QUICK = 50  # µs: too short to start a process, or to fill so much memory that one could see it
-ERROR_LIMIT = 64 * 1024
-MESSAGE_LIMIT = 8 * 1024
 
 
 class App(Protocol):
@@ -87,10 +84,6 @@ def main(
     except LifespanFailed as error:
         sys.stderr.write(f"genba: worker {slot} ends: {error}\n{_trace(error.__cause__)}")
         sys.exit(UNABLE)
-
-
-class _Unfit(Exception):
-    """The job's arguments are not those of its task."""
 
 
 class _Dismissed(BaseException):
@@ -463,40 +456,13 @@ class Worker:
 
     def _as_asked(
         self, job: RunningJob, outcome: int, payload: bytes | None, extra: dict[str, Any] | None
-    ) -> tuple[int, bytes | None, dict[str, Any] | None]:
+    ) -> Told:
         """How the call ended, with what the job has told and asked for."""
         left_open = job.leave()
         if job.applied:
             self._tell_late(job, payload if outcome in (wire.RAISED, wire.STOPPED) else None)
             return wire.APPLIED, None, None
-        if job.told is not None:
-            extra = {**(extra or {}), "progress": job.told}
-        if job.clones and outcome == wire.RETURNED:
-            extra = {**(extra or {}), "clones": job.clones}
-        if outcome not in (wire.RETURNED, wire.RAISED):
-            return outcome, payload, extra
-        if left_open:
-            reason = "panic: a transaction was left open, and was rolled back"
-            error = payload if outcome == wire.RAISED else None
-            return outcome, error, {**(extra or {}), "wants": "hold", "reason": reason}
-        wish = job.wish
-        if wish is None or (extra and "wants" in extra):
-            return outcome, payload, extra
-        if outcome == wire.RAISED:
-            return outcome, payload, extra if wish.wants == "succeed" else {**(extra or {}), **self._wanted(wish)}
-        if wish.wants == "succeed" and wish.result is None:
-            return outcome, payload, {**(extra or {}), "wants": "succeed"}
-        return outcome, wish.result, {**(extra or {}), "reason": None, **self._wanted(wish)}
-
-    def _wanted(self, wish: Wish) -> dict[str, Any]:
-        wanted: dict[str, Any] = {"wants": wish.wants, "free": wish.free}
-        if wish.reason is not None:
-            wanted["reason"] = wish.reason
-        if wish.delay is not None:
-            wanted["delay"] = wish.delay
-        if wish.at is not None:
-            wanted["at"] = wish.at
-        return wanted
+        return as_wished(job, left_open, outcome, payload, extra)
 
     def _end_with_threads(self, place: int) -> None:
         """A job that was told to stop is not over while its threads run, and they end only with this process."""
@@ -517,11 +483,11 @@ class Worker:
             self._capture.on = False
             sys.stderr.write(f"genba: job {job.id} raised after it had ended itself, and that is lost: {lost}\n")
 
-    def _call(self, job: wire.Job) -> tuple[int, bytes | None, dict[str, Any] | None]:
+    def _call(self, job: wire.Job) -> Told:
         try:
             task, callee, args, kwargs = self._prepared(job)
             run = self._run_async if callee.is_async else self._run_plain
-            return self._returned(task, run(callee, args, kwargs))
+            return returned(task, run(callee, args, kwargs))
         except BaseException as error:  # noqa: BLE001  whatever the user's code raises ends this attempt, and only it
             return self._raised(job, error)
 
@@ -530,39 +496,11 @@ class Worker:
         try:
             args, kwargs = task.arguments.decode(job.args)
         except BadArguments as error:
-            raise _Unfit(f"arguments that no longer fit: {_text(error)}") from error
+            raise Unfit(f"arguments that no longer fit: {text(error)}") from error
         return task, task if self._middleware is None else self._middleware.around(task), args, kwargs
 
-    def _returned(self, task: Task[..., Any], value: Any) -> tuple[int, bytes | None, dict[str, Any] | None]:
-        payload, lost = task.arguments.encode_result(value)
-        reason = {"reason": _clean(f"the result could not be kept: {lost}")} if lost else None
-        return wire.RETURNED, payload, reason
-
-    def _raised(self, job: wire.Job, error: BaseException) -> tuple[int, bytes | None, dict[str, Any] | None]:
-        match error:
-            case Stopped() | asyncio.CancelledError():
-                # One that nobody asked for is an exception like any other, and counted, or it would run for ever.
-                asked = self._signalled or self._slate.should_stop(self._place)
-                return wire.STOPPED if asked else wire.RAISED, describe(error), None
-            case _Unfit():
-                return wire.UNFIT, None, {"reason": str(error)}
-            case FailJob():
-                return wire.RAISED, describe(error), {"wants": "fail", "reason": _text(error) or "FailJob"}
-            case RetryJob():
-                return self._retry(error)
-            case _:
-                return wire.RAISED, describe(error), None if _worth_a_retry(job, error) else {"final": True}
-
-    def _retry(self, error: RetryJob) -> tuple[int, bytes, dict[str, Any] | None]:
-        wanted: dict[str, Any] = {"wants": "retry", "reason": _text(error) or "RetryJob"}
-        try:
-            if error.delay is not None:
-                wanted["delay"] = duration(error.delay)
-            if error.at is not None:
-                wanted["at"] = self._app.moment(error.at)
-        except BadOption as wrong:
-            return wire.RAISED, describe(wrong), None
-        return wire.RAISED, describe(error), wanted
+    def _raised(self, job: wire.Job, error: BaseException) -> Told:
+        return raised(job, error, lambda: self._signalled or self._slate.should_stop(self._place), self._app.moment)
 
     def _run_plain(self, task: Callee, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         before, self._stoppable = self._stoppable, _raise_stopped
@@ -650,49 +588,5 @@ def _trace(error: BaseException | None) -> str:
     return "" if error is None else "".join(traceback.format_exception(error))
 
 
-def _worth_a_retry(job: wire.Job, error: BaseException) -> bool:
-    """Whether the job's rule says nothing against another try after this one."""
-    options = job.extra[0] if job.extra else None
-    if not options or not ('"on":' in options or '"never":' in options):
-        return True
-    return Snapshot.read(options.encode()).retry_rule().covers(type(error))
-
-
 def _cpu() -> int:
     return time.process_time_ns() // 1000
-
-
-def _clean(text: str) -> str:
-    """Without what a database or a frame refuses: a broken text must not keep a job from ending."""
-    return text.encode(errors="replace").decode().replace("\0", "\\0")
-
-
-def _text(error: BaseException) -> str:
-    try:
-        return _clean(str(error)[:MESSAGE_LIMIT])
-    except BaseException as broken:  # noqa: BLE001  an exception that cannot tell its text must still be told of
-        return f"(its text could not be had: {type(broken).__name__})"
-
-
-def describe(error: BaseException) -> bytes:
-    """An exception as JSON: type, message, traceback, and the chain of its causes; bounded, and never raising."""
-    chain: list[dict[str, str]] = []
-    seen: set[int] = set()
-    cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-    while cause is not None and id(cause) not in seen and len(chain) < 20:
-        seen.add(id(cause))
-        chain.append({"type": _clean(type(cause).__name__), "message": _text(cause)})
-        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
-    try:
-        lines = "".join(traceback.format_exception(error, limit=-50))
-    except BaseException:  # noqa: BLE001  formatting runs the user's own code
-        lines = "".join(traceback.format_tb(error.__traceback__, limit=-50))
-    if len(lines) > ERROR_LIMIT // 2:
-        lines = "… (cut)\n" + lines[-ERROR_LIMIT // 2 :]
-    told = {
-        "type": _clean(type(error).__name__),
-        "message": _text(error),
-        "traceback": _clean(lines),
-        "causes": chain,
-    }
-    return msgspec.json.encode(told)

@@ -16,6 +16,7 @@ from genba.context import RunningJob
 from genba.worker.leavings import children, end_strays
 from genba.worker.lines import JobLines
 from genba.worker.run import App, Worker
+from genba.worker.telling import Told, returned
 
 _BELL = wire.frame((wire.BELL,))
 _seat: contextvars.ContextVar[Seat | None] = contextvars.ContextVar("genba_seat", default=None)
@@ -70,10 +71,10 @@ class Seat(Worker):
         if self._slate.logged():
             self._slate.forget_log()
 
-    async def _await_call(self, job: wire.Job) -> tuple[int, bytes | None, dict[str, Any] | None]:
+    async def _await_call(self, job: wire.Job) -> Told:
         try:
             task, callee, args, kwargs = self._prepared(job)
-            return self._returned(task, await callee.call_here(args, kwargs))
+            return returned(task, await callee.call_here(args, kwargs))
         except BaseException as error:  # noqa: BLE001  whatever the user's code raises ends this attempt, and only it
             return self._raised(job, error)
 
