@@ -67,7 +67,7 @@ def site(
         yield Site(app, starts, {**EVERYWHERE, **kinds})
 
 
-@pytest.mark.parametrize(
+EACH = pytest.mark.parametrize(
     ("site", "seed", "jobs", "faults"),
     [
         *((3, seed, 2_000, 0) for seed in (1, 2, 3)),
@@ -75,8 +75,10 @@ def site(
     ],
     indirect=["site"],
 )
-def test_whatever_goes_wrong_with_real_processes_nothing_is_lost_or_doubled(site, tmp_path, seed, jobs, faults):
-    fire = Fire(seed, site.app, tmp_path, site.starts, site.kinds)
+
+
+def play(site: Site, folder: Path, seed: int, jobs: int, faults: int) -> None:
+    fire = Fire(seed, site.app, folder, site.starts, site.kinds)
 
     fire.burn(jobs, plan(seed, list(site.kinds), faults))
 
@@ -84,3 +86,9 @@ def test_whatever_goes_wrong_with_real_processes_nothing_is_lost_or_doubled(site
     assert fire.hits.keys() == site.kinds.keys()
     assert fire.repeated > 0   # the faults have hit somebody
     print(f"seed {seed}: {jobs} jobs, {fire.hits.total()} faults, {fire.repeated} jobs ran again")
+
+
+@EACH
+@pytest.mark.parametrize("engine", ["sqlite"])   # the other: test_fire_postgres.py
+def test_whatever_goes_wrong_with_real_processes_nothing_is_lost_or_doubled(site, tmp_path, seed, jobs, faults):
+    play(site, tmp_path, seed, jobs, faults)
