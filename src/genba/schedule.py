@@ -16,7 +16,8 @@ from genba.domain.cron import cron as read_cron
 from genba.domain.duration import Duration, Micros, Moment, duration, moment, to_datetime
 from genba.domain.schedule import AT_ONCE, Misfire, Overlap, Reference, Rule, after_run, first, plain, upcoming
 from genba.errors import BadOption
-from genba.options import NAME, Options, read_every, read_zone
+from genba.options import Options
+from genba.readers import NAME, read_every, read_zone
 from genba.storage.records import NewJob
 from genba.storage.series import ScheduleRecord, Wanted
 from genba.twins import handle_twin

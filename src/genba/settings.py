@@ -12,7 +12,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from genba.domain.duration import Micros, duration
 from genba.errors import BadOption
-from genba.options import NAME
+from genba.readers import NAME
 
 NAMES = ("url", "namespace", "lease", "tz", "keep_events", "max_events")
 NODE_NAMES = (

@@ -15,7 +15,8 @@ import msgspec
 from genba.domain.duration import to_datetime
 from genba.domain.fair import key_of
 from genba.errors import BadOption, GenbaError, TaskDisabled, UnknownTask
-from genba.options import DEFAULT_POLICY, NAME, Options, Policy, check_together, overridden, override, updated
+from genba.options import DEFAULT_POLICY, Options, Policy, check_together, overridden, override, updated
+from genba.readers import NAME
 from genba.storage.bulk import merged
 from genba.storage.policy import QueueRecord, Rules, RulesChanged, TaskRecord, kept_for
 from genba.storage.records import NAMED, Enqueued, Micros, NewJob

@@ -16,7 +16,8 @@ from genba.domain import graph
 from genba.domain.fair import names_in
 from genba.errors import BadTask
 from genba.limiting import describe, rules_of
-from genba.options import NAME, Options, Policy, plain
+from genba.options import Options, Policy, plain
+from genba.readers import NAME
 
 if TYPE_CHECKING:
     from genba.job import Job

@@ -17,7 +17,7 @@ from genba.errors import BadOption
 from genba.logs import FORMATS
 from genba.node.gates import Gate
 from genba.node.settings import POOLS, SPAWNS, NodeSettings
-from genba.options import NAME, size
+from genba.readers import NAME, size
 from genba.settings import read_node
 
 _TARGET = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*(:[^\W\d]\w*(\.[^\W\d]\w*)*)?")

@@ -17,7 +17,7 @@ from typing import Any
 from genba.domain.clock import Clock
 from genba.errors import StoreError
 from genba.node.doubts import Doubts
-from genba.options import Keep
+from genba.readers import Keep
 from genba.storage.burial import bury_dead, judged
 from genba.storage.membership import ORPHANS, Beat, Chores
 from genba.storage.policy import Rules, kept_for

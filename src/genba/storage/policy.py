@@ -15,7 +15,7 @@ import msgspec
 
 from genba.errors import GenbaError, StoreError, UnknownTask
 from genba.limiting import RUNNING
-from genba.options import Keep, read_keep
+from genba.readers import Keep, read_keep
 from genba.storage.database import Database, Tx
 from genba.storage.limits import UNLIMITED, Limits
 from genba.storage.records import Micros

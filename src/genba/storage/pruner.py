@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from genba.domain.duration import DAY, MINUTE, Micros
-from genba.options import Keep
+from genba.readers import Keep
 from genba.storage.bulk import GONE_TOO
 from genba.storage.database import Database
 from genba.storage.records import JobId
