@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.storage.builders import CLAIM, TASK, a_job, claimed, ending, joined, rows, state, success
+from tests.storage.builders import CLAIM, TASK, a_job, claimed, ending, joined, rows, state, success, together
 
 from genba.domain.duration import DAY, HOUR, MILLISECOND, MINUTE, SECOND
 from genba.domain.schedule import Rule
 from genba.errors import ScheduleNotFound
+from genba.node.doubts import Doubts
+from genba.node.keeper import Keeper
 from genba.storage.records import Claimed, JobRecord
 from genba.storage.schedules import BY_CODE, UNDECLARED
 from genba.storage.series import ScheduleRecord, Wanted
@@ -420,6 +422,19 @@ def test_what_runs_is_not_touched_by_a_change(store, clock):
     assert due_after(store) == 2 * HOUR
 
 
+def test_any_number_of_nodes_may_declare_the_same_at_the_same_time(store, clock, url):
+    both = [wanted("s", every=HOUR), wanted("c", cron="* * * * *")]
+    for _ in range(3):  # also again, when they start anew
+        together(6, lambda _: store.schedules.declare(both))
+        together(6, lambda i: store.schedules.put(wanted("h", every=DAY)))
+        clock.advance("1s")
+    assert sorted(one.name for one in store.schedules.all()) == ["c", "h", "s"]
+    assert [len(runs(store, name)) for name in ("s", "h", "c")] == [1, 1, 0]
+    clock.advance("1m")
+    together(6, lambda _: store.schedules.fire())
+    assert len(runs(store, "c")) == 1
+
+
 def test_code_does_not_overwrite_what_was_made_by_hand_and_may_change_its_own(store):
     store.schedules.put(wanted("hand", every=HOUR))
     store.schedules.declare([wanted("hand", every=DAY), wanted("code", every=HOUR)])
@@ -436,13 +451,38 @@ def test_what_no_node_declares_for_an_hour_is_paused_and_goes_on_when_one_does(s
     clock.advance("59m")
     store.schedules.still_declared(["s"])
     clock.advance("59m")
-    assert store.schedules.pause_abandoned() == []
+    assert store.schedules.abandoned() == []
+    assert store.schedules.pause_abandoned(["s"]) == []
     clock.advance("2m")
-    assert store.schedules.pause_abandoned() == ["s"]
+    assert store.schedules.abandoned() == ["s"]
+    assert store.schedules.pause_abandoned(["s"]) == ["s"]
     assert store.schedules.named("s").reason == UNDECLARED
     assert ("schedule_paused",) in rows(url, "SELECT kind FROM genba.event")
     store.schedules.declare([wanted(cron="0 * * * *")])
     assert not store.schedules.named("s").paused
+
+
+@pytest.mark.parametrize("declared", [True, False])
+def test_a_keeper_gives_others_time_to_declare_theirs_when_the_clock_was_set(store, clock, declared):
+    joined(store, 2)
+    store.schedules.declare([wanted(cron="0 * * * *")])  # by another node
+    keeper = Keeper(
+        store, 2, lease=15 * SECOND, poll=SECOND, queues=["default"], tasks=[TASK], conditions=[], keep={},
+        schedules=[], boot_id=None, clock=clock, doubts=Doubts(clock), post=lambda what: None,
+    )  # fmt: skip
+    keeper.step()
+    clock.set(clock.now() + DAY)
+
+    for _ in range(4):
+        clock.advance("1m")
+        keeper.step()
+    assert not store.schedules.named("s").paused
+    if declared:
+        store.schedules.still_declared(["s"])
+    for _ in range(3):
+        clock.advance("1m")
+        keeper.step()
+    assert store.schedules.named("s").paused is not declared
 
 
 def test_pause_and_resume_keep_the_rhythm_of_an_interval(store, clock):

@@ -36,6 +36,7 @@ PRUNE_TIME, PRUNE_PAUSE = 0.05, 0.2  # seconds at a time: the lease has to be re
 PARK = 5.0
 KEEP_TOPICS = 3_600_000_000  # a slow listener is cut off after that
 REPLAN = 60.0
+ABANDONED = 300.0  # after a long night, or when the clock was set: time for others to declare what is theirs
 SET_BACK = 1_000_000  # less than this is no jump of the clock
 SET_BACK_FOR = 20.0  # seconds: more than a lease, until all have heard the new time
 LIMITS = 1.0
@@ -113,6 +114,7 @@ class Keeper(threading.Thread):
         self._keep_events, self._max_events = keep_events, max_events
         self._schedules = schedules
         self._declared = False
+        self._abandoned: dict[str, float] = {}
         self._latest: Micros = 0
         self._set_back_until = 0.0
         self._pruning = False
@@ -302,7 +304,10 @@ class Keeper(threading.Thread):
     def _replan(self) -> None:
         schedules = self._store.schedules
         schedules.still_declared([one.name for one in self._schedules])
-        for name in schedules.pause_abandoned():
+        now = self._seconds()
+        self._abandoned = {name: self._abandoned.get(name, now) for name in schedules.abandoned()}
+        old = [name for name, since in self._abandoned.items() if now - since >= ABANDONED]
+        for name in schedules.pause_abandoned(old) if old else ():
             log.warning("schedule %s is paused: no live node declares it", name)
         set_back = self._seconds() < self._set_back_until
         moved = schedules.replan(set_back) + self._store.setback.mend()

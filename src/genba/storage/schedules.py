@@ -142,14 +142,21 @@ class Schedules:
                 for name in sorted(names):
                     tx.run("declared_again", namespace=self._namespace, name=name, undeclared=UNDECLARED)
 
-    def pause_abandoned(self) -> list[str]:
-        """Those in code that no live node has declared for an hour; their names."""
+    def abandoned(self) -> list[str]:
+        """Those in code that no live node has declared for an hour, by the clock: it may just have been set."""
+        with self._db.statement() as tx:
+            return [name for (name,) in tx.all("abandoned", namespace=self._namespace)]
+
+    def pause_abandoned(self, names: Sequence[str]) -> list[str]:
+        """Those of them that nobody has declared meanwhile; their names."""
+        paused = []
         with self._db.transaction() as tx:
-            names = []
-            for id, name in tx.all("abandoned", namespace=self._namespace, undeclared=UNDECLARED):
-                names.append(name)
-                self._series.tell(tx, "schedule_paused", id, name, reason=UNDECLARED)
-            return names
+            for name in sorted(names):
+                row = tx.one("pause_abandoned", namespace=self._namespace, name=name, undeclared=UNDECLARED)
+                if row is not None:
+                    paused.append(name)
+                    self._series.tell(tx, "schedule_paused", row[0], name, reason=UNDECLARED)
+        return paused
 
     def pause(self, name: str, reason: str | None = None) -> bool:
         """False if it was paused already."""

@@ -90,9 +90,13 @@ UPDATE genba.schedule
 RETURNING name;
 
 -- name: abandoned
+SELECT name FROM genba.schedule
+ WHERE namespace = :namespace AND owner = 'code' AND NOT deleted AND NOT paused AND seen_at < /* now */ - 3600000000;
+
+-- name: pause_abandoned
 UPDATE genba.schedule SET paused = (1 = 1), reason = :undeclared, version = version + 1
- WHERE namespace = :namespace AND owner = 'code' AND NOT deleted AND NOT paused AND seen_at < /* now */ - 3600000000
-RETURNING id, name;
+ WHERE namespace = :namespace AND name = :name AND owner = 'code' AND NOT deleted AND NOT paused AND seen_at < /* now */ - 3600000000
+RETURNING id;
 
 -- name: prune_ticks
 DELETE FROM genba.tick WHERE schedule_id = :schedule_id
