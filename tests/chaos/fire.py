@@ -29,7 +29,7 @@ from genba.node.guard import children
 
 LEASE = 2.0
 PAST = LEASE * 1.5
-AHEAD = 40  # jobs that wait while something goes wrong
+AHEAD = 100  # jobs that are left when something goes wrong: a tenth of a second of work, so that it hits somebody
 
 APP = """
 import os, time
@@ -97,7 +97,7 @@ class Fire:
         for turn, kind in enumerate(faults):
             self._tend()
             self.produce(jobs * (turn + 1) // len(faults) - len(self._promised))
-            eventually(self._advanced, within=120, every=0.05)
+            eventually(self._advanced, within=120, every=0.02)
             time.sleep(self.random.uniform(0, 0.02))   # any phase of what goes on
             eventually(lambda: self._kinds[kind](self), within=120, every=0.05)   # noqa: B023  asked at once
             self.hits[kind] += 1
