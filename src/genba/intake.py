@@ -12,7 +12,7 @@ from genba import limiting
 from genba.arguments import identity, key_identity
 from genba.errors import BadOption
 from genba.job import Job, copy_of
-from genba.options import Options, snapshot
+from genba.options import Options, Policy, defined, snapshot
 from genba.schedule import When, check_schedule, wanted
 from genba.settings import Settings
 from genba.steer import fair, obey
@@ -50,6 +50,7 @@ class Intake:
         prepared: dict[tuple[int, int, str], dict[str, Any]] = {}
         unknown = {call.task for call in calls if call.arguments is None}
         told = self._app.store.definitions(unknown) if unknown else {}
+        calls = _defined(calls, told, rules) if told else calls
         jobs = [self._new_job(call, places, prepared, told, trace) for call in calls]
         return fair(calls, jobs, rules)
 
@@ -105,6 +106,21 @@ class Intake:
             most = told.get("max_waiting") if most is None else most
         self._registry.templates.check(rules)
         return {"rules": rules, "capped": most is not None, "max_waiting": most}
+
+
+def _defined(calls: Sequence[Call[Any]], told: Mapping[str, Mapping[str, Any]], rules: Rules) -> list[Call[Any]]:
+    """Calls by name, with the options that the code of their task gives, wherever that is; operators' words stay."""
+    shared: dict[tuple[int, int, frozenset[str], str], tuple[Options, Policy]] = {}
+    found = []
+    for call in calls:
+        if call.arguments is None and call.task in told:
+            same = (id(call.options), id(call.policy), call.said, call.task)
+            if same not in shared:
+                said = {*call.said, *rules.overrides.get(call.task, ())}
+                shared[same] = defined(call.options, call.policy, said, told[call.task])
+            call = Call(call.task, call.args, *shared[same], None, call.said)
+        found.append(call)
+    return found
 
 
 def _columns(options: Options, written: bytes | None, settings: Settings) -> dict[str, Any]:

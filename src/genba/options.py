@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime, timedelta, tzinfo
 from difflib import get_close_matches
 from typing import Any, Literal, TypeAlias
@@ -167,6 +167,43 @@ def check_together(definition: Mapping[str, Any], changes: Mapping[str, Any]) ->
     """BadOption, if what operators want contradicts what the code says: no job could be enqueued."""
     said = {name: definition[name] for name in ("exclusive", "max_running") if definition.get(name) is not None}
     declare({**said, **changes})
+
+
+_DEFINED_TIMES = ("timeout", "grace", "stall_timeout", "cpu", "unique_for", "progress_every")
+_DEFINED: tuple[str, ...] = (
+    *_DEFINED_TIMES,
+    *("queue", "priority", "expires", "memory", "retry", "dedicated", "on_dependency_failure", "ready", "tags"),
+    *("once", "on_conflict", "fair_by", "on_exception", "explicit_outcome", "at_most_once", "max_crashes", "history"),
+    *("keep", "on_final"),
+)
+
+
+def defined(
+    options: Options, policy: Policy, said: Iterable[str], definition: Mapping[str, Any]
+) -> tuple[Options, Policy]:
+    """What holds for a call by name: what it has `said`, else what the decorator says, which nodes have persisted.
+
+    Limits are not among it: they have a part of the definition of their own.
+    """
+    given = {name: definition[name] for name in _DEFINED if name in definition}
+    given |= {name: _times_of(given[name]) for name in (*_DEFINED_TIMES, "keep") if name in given}
+    spoken = {ALIASES.get(name, name) for name in said}
+    given = {name: value for name, value in given.items() if name not in spoken}
+    before = _values(options) | _values(policy)
+    built = declare(given, options, policy)
+    after = _values(built[0]) | _values(built[1])
+    # Only what differs: with the very defaults in it, the job's snapshot stays as short as that of any other.
+    return declare({name: value for name, value in given.items() if after[name] != before[name]}, options, policy)
+
+
+def _values(value: Options | Policy) -> dict[str, Any]:
+    return {field.name: getattr(value, field.name) for field in fields(value)}
+
+
+def _times_of(micros: Keep) -> timedelta | dict[str, Any] | None:
+    if isinstance(micros, dict):
+        return {name: _times_of(time) for name, time in micros.items()}
+    return None if micros is None else timedelta(microseconds=micros)
 
 
 def plain(value: Any) -> Any:

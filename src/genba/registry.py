@@ -108,7 +108,8 @@ class Registry:
             return self.tasks[task].using(**options).call(*args, **kwargs)
         if not is_task_name(task):
             raise BadTask(f"{task!r} is no name of a task")
-        return Call(task, encode_plain(args, kwargs), Options.build(options, self.options), self.policy)
+        built = Options.build(options, self.options)
+        return Call(task, encode_plain(args, kwargs), built, self.policy, None, frozenset(options))
 
 
 class TaskDecorator:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import json
 import os
 import time
 from contextlib import closing
@@ -13,6 +14,7 @@ from pathlib import Path
 from uuid import UUID
 
 import pytest
+from tests.storage.builders import joined
 from tests.support import eventually, lines, load_jobs
 
 from genba import (
@@ -693,3 +695,37 @@ def test_every_blocking_call_has_a_twin():
         if not hasattr(kind, f"a{name}") and not hasattr(kind, f"a{name}_")
     ]
     assert lacking == []
+
+
+def test_a_call_by_name_has_the_options_of_the_task_wherever_its_code_is(url):
+    """The call's own word first, then the operator's, then the decorator's, which a node has persisted."""
+    code, client = Genba(url, defaults={"grace": "3s"}), Genba(url, defaults={"timeout": "9m"})
+
+    @code.condition(name="disk.ok")
+    def disk_ok() -> bool:
+        return True
+
+    @code.task(
+        name="render", queue="pictures", priority=4, timeout="5m", retry=Retry(times=2, delay="1s"), tags=["slow"],
+        keep={"succeeded": "1h", "failed": None}, once=True, on_exception="hold", memory="100MB", expires="2h",
+        on_final=lambda job: None, ready=["disk.ok"],
+    )
+    def render(scene: str) -> None: ...
+
+    joined(code.store, tasks=tuple(task.describe() for task in code.task_table().values()))
+    there = render.enqueue(scene="duck")
+    assert client.enqueue("render", scene="duck").id == there.id   # once: it is the same job
+    there.cancel()
+    mine, here = render.enqueue(scene="duck").record, client.enqueue("render", scene="swan").record
+
+    assert (here.queue, here.priority, here.tags) == ("pictures", 4, mine.tags)
+    assert here.options == mine.options
+    assert here.expires_at is not None
+
+    client.tasks["render"].set(priority=7, timeout="1m")
+    (call,) = client.submit([client.call("render", (), {"scene": "goose"}, {"priority": 9, "queue": "default"})])
+    assert (call.priority, call.queue) == (9, "default")
+    stored = json.loads(call.record.options or "{}")
+    assert (stored["timeout"], stored["retry"]["times"]) == (60_000_000, 2)
+    for app in (code, client):
+        app.close()
