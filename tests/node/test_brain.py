@@ -932,6 +932,16 @@ def test_progress_is_written_at_most_every_half_second_and_with_the_end() -> Non
     assert stage.ending(1).progress == '[20.0,100.0,""]'
 
 
+def test_who_tells_of_progress_is_marked_as_running_before() -> None:
+    stage = a_stage()
+    stage.claimed(a_job(1))
+    stage.start()
+    stage.workers[1].note(1)
+    done = [action for _ in range(30) for action in stage.tick(100 * MS) if isinstance(action, do.Mark | do.Note)]
+
+    assert [type(action) for action in done] == [do.Mark, do.Note]
+
+
 def test_a_task_may_have_its_progress_written_less_often() -> None:
     stage = a_stage()
     stage.claimed(a_job(1, progress_every=SECOND))

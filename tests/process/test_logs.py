@@ -153,6 +153,17 @@ def test_progress_is_written_while_the_job_runs_twice_a_second_at_most(shop, pat
     assert ended(job).progress == 100
 
 
+def test_a_job_is_told_to_run_before_it_is_told_how_far_it_is(shop, path):
+    job = shop.jobs.count_on.enqueue(str(path))
+    eventually(lambda: job.refresh().progress.done, within=30)
+    path.touch()
+    ended(job)
+
+    kinds = [event.kind for event in shop.app.events(job=job)]
+    assert kinds[:3] == ["waiting", "running", "progress"]
+    assert kinds.count("running") == 1
+
+
 def test_a_task_can_have_its_progress_written_less_often(shop, path):
     job = shop.jobs.rarely.enqueue(str(path))
     eventually(lambda: lines(f"{path}.started"), within=10)

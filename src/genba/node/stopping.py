@@ -50,14 +50,15 @@ def watch(floor: Floor, actions: list[Action], hand: Hand, sight: Sight, now: Mi
     if job.task in floor.disabled and hand.bowing != sight.place:
         hand.bowing = sight.place
         actions.append(BowOut(hand.slot, sight.place))
-    if ran >= MARK_AFTER and not held.marked:
+    noted = sight.noted
+    fresh = noted is not None and noted[1] == sight.place and noted[0] != hand.noted
+    tells = fresh and now - hand.noted_at >= options.progress_every
+    if (ran >= MARK_AFTER or tells) and not held.marked:  # who tells of progress is known to run
         held.marked = True
         actions.append(Mark([(job.id, job.attempt, held.claim, floor.wall(hand.seen_since))]))
     if sight.beats != hand.beats:
         hand.beats, hand.beat_at = sight.beats, now
-    noted = sight.noted
-    fresh = noted is not None and noted[1] == sight.place and noted[0] != hand.noted
-    if noted and fresh and now - hand.noted_at >= options.progress_every:
+    if noted and tells:
         hand.noted, hand.noted_at = noted[0], now
         actions.append(Note([(job.id, job.attempt, held.claim, progress_text(noted))]))
     if sight.use is not None and not floor.settings.debug:
