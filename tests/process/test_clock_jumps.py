@@ -111,6 +111,21 @@ def test_after_every_kind_of_jump_all_goes_on_within_a_minute_without_a_storm(ha
     through(hands, [HOUR, -HOUR, DAY, -DAY, -DAY, -HOUR, HOUR, DECADE])
 
 
+@pytest.mark.soak
+def test_what_was_asked_for_while_the_clock_was_ten_years_ahead_does_not_wait_for_ten_years(hands):
+    again = hands.module.again.enqueue()
+    hands.more("again")
+    jump(hands, DECADE)
+    delayed = hands.module.late.using(delay="15s").enqueue("delayed")
+    jump(hands, -DECADE)
+
+    assert delayed.wait(timeout=RECOVERY).state == "succeeded"
+    (hands.folder / "enough").touch()
+    assert again.wait(timeout=RECOVERY).state == "succeeded"
+    assert not list(hands.app.events(kinds=["node_lost"]))
+    assert hands.app.verify().faults == []
+
+
 def test_what_was_to_happen_soon_happens_soon_also_if_the_clock_was_set_back_while_no_node_ran(hands):
     retried = hands.module.twice.enqueue()
     eventually(lambda: retried.refresh().state == "scheduled", within=RECOVERY)
