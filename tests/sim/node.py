@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -24,17 +24,23 @@ from genba.storage.series import Wanted
 from tests.sim.world import LEASE, MS, SECOND, Gone, Run, World, a_store
 
 TASK = "sim.work"
+COMPANY = "sim.company"  # several at a time in one worker, as async tasks are
+TASKS = [TASK, COMPANY]
 DOOR = "sim.door"  # a condition
 BOOT = "sim"
 GUARD = LEASE * 8 // 10
 
 
 class Worker:
-    """A process that runs what it is given, as its arguments say; it outlives a pause of its node."""
+    """A process that runs what it is given, as its arguments say; it outlives a pause of its node.
 
-    def __init__(self, world: World, node: SimNode, slot: int) -> None:
+    Or a seat in one, its host, whose death it shares.
+    """
+
+    def __init__(self, world: World, node: SimNode, slot: int, host: Worker | None = None) -> None:
         self.alive, self.paused, self.late = True, False, deque[Callable[[], None]]()
-        self.slot = slot
+        self.slot, self.host = slot, host
+        self.seats: dict[int, Worker] = {}
         self._world, self._node = world, node
         self._unread: deque[tuple[int, wire.Job]] = deque()
         self.results: list[wire.Result] = []
@@ -55,6 +61,15 @@ class Worker:
         shut = self._world.happens(0.6)
         self._world.hits.add("not ready" if shut else "ready")
         self._node.answer(self, [serial, [] if shut else [[]], SECOND // 2 if shut else None, DOOR, None])
+
+    def share(self, slots: Sequence[int]) -> None:
+        self.seats = {slot: Worker(self._world, self._node, slot, self) for slot in slots}
+        for seat in self.seats.values():
+            seat.alive = self.alive   # its node may not know yet that it is dead
+
+    def all(self) -> list[Worker]:
+        """It, and its seats."""
+        return [self, *self.seats.values()]
 
     def take_back(self) -> int:
         count = len(self._unread)
@@ -116,12 +131,17 @@ class Worker:
         self._world.at(0.1 * MS, self._next, self)
 
     def die(self, status: int) -> None:
-        if not self.alive:
-            return
-        self.alive = False
-        if self.run is not None:
-            self.run.ended = self._world.now
-        self._world.at(MS, partial(self._node.lost, self, status), self._node)
+        if self.host is not None:
+            self.host.die(status)
+        elif self.alive:
+            self.end()
+            self._world.at(MS, partial(self._node.lost, self, status), self._node)
+
+    def end(self) -> None:
+        for each in self.all():
+            each.alive = False
+            if each.run is not None:
+                each.run.ended = self._world.now
 
     def sight(self) -> Sight:
         return Sight(self.place, self.phase, 0, False, None)
@@ -145,12 +165,13 @@ class SimNode:
         self._keeper_at: int | None = None
         self.store = a_store(world, self)
         self._settings = NodeSettings(target="sim", name=name, pool="static", min=2, max=2, grace=2 * SECOND)
-        self.brain = Brain(self._settings, [TASK], world.rng.random)
+        self.brain = Brain(self._settings, TASKS, world.rng.random)
+        self.brain.concurrency = {COMPANY: 3}
         self.brain.conditions = [DOOR]
         doubts = Doubts(world.clock)
-        self._desk = Desk("sim", self.store, self.id, [TASK], doubts, self._inbox.append)
+        self._desk = Desk("sim", self.store, self.id, TASKS, doubts, self._inbox.append)
         self._keeper = Keeper(
-            self.store, self.id, lease=LEASE, poll=2 * SECOND, queues=["default"], tasks=[TASK], conditions=(DOOR,),
+            self.store, self.id, lease=LEASE, poll=2 * SECOND, queues=["default"], tasks=TASKS, conditions=(DOOR,),
             keep={}, schedules=schedules, boot_id=BOOT, clock=world.clock, doubts=doubts,
             post=self._inbox.append,
         )
@@ -166,7 +187,7 @@ class SimNode:
             self.store.nodes.join(
                 NewNode(
                     id=self.id, name=self.name, host="sim", boot_id=BOOT, pid=1, slots=2, lease=LEASE,
-                    queues=("default",), tasks=({"name": TASK},), version="0",
+                    queues=("default",), tasks=tuple({"name": task} for task in TASKS), version="0",
                 )
             )
             self.brain.delta = self.store.now() - self._world.now
@@ -202,9 +223,9 @@ class SimNode:
     def _touch(self) -> None:
         """What runs here may be repeated elsewhere, and that is nobody's fault."""
         self.disturbed = True
-        for worker in self._workers.values():
-            if worker.run is not None:
-                worker.run.disturbed = True
+        for each in self._all():
+            if each.run is not None:
+                each.run.disturbed = True
 
     def set_cut(self, cut: bool) -> None:
         self.cut = cut
@@ -215,6 +236,12 @@ class SimNode:
         if not self.brain.draining:
             self._desk.add(draining=True)
             self._perform(self.brain.on_drain(self._world.now))
+
+    def _all(self) -> list[Worker]:
+        return [each for worker in self._workers.values() for each in worker.all()]
+
+    def _at(self, slot: int) -> Worker | None:
+        return next((each for each in self._all() if each.slot == slot), None)
 
     def workers(self) -> list[Worker]:
         return [worker for worker in self._workers.values() if worker.alive]
@@ -231,17 +258,15 @@ class SimNode:
             world.hits.add("guard")
             self._touch()
             for worker in self.workers():
-                worker.alive = False
-                if worker.run is not None:
-                    worker.run.ended = world.now
+                worker.end()
             world.at(0, self._guard_died, self)
         world.at(LEASE / 20, self._watch)
 
     def _guard_died(self) -> None:
         sights = {}
-        for worker in list(self._workers.values()):
-            self._take_in(worker)
-            sights[worker.slot] = worker.sight()
+        for each in self._all():
+            self._take_in(each)
+            sights[each.slot] = each.sight()
         self._workers.clear()
         self._perform(self.brain.on_guard_died(sights, self._world.now))
         self._beat_at, self._guarded = self._world.now, True
@@ -252,9 +277,10 @@ class SimNode:
     def _tick(self) -> None:
         world, brain = self._world, self.brain
         self._beat_at = world.now
-        for worker in self.workers():
-            self._take_in(worker)
-        self._perform(brain.on_tick(world.now, {w.slot: w.sight() for w in self.workers()}))
+        for each in self._all():
+            if each.alive:
+                self._take_in(each)
+        self._perform(brain.on_tick(world.now, {each.slot: each.sight() for each in self._all() if each.alive}))
         if brain.draining and brain.empty and not self._workers and self._desk.clear:
             with suppress(StoreError):
                 self.store.nodes.leave(self.id)
@@ -280,14 +306,17 @@ class SimNode:
 
     def _take_in(self, worker: Worker) -> None:
         results, worker.results = worker.results, []
-        if results and worker.slot in self._workers:
+        if results and self._at(worker.slot) is worker:
             self._perform(self.brain.on_results([(worker.slot, results)], self._world.now))
 
     def lost(self, worker: Worker, status: int) -> None:
         if self._workers.get(worker.slot) is worker:
-            self._take_in(worker)
+            for each in worker.all():
+                self._take_in(each)
+            seats = {slot: seat.sight() for slot, seat in worker.seats.items()}
             del self._workers[worker.slot]
-            self._perform(self.brain.on_worker_ended(worker.slot, status, 0, 0, worker.sight(), self._world.now))
+            told = (worker.slot, status, 0, 0, worker.sight(), self._world.now, False, seats)
+            self._perform(self.brain.on_worker_ended(*told))
 
     def _ready(self, worker: Worker) -> None:
         if worker.alive:
@@ -304,8 +333,15 @@ class SimNode:
                     worker = self._workers[slot] = Worker(world, self, slot)
                     world.at(5 * MS, partial(self._ready, worker), self)
                 case do.Give(slot, serial, jobs):
+                    if (hand := self._at(slot)) is not None:
+                        hand.give(serial, jobs)
+                case do.Share(slot, seats):
                     if slot in self._workers:
-                        self._workers[slot].give(serial, jobs)
+                        world.hits.add("in company")
+                        self._workers[slot].share(seats)
+                case do.Interrupt(seat):
+                    if (hand := self._at(seat)) is not None:
+                        hand.term()
                 case do.Ask(slot, serial):
                     if slot in self._workers:
                         self._workers[slot].ask(serial)

@@ -16,14 +16,14 @@ from genba.domain.schedule import Rule as When
 from genba.errors import StoreError
 from genba.storage.records import Edge, NewJob
 from genba.storage.series import Wanted
-from tests.sim.node import DOOR, TASK, SimNode
+from tests.sim.node import COMPANY, DOOR, TASK, SimNode
 from tests.sim.world import LEASE, SECOND, Mood, Run, World, a_store
 
 FAULTS = 10 * SECOND  # so long things go wrong
 PATIENCE = 150 * SECOND  # then so long at most until all is done
 
 KINDS = ("plain", "plain", "plain", "long", "raises", "crashes", "limited", "limited", "once", "child",
-         "delayed", "key", "dedicated", "conditional")
+         "delayed", "key", "dedicated", "conditional", "company", "company")
 DEEDS = ("kill worker", "kill node", "pause node", "cut node", "outage", "cancel", "drain", "kill worker", "hold")
 
 
@@ -142,12 +142,15 @@ class Story:
                 given["delay"] = rng.randint(1, 3 * SECOND)
             case "dedicated":
                 options["dedicated"] = True
+            case "company":
+                told["fates"] = rng.choice((["return"], ["return"], ["crash", "return"]))
             case "conditional":
                 options["ready"] = [DOOR]
                 given["ready"] = (DOOR,)
             case "key":
                 given["identity"] = "the same"
-        return NewJob(task=TASK, args=json.dumps(told).encode(), options=json.dumps(options), **given)
+        task = COMPANY if one.kind == "company" else TASK
+        return NewJob(task=task, args=json.dumps(told).encode(), options=json.dumps(options), **given)
 
     # what goes wrong
 
@@ -180,8 +183,9 @@ class Story:
         if deed == "kill worker" and workers:
             world.hits.add(deed)
             victim = world.rng.choice(workers)
-            if victim.run is not None:
-                victim.run.disturbed = True
+            for each in victim.all():
+                if each.run is not None:
+                    each.run.disturbed = True
             victim.die(signal.SIGKILL)
         elif deed == "kill node":
             world.hits.add(deed)

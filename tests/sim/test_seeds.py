@@ -17,7 +17,7 @@ from tests.sim.world import Stage
 EVERY = {
     "kill worker", "kill node", "pause node", "cut node", "outage", "cancel", "hold", "drain",
     "failed before it happened", "failed after it happened", "paused at a call", "guard", "declared dead",
-    "ready", "not ready", *(f"done: {kind}" for kind in KINDS),
+    "ready", "not ready", "in company", *(f"done: {kind}" for kind in KINDS),
 }  # fmt: skip
 
 
