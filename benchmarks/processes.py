@@ -274,7 +274,7 @@ def main() -> int:
     if asked.what == "forks":
         return not forks(asked.jobs or 200)
     if asked.what == "ondemand":
-        return not ondemand(asked.engine, asked.jobs or 400, asked.rounds or 3)
+        return not ondemand(asked.engine, asked.jobs or 800, asked.rounds or 3)
     return not poison(asked.engine, asked.jobs or 1000, asked.rounds or 5)
 
 

@@ -142,7 +142,7 @@ class Giving:
         mean = self._floor.mean
         if self._floor.settings.pool != "ondemand" or not mean or mean > WORTH / 2:
             return self.depth()
-        return max(1, int(2 * WORTH / (mean + FORK)))
+        return max(1, int(4 * WORTH / (mean + FORK)))
 
     def give_up_surplus(self, now: Micros) -> list[Action]:
         """Everyone here is busy for long: let other nodes have what is ready."""

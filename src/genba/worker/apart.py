@@ -34,6 +34,9 @@ class Box:
         os.ftruncate(self._fd, 0)
         return next(wire.Frames().feed(data), None)
 
+    def close(self) -> None:
+        os.close(self._fd)
+
 
 def chosen_fork() -> Callable[[], int]:
     """How to fork from a process with one thread: bare, unless somebody wants to be told of forks.
@@ -72,6 +75,9 @@ def _bare_fork() -> int:
     pid: int = _fork()
     if pid < 0:
         raise OSError(ctypes.get_errno(), "fork")
-    if pid:
-        random.seed(int.from_bytes(os.urandom(16)))  # the child has drawn from the old one
     return pid
+
+
+def draw_others() -> None:
+    """Other random numbers than the child has drawn; when it is dead, and pages are not shared with it any more."""
+    random.seed(int.from_bytes(os.urandom(16)))

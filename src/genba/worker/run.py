@@ -30,7 +30,7 @@ from genba.domain.outcome import Report
 from genba.errors import BadArguments, GenbaError, Stopped
 from genba.ready import Conditions
 from genba.tasks import Task
-from genba.worker.apart import Box
+from genba.worker.apart import Box, draw_others
 from genba.worker.capture import Capture
 from genba.worker.leavings import children, end_strays, threads, threads_left
 from genba.worker.lines import JobLines
@@ -41,7 +41,7 @@ from genba.worker.telling import Told, Unfit, as_wished, describe, raised, retur
 
 UNABLE = 4  # exit code
 BELL_AFTER = 4_000  # µs: how long a result may lie in the ring before the node is told
-BELL_AFTER_FORKS = 20_000  # ... if each job has a process: what it costs to be told is then most of what the node does
+BELL_AFTER_FORKS = 50_000  # ... if each job has a process: what it costs to be told is then most of what the node does
 QUICK = 50  # µs: too short to start a process, or to fill so much memory that one could see it
 
 
@@ -423,6 +423,7 @@ class Worker:
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
         self._child, self._stoppable = 0, None  # no signal goes there any more; now its number may be another's
         _, status, usage = os.wait4(pid, 0)
+        draw_others()
         lived = box.take()
         if lived is None:
             die_like(status)

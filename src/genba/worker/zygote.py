@@ -372,8 +372,10 @@ def prepare(app: App) -> None:
 def _real_run() -> Run:
     importlib.import_module("genba.worker.shared")  # all before the first fork, so that workers have it in common
     from genba.worker.apart import chosen_fork
+    from genba.worker.rehearsal import rehearse
     from genba.worker.run import main as run
 
+    rehearse()
     return partial(run, fork=chosen_fork())
 
 
