@@ -201,6 +201,13 @@ class Client(Opened):
 
     anodes = twin(nodes)
 
+    def node_names(self) -> dict[int, str]:
+        """The names of the nodes that are alive, and of those that ended lately, by the ids that attempts have."""
+        self.store.install()
+        return self.store.nodes.names()
+
+    anode_names = twin(node_names)
+
     def tell_node(self, name: str, verb: str, changes: Mapping[str, Any] | None = None) -> None:
         """Let the living node `name` "drain", "stop" (a drain without its grace), or "set" pool, min or max."""
         self.store.install()

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from tests.support import eventually, lines
 
 from genba import TaskDisabled
+from genba.cli import main
 from genba.errors import BadOption, UnknownTask
 
 
@@ -137,3 +139,14 @@ def test_the_async_twins_do_the_same(shop: Any) -> None:
         assert await queue.aresume()
 
     asyncio.run(steer())
+
+
+def test_an_attempt_is_shown_with_the_name_of_its_node(shop: Any) -> None:
+    job = shop.jobs.add.enqueue(1)
+    job.result(timeout=30)
+
+    assert shop.app.node_names()[job.attempts[0].node] == "shop"
+    done = CliRunner().invoke(main, ["job", "show", str(job.id), "--url", shop.url])
+    assert done.exit_code == 0, done.output
+    assert " shop " in done.output
+    assert str(job.attempts[0].node) not in done.output

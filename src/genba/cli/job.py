@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -124,16 +124,18 @@ def show(asked: Asked, ids: Sequence[int], keys: Sequence[str]) -> None:
     Example:
       genba job show 42
     """
-    found = [(one, one.attempts) for one in named(asked.app(), ids, keys)]
+    app = asked.app()
+    found = [(one, one.attempts) for one in named(app, ids, keys)]
     if asked.json:
         told = [{**job_json(one), "attempts": [attempt_json(a) for a in tries]} for one, tries in found]
         say_json(told[0] if len(told) == 1 else told)
         return
+    nodes = app.node_names()
     for one, tries in found:
-        _show(one, tries)
+        _show(one, tries, nodes)
 
 
-def _show(one: Job[Any], tries: Sequence[Attempt]) -> None:
+def _show(one: Job[Any], tries: Sequence[Attempt], nodes: Mapping[int, str]) -> None:
     record, progress = one.record, one.progress
     facts = {
         "job": one.id,
@@ -164,7 +166,7 @@ def _show(one: Job[Any], tries: Sequence[Attempt]) -> None:
                     seconds_text(one.started or one.claimed, one.ended),
                     "-" if one.cpu is None else f"{one.cpu:.3f} s",
                     "-" if one.peak_memory is None else f"{one.peak_memory / 2**20:.0f} MB",
-                    one.node,
+                    None if one.node is None else nodes.get(one.node, one.node),
                     one.pid,
                     f"{one.error['type']}: {one.error['message']}" if one.error else "",
                 ]
@@ -358,5 +360,5 @@ def run_job(asked: Asked, id: int, here: bool, target: str) -> int:
     elif not finished:
         note(f"job {id} was broken off, and is {found.state} as before")
     else:
-        _show(found, found.attempts)
+        _show(found, found.attempts, app.node_names())
     return 0 if found.state == State.SUCCEEDED else 1
