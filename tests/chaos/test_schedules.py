@@ -98,7 +98,7 @@ def test_regression_02_kill_9_at_every_step_of_completing_a_run_leaves_exactly_o
             break
         assert runs[0].id == job.id  # not committed: the same run again, and it ends now
         other = joined(store, 1000 + step)
-        (again,) = eventually(partial(take_over_and_claim, store, other))
+        (again,) = eventually(partial(take_over_and_claim, store, other), within=60)
         assert store.finish(other, [success(again, claim=other)]) == {job.id}
         store.nodes.leave(other)
         assert [run.state for run in store.schedules.open_runs(id)] == ["scheduled"]

@@ -149,7 +149,9 @@ def test_a_node_that_dies_with_a_jump_of_the_clock_is_found_dead_in_time(hands, 
     hands.more("second")
     one, two = hands.nodes
     stuck = hands.module.stay.using(priority=9).enqueue()
-    (holder,) = eventually(lambda: [node for node in hands.app.nodes() if node.id == stuck.refresh().record.node])
+    (holder,) = eventually(
+        lambda: [node for node in hands.app.nodes() if node.id == stuck.refresh().record.node], within=60
+    )
     hands.clock.jump(jump)
     (one if holder.name == "one" else two).kill9()
     hands.more("stay", within=30)  # as without a jump
