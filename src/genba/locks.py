@@ -266,11 +266,12 @@ class Asking:
         """Whoever is in our way may be dead, and nobody else be there to notice."""
         assert self._began is not None
         lasted = int((time.monotonic() - self._began) * 1_000_000)
-        store.sessions.sweep(lasted)
-        nodes = store.locks.nodes_in_the_way(self._name)
-        if nodes:
-            bury_dead(store.nodes, 0, boot_id() if store.lanes == 1 else None, lasted, nodes)
-        store.locks.sweep()
+        with suppress(StoreError):  # who is stopped may have a row locked for a while: with the next look, then
+            store.sessions.sweep(lasted)
+            nodes = store.locks.nodes_in_the_way(self._name)
+            if nodes:
+                bury_dead(store.nodes, 0, boot_id() if store.lanes == 1 else None, lasted, nodes)
+            store.locks.sweep()
 
     def _ask(self, store: Store) -> int:
         self.mark = store.ear.mark()

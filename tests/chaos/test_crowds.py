@@ -83,8 +83,9 @@ def test_a_node_whose_listening_session_is_ended_runs_what_comes_and_listens_aga
     (node,) = eventually(jobs.app.nodes, within=60)
 
     def listening() -> set[int]:
-        asked = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND query = %s"
-        return {pid for (pid,) in server.execute(asked, [f'LISTEN "genba_{node.id}"']).fetchall()}
+        """The session that listens holds the node's lock."""
+        asked = "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND granted AND (classid, objid) = (%s, %s)"
+        return {pid for (pid,) in server.execute(asked, [node.id >> 32, node.id & 0xFFFFFFFF]).fetchall()}
 
     before = eventually(listening, within=60)
     jobs.add.enqueue(1).result(timeout=60)

@@ -122,10 +122,11 @@ class Here:
         """The job is ours for as long as it takes, a debugger's pauses included."""
         while not over.wait(self._lease / 5 / 1_000_000):
             try:
-                beat = self._store.nodes.renew(self._id)
+                self._store.nodes.renew(self._id)
+                commands = self._store.nodes.commands(self._id)
             except StoreError:
                 continue  # the fence will tell whether it is still ours
-            if any(command.verb in ("cancel", "kill") for command in beat.commands):
+            if any(command.verb in ("cancel", "kill") for command in commands):
                 self._slate.ask_to_stop(self._place)
 
     def may_start(self, claimed: Claimed, claim: int, ask: Ask) -> bool:

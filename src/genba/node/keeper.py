@@ -229,8 +229,6 @@ class Keeper(threading.Thread):
             self._post(DeclaredDead())
             return
         self._post(Renewed(sent, beat.now, beat.draining))
-        if beat.commands:
-            self._post(Commands(beat.commands))
         if not self._store.presence.check():
             log.warning("the listening connection was lost and is there again")
 
