@@ -47,7 +47,7 @@ class Intake:
     def rows(self, calls: Sequence[Call[Any]], rules: Rules, trace: str | None = None) -> list[NewJob]:
         """`rules` are those of operators."""
         places = {id(call): i for i, call in enumerate(calls)}
-        prepared: dict[tuple[int, int, str], dict[str, Any]] = {}
+        prepared: dict[tuple[int, int, str], NewJob] = {}
         unknown = {call.task for call in calls if call.arguments is None}
         told = self._app.store.definitions(unknown) if unknown else {}
         calls = _defined(calls, told, rules) if told else calls
@@ -71,7 +71,7 @@ class Intake:
         self,
         call: Call[Any],
         places: Mapping[int, int],
-        prepared: dict[tuple[int, int, str], dict[str, Any]],
+        prepared: dict[tuple[int, int, str], NewJob],
         told: Mapping[str, Mapping[str, Any]],
         trace: str | None,
     ) -> NewJob:
@@ -82,20 +82,16 @@ class Intake:
             task = self._registry.tasks.get(call.task)
             usual = task.options.limits if task else None
             columns = _columns(options, snapshot(options, policy, usual, trace), self._app.settings)
-            prepared[same] = columns | self._limits_of(call, told.get(call.task))
-        row = prepared[same]
-        if row["rules"]:
+            columns |= self._limits_of(call, told.get(call.task))
+            prepared[same] = NewJob(task=call.task, args=b"", **columns)
+        job = msgspec.structs.replace(prepared[same], args=call.args)
+        if job.rules:
             parameters = told[call.task]["parameters"] if call.task in told else ()
-            row = {**row, "needs": limiting.needs(row["rules"], call.args, parameters)}
-        if not options.after and options.key is None and not options.once:
-            return NewJob(task=call.task, args=call.args, **row)
-        return NewJob(
-            task=call.task,
-            args=call.args,
-            after=tuple(_edge(dep, places) for dep in options.after),
-            identity=_identity(call),
-            **row,
-        )
+            job = msgspec.structs.replace(job, needs=limiting.needs(job.rules, call.args, parameters))
+        if options.after or options.key is not None or options.once:
+            after = tuple(_edge(dep, places) for dep in options.after)
+            job = msgspec.structs.replace(job, after=after, identity=_identity(call))
+        return job
 
     def _limits_of(self, call: Call[Any], told: Mapping[str, Any] | None) -> dict[str, Any]:
         """`told` is the definition of a task that this app does not have: its limits hold here too."""
