@@ -1037,6 +1037,28 @@ def test_a_second_signal_hurries() -> None:
     assert (stage.ending(1).state, stage.ending(1).cause, stage.ending(1).error) == ("waiting", "drain", None)
 
 
+def test_a_worker_that_was_told_to_go_has_a_second_more_than_the_grace_of_a_drain() -> None:
+    stage = a_stage(grace=3 * SECOND)
+    stage.claimed(a_job(1))
+    stage.start()
+    stage.end(1)
+    stage.drain()
+
+    stage.tick(3 * SECOND)
+    assert (stage.workers[1].dismissed, stage.workers[1].signals) == (True, [])
+    stage.tick(SECOND)
+    assert stage.workers[1].signals == [signal.SIGKILL]
+
+
+def test_a_drain_has_a_moment_at_which_the_node_is_gone_and_a_second_signal_brings_it_nearer() -> None:
+    stage = a_stage(grace=10 * SECOND)
+    assert stage.brain.leave_by is None
+    stage.drain()
+    assert stage.brain.leave_by == stage.now + 11 * SECOND + 750 * MS
+    stage.drain(hurry=True)
+    assert stage.brain.leave_by == stage.now + SECOND + 750 * MS
+
+
 def test_a_worker_that_dies_during_a_drain_does_not_keep_it_from_ending() -> None:
     stage = a_stage(mean=MS)
     stage.claimed(*jobs(1, 3))

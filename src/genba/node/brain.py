@@ -28,7 +28,7 @@ from genba.node.results import leave_seat, refused, take_results
 from genba.node.seats import Seats
 from genba.node.settings import NodeSettings
 from genba.node.staffing import Staffing
-from genba.node.stopping import end_drain, press, release_hit, stop_for, watch
+from genba.node.stopping import DRAIN_LEAVE, end_drain, press, release_hit, stop_for, watch
 from genba.storage.records import Claimed, Ending, JobId, Micros, Success
 from genba.storage.verdicts import UNREADABLE, read_options
 
@@ -136,6 +136,12 @@ class Brain:
     def jobs_in_hand(self) -> list[JobId]:
         """What we have claimed and not yet let go."""
         return self._floor.jobs_in_hand()
+
+    @property
+    def leave_by(self) -> Micros | None:
+        """Draining: when the node must be gone, whatever is still to be done."""
+        until = self._floor.draining_until
+        return None if until is None else until + DRAIN_LEAVE
 
     @property
     def deserted(self) -> bool:
@@ -465,5 +471,5 @@ class Brain:
             self._staffing.dismiss_unneeded(actions, now)
             actions += self._giving.give_up_surplus(now)
         elif now >= self._floor.draining_until:
-            end_drain(self._floor, sights, now)
+            end_drain(self._floor, actions, sights, self._floor.draining_until, now)
         return actions + self._flow(now)

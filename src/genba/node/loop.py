@@ -29,6 +29,7 @@ from genba.node import actions as do
 from genba.node.arrival import boot_id, join, set_title
 from genba.node.bell import Bell
 from genba.node.brain import Brain
+from genba.node.departure import Departure
 from genba.node.desk import ClaimedDedicated, ClaimedJobs, Desk, Ended, Handed, Marked, Refused, Slotted
 from genba.node.doubts import Doubts
 from genba.node.keeper import Commands, DeclaredDead, Disabled, Found, Keeper, Renewed, Work
@@ -115,6 +116,7 @@ class Node:
         self._last_second: Micros = 0
         self._zygote_starts = 0
         self._lookout = Lookout()
+        self._departure = Departure(self._clock)
         self._port = _open_port(settings)
 
     # life
@@ -163,6 +165,7 @@ class Node:
         self._selector.close()
         os.close(self._wake_out)
         os.close(self._wake_in)
+        self._departure.over()
 
     def _patience(self) -> float:
         brain = self._brain
@@ -224,6 +227,8 @@ class Node:
         if not self._brain.draining:
             self._desks[0].add(draining=True)
         self._perform(self._brain.on_drain(self._now(), hurry=hurry))
+        if self._brain.leave_by is not None:
+            self._departure.by(self._brain.leave_by)
 
     def _read_inbox(self) -> None:
         brain = self._brain

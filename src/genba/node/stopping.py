@@ -16,6 +16,7 @@ MARK_AFTER = 1 * SECOND
 HIT_ALONE = SECOND // 2  # then a signal was for one worker, and not for the whole node
 BY_WORKER = SECOND // 2  # for a worker to end the process of its job
 DRAIN_KILL = 1 * SECOND  # a node is gone 2 s after its grace: one is for the sweep and the last writes
+DRAIN_LEAVE = SECOND * 7 // 4  # ... of which it keeps a quarter, for a machine that is slow to end a process
 
 
 def stop_for(hand: Hand, place: int, held: Held, how: str, now: Micros) -> None:
@@ -128,8 +129,12 @@ def release_hit(floor: Floor, actions: list[Action], hand: Hand, sights: dict[in
             busy.stop = Stop(sight.place, Cause.DRAIN, now, now + held.options.grace)
 
 
-def end_drain(floor: Floor, sights: dict[int, Sight], now: Micros) -> None:
+def end_drain(floor: Floor, actions: list[Action], sights: dict[int, Sight], since: Micros, now: Micros) -> None:
+    """The grace is over: stop what runs, and who was told to go and has not gone has no more time than that."""
     for slot, sight in sights.items():
         hand = floor.hands.get(slot)
         if hand and hand.stop is None and sight.phase == wire.RUNNING and hand.at(sight.place):
             hand.stop = Stop(sight.place, Cause.DRAIN, now, now + DRAIN_KILL)
+    if now >= since + DRAIN_KILL:
+        slow = [hand for hand in floor.workers() if hand.told_to_go is not None]
+        actions += [Signal(hand.slot, signal.SIGKILL) for hand in slow]
