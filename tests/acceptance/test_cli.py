@@ -207,13 +207,13 @@ def test_with_the_app_arguments_are_checked(genba: Command) -> None:
 
 
 @pytest.mark.usefixtures("imported_anew")
-def test_an_app_that_cannot_be_imported_is_one_sentence(anywhere: Command, tmp_path: Path) -> None:
+def test_an_app_that_cannot_be_imported_is_told_once(anywhere: Command, tmp_path: Path) -> None:
     (tmp_path / "tasks.py").write_text("import no_such_module")
 
     ran = anywhere("job", "enqueue", "t", "--app", "tasks:app", code=2)
 
-    assert ran.err.count("\n") == 1
-    assert "no_such_module" in ran.err
+    assert ran.err.count("genba: cannot import tasks:app: ") == 1
+    assert ran.err.count("No module named 'no_such_module'") == 1
 
 
 # look
@@ -549,8 +549,8 @@ def test_a_module_that_does_not_import_ends_the_node_with_one_clear_message(
     node = start_node("tasks:app", f"sqlite:///{tmp_path}/genba.db")
 
     assert node.wait() == 2
-    assert "genba: cannot import tasks:app" in node.log
-    assert node.log.count("No module named 'no_such_module'") >= 1
+    assert node.log.count("cannot import tasks:app") == 1
+    assert node.log.count("No module named 'no_such_module'") == 1
     assert node.tree() == []
 
 

@@ -45,23 +45,26 @@ class Asked:
         if target is None:
             app = Genba(self.url, namespace=self.namespace)
         else:
-            app = _imported(target)
+            app = _imported(target, show=not self.json)
             theirs = app.settings
             app.settings = replace(theirs, url=self.url or theirs.url, namespace=self.namespace or theirs.namespace)
         click.get_current_context().call_on_close(app.close)
         return app
 
 
-def _imported(target: str) -> Genba:
+def _imported(target: str, show: bool) -> Genba:
     from genba.app import Genba
-    from genba.worker.zygote import load
+    from genba.worker.load import explain, load
 
     try:
         app = load(target)
-    except Exception as error:  # whatever the user's module does when it is imported
-        raise BadOption(f"--app {target} cannot be imported: {type(error).__name__}: {error}") from error
+    except (Exception, SystemExit) as error:  # whatever the user's module does when it is imported
+        failure = explain(target, error)
+        if show:
+            click.echo(failure.frames, nl=False, err=True)
+        raise BadOption(failure.message) from error
     if not isinstance(app, Genba):
-        raise BadOption(f"--app {target} is no Genba app")
+        raise BadOption(f"cannot import {target}: it is a {type(app).__name__}, not a Genba app")
     return app
 
 

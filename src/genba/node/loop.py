@@ -344,7 +344,7 @@ class Node:
             case Hello(contents):
                 self._on_hello(contents)
             case ImportFailed(text):
-                sys.stderr.write(f"genba: cannot import {self.settings.target}:\n{text.rstrip()}\n")
+                sys.stderr.write(text)
                 if self.settings.reload:
                     log.warning("waiting for a change of its files")
                 else:

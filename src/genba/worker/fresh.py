@@ -11,9 +11,10 @@ import sys
 import traceback
 from typing import NoReturn
 
+from genba.worker.load import load
 from genba.worker.process import adopt_orphans, leave
 from genba.worker.run import main as run
-from genba.worker.zygote import IMPORT_FAILED, load, set_title
+from genba.worker.zygote import IMPORT_FAILED, set_title
 
 FDS = (3, 4, 5)
 

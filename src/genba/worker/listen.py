@@ -11,7 +11,8 @@ import signal
 import sys
 from typing import Any
 
-from genba.worker.zygote import load, set_title
+from genba.worker.load import load
+from genba.worker.zygote import set_title
 
 PDEATHSIG = 1  # PR_SET_PDEATHSIG
 

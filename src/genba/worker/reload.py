@@ -17,7 +17,7 @@ class Watch:
 
     def __init__(self, also: Iterable[str] = ()) -> None:
         own = {module.__file__ for module in list(sys.modules.values()) if getattr(module, "__file__", None)}
-        self._seen = {path: _stamp(path) for path in {*own, *also} if path and _is_own(path)}
+        self._seen = {path: _stamp(path) for path in {*own, *also} if path and is_own(path)}
 
     def changed(self) -> str | None:
         """One that has changed, come or gone."""
@@ -36,7 +36,7 @@ def suspects(target: str, error: BaseException) -> set[str]:
     return found
 
 
-def _is_own(path: str) -> bool:
+def is_own(path: str) -> bool:
     return not path.startswith(_INSTALLED) and not path.startswith("<") and "/site-packages/" not in path
 
 

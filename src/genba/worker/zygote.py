@@ -34,6 +34,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
+from genba.worker.load import App, explain, load
 from genba.worker.process import adopt_orphans, give_back_memory, leave, use_huge_pages
 from genba.worker.reload import Watch, suspects
 
@@ -46,7 +47,6 @@ _LISTEN_AGAIN, _LISTEN_WITHIN = 1.0, 5.0  # seconds
 _HUGE_WITHIN = 1.0  # seconds that the first worker of a large app waits, so that forks are quick
 _FAR = 10  # beyond the descriptors that a fresh worker finds its own at
 
-App = Any  # anything with hello(); the zygote asks no more of it
 Run = Callable[[App, int, socket.socket, int, int], object]
 
 # A terminal or a service manager signals the whole group; when the zygote ends is the node's business.
@@ -68,7 +68,7 @@ def main(argv: list[str], run: Run | None = None) -> NoReturn:
         greeting = msgspec.msgpack.encode(hello)
         run = run or _real_run()
     except BaseException as error:  # noqa: BLE001 - an app may also leave by sys.exit
-        _send_now(node, "IMPORT_FAILED", _explain(target, error).encode(errors="replace"))
+        _send_now(node, "IMPORT_FAILED", str(explain(target, error)).encode(errors="replace"))
         if not reload:
             leave(IMPORT_FAILED)
         serve(node, None, _never, watch=Watch(suspects(target, error)))
@@ -82,39 +82,6 @@ def main(argv: list[str], run: Run | None = None) -> NoReturn:
     use_huge_pages(_HUGE_WITHIN)
     gc.freeze()  # a collection in a worker must not copy every page of the app
     serve(node, app, run, title, target, Watch() if reload else None, greeting)
-
-
-def load(target: str) -> App:
-    """The app that `module:attribute` names; without attribute, the only one in the module."""
-    here = os.getcwd()
-    if sys.path[:1] != [here]:
-        sys.path.insert(0, here)
-    name, _, attribute = target.partition(":")
-    module = importlib.import_module(name)
-    if not attribute:
-        return _only_app(module.__name__, vars(module))
-    found: Any = module
-    for part in attribute.split("."):
-        found = getattr(found, part)
-    if not _is_app(found):
-        raise TypeError(f"{target} is a {type(found).__name__}, not a Genba app")
-    return found
-
-
-def _only_app(module: str, names: dict[str, Any]) -> App:
-    apps = {id(value): (name, value) for name, value in names.items() if _is_app(value)}
-    match list(apps.values()):
-        case [(_, app)]:
-            return app
-        case []:
-            raise LookupError(f"module {module} has no Genba app; make one with `app = Genba(...)`")
-        case several:
-            choice = ", ".join(f"{module}:{name}" for name, _ in several)
-            raise LookupError(f"module {module} has several Genba apps; name one of {choice}")
-
-
-def _is_app(value: object) -> bool:
-    return not isinstance(value, type) and callable(getattr(value, "hello", None))
 
 
 def thread_names() -> list[str]:
@@ -390,11 +357,6 @@ def set_title(title: str) -> None:
     from setproctitle import setproctitle
 
     setproctitle(title)
-
-
-def _explain(target: str, error: BaseException) -> str:
-    what = "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]
-    return f"cannot import {target}: {what}\n\n{''.join(traceback.format_exception(error))}"
 
 
 def _send_now(node: socket.socket, word: str, contents: bytes) -> None:

@@ -1,0 +1,140 @@
+"""Find the app that the user names, or say in one message why it cannot be had."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from genba.errors import BadOption, GenbaError
+from genba.worker.reload import is_own
+
+_GENBA = f"{os.path.dirname(os.path.dirname(__file__))}/"
+
+App = Any  # anything with hello(); the zygote asks no more of it
+
+
+def load(target: str) -> App:
+    """The app that `module:attribute` names; without attribute, the only one in the module."""
+    here = os.getcwd()
+    if sys.path[:1] != [here]:
+        sys.path.insert(0, here)
+    name, _, attribute = target.partition(":")
+    module = importlib.import_module(name)
+    return _named_app(module, attribute) if attribute else _only_app(module)
+
+
+def _named_app(module: Any, attribute: str) -> App:
+    found, path = module, module.__name__
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            raise BadOption(f"{path} has no {part!r}; {_advice(module, attribute)}")
+        found, path = getattr(found, part), f"{path}.{part}"
+    if not _is_app(found):
+        kind = "the class" if isinstance(found, type) else "of type"
+        name = found.__name__ if isinstance(found, type) else type(found).__name__
+        raise BadOption(f"{path} is {kind} {name}, not a Genba app; {_advice(module, attribute)}")
+    return found
+
+
+def _only_app(module: Any) -> App:
+    match list(_apps(module)):
+        case [(_, app)]:
+            return app
+        case []:
+            raise BadOption(f"{module.__name__} has no Genba app; {_advice(module, 'app')}")
+        case _:
+            raise BadOption(f"{module.__name__} has several Genba apps; {_advice(module, 'app')}")
+
+
+def _apps(module: Any) -> Iterator[tuple[str, App]]:
+    """Each once, under its first name."""
+    yield from {id(value): (name, value) for name, value in reversed(vars(module).items()) if _is_app(value)}.values()
+
+
+def _advice(module: Any, attribute: str) -> str:
+    choice = sorted(f"{module.__name__}:{name}" for name, _ in _apps(module))
+    return f"name {' or '.join(choice)}" if choice else f"make one there: {attribute} = Genba(...)"
+
+
+def _is_app(value: object) -> bool:
+    return not isinstance(value, type) and callable(getattr(value, "hello", None))
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why there is no app: `message` says it all, `frames` shows the lines of the user's code that led there."""
+
+    message: str
+    frames: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.frames}genba: {self.message}\n"
+
+
+def explain(target: str, error: BaseException) -> Failure:
+    """What went wrong, as seen by who wrote the app: our own frames only with GENBA_TRACEBACK=1."""
+    seen = traceback.TracebackException.from_exception(error)
+    theirs = [frame for frame in seen.stack if not _is_ours(frame.filename)]
+    end = _end(error, seen)
+    reason = str(error) if isinstance(error, GenbaError) else end.strip()
+    advice = _advice_at(error, theirs)
+    if not theirs and isinstance(error, ModuleNotFoundError) and _is_part(error.name, target):
+        reason = f"there is no module {error.name!r} in {os.getcwd()} or on the Python path"
+        advice = "; name it as `import` does, and start in the folder that has it"
+    message = f"cannot import {target}: {reason}{advice}"
+    if os.environ.get("GENBA_TRACEBACK") == "1" or _is_our_fault(error, seen, theirs):
+        return Failure(message, "".join(seen.format()))
+    if not theirs and not isinstance(error, SyntaxError):
+        return Failure(message)
+    _hide_ours(seen)
+    return Failure(message, "".join(seen.format()).removesuffix(end))
+
+
+def _end(error: BaseException, seen: traceback.TracebackException) -> str:
+    """How Python's own report of it ends: type and text."""
+    lines = list(seen.format_exception_only())
+    if isinstance(error, SyntaxError):  # where it is comes first, and is for the frames
+        lines = [line for line in lines if not line.startswith(" ")]
+    return "".join(lines)
+
+
+def _advice_at(error: BaseException, theirs: list[traceback.FrameSummary]) -> str:
+    """What to do: mend the last line that is theirs, and not in a package they have installed."""
+    places = [(frame.filename, frame.lineno) for frame in theirs]
+    if isinstance(error, SyntaxError) and error.filename:
+        places.append((error.filename, error.lineno))
+    own = [place for place in places if is_own(place[0])] or places
+    if not own:
+        return ""
+    install = "install it, or " if isinstance(error, ModuleNotFoundError) else ""
+    return f"; {install}correct {own[-1][0]}, line {own[-1][1]}"
+
+
+def _is_part(module: str | None, target: str) -> bool:
+    name = target.partition(":")[0]
+    return module is not None and f"{name}.".startswith(f"{module}.")
+
+
+def _is_our_fault(error: BaseException, seen: traceback.TracebackException, theirs: list[Any]) -> bool:
+    """Raised by genba with nobody else involved, and not on purpose."""
+    return not theirs and not isinstance(error, GenbaError) and seen.stack[-1].filename.startswith(_GENBA)
+
+
+def _hide_ours(seen: traceback.TracebackException) -> None:
+    """In what led to the error, too, unless genba alone met and told it."""
+    chain = [one for one in (seen.__cause__, seen.__context__) if one is not None]
+    if seen.stack and seen.stack[-1].filename.startswith(_GENBA):
+        seen.__cause__ = seen.__context__ = None
+        chain = []
+    seen.stack = traceback.StackSummary.from_list([frame for frame in seen.stack if not _is_ours(frame.filename)])
+    for one in chain:
+        _hide_ours(one)
+
+
+def _is_ours(filename: str) -> bool:
+    return filename.startswith((_GENBA, "<frozen importlib")) or filename == importlib.__file__
