@@ -18,7 +18,7 @@ from genba.errors import BadOption
 OF_JOBS = (
     *("waiting", "scheduled", "blocked", "running", "progress", "succeeded", "failed", "timed_out", "cancelled"),
     *("held", "released", "retrying", "crashed", "resumed", "requeued", "updated", "deleted", "stop_requested"),
-    *("condition_failed", "error_after_end"),
+    *("condition_failed", "error_after_end", "strays_killed"),
 )
 OF_OTHERS = (
     *("worker_started", "worker_ended", "node_joined", "node_left", "node_lost", "gate_closed", "gate_opened"),

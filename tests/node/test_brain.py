@@ -1325,8 +1325,9 @@ def test_a_job_that_left_processes_behind_keeps_its_result() -> None:
     stage.claimed(a_job(1))
     stage.start()
 
-    stage.end(1, payload=b"42", extra={"strays": 2})
+    actions = stage.end(1, payload=b"42", extra={"strays": 2})
 
+    assert of(do.Tell, actions) == [do.Tell("strays_killed", 1, {"attempt": 1, "processes": 2})]
     found = stage.ended[1]
     assert isinstance(found, Success)
     assert found.result == b"42"
@@ -1353,6 +1354,16 @@ def test_an_exception_uses_the_budget_and_leaves_its_headline() -> None:
     assert (ending.state, ending.retries, ending.reason) == ("scheduled", 1, "ValueError: too bad")
     assert ending.wait == 7 * SECOND
     assert ending.error == an_error("too bad").decode()
+
+
+def test_an_exception_without_a_message_is_told_by_its_name() -> None:
+    stage = a_stage()
+    stage.claimed(a_job(1))
+    stage.start()
+
+    stage.end(1, wire.RAISED, payload=an_error(""))
+
+    assert stage.ending(1).reason == "ValueError"
 
 
 def test_of_a_job_that_has_written_its_own_end_nothing_more_is_written() -> None:

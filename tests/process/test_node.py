@@ -169,6 +169,8 @@ def test_what_a_job_leaves_behind_is_ended_before_it_is_finished(shop, path):
     children = [child for (child,) in lines(f"{path}.children")]
     assert len(children) == 2
     assert gone(*children)
+    told = [event.data for event in eventually(lambda: [*shop.app.events(job=job, kinds=["strays_killed"])])]
+    assert told == [{"attempt": 1, "processes": 2}]
 
 
 # how attempts die

@@ -372,7 +372,7 @@ class SimNode:
                     desk.add(dedicated=(queues, count))
                 case do.Mark(jobs, first):
                     desk.add(first=jobs) if first else desk.add(marks=jobs)
-                case do.AskToStop() | do.DrainAll() | do.BowOut() | do.Note():
+                case do.AskToStop() | do.DrainAll() | do.BowOut() | do.Note() | do.Tell():
                     pass  # jobs here look at nothing and tell nothing
                 case _:
                     raise AssertionError(f"nobody plays {action}")

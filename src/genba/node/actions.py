@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from genba import wire
 from genba.storage.questions import Answer, Wanted
@@ -149,6 +150,15 @@ class Note:
 
 
 @dataclass(frozen=True, slots=True)
+class Tell:
+    """Write an event of a job."""
+
+    kind: str
+    job: JobId
+    more: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class Sweep:
     token: int
 
@@ -187,6 +197,7 @@ Action = (
     | Finish
     | Mark
     | Note
+    | Tell
     | Sweep
     | DrainAll
     | BowOut

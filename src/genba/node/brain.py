@@ -327,7 +327,7 @@ class Brain:
             if hand is None:
                 continue
             worker = hand if hand.host is None else self._floor.hands[hand.host]
-            returned, ended = take_results(self._floor, hand, worker, results, now)
+            returned, ended = take_results(self._floor, rest, hand, worker, results, now)
             fine += returned
             other += ended
             self._staffing.recycle(rest, worker, results)

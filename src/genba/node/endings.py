@@ -45,4 +45,5 @@ def headline(error: str | None) -> str | None:
     if error is None:
         return None
     told = msgspec.json.decode(error, type=dict[str, Any])
-    return f"{told.get('type')}: {str(told.get('message'))[:500]}"
+    message = str(told.get("message"))[:500]
+    return f"{told.get('type')}: {message}" if message else str(told.get("type"))

@@ -622,6 +622,8 @@ class Node:
                     writer.add(first=jobs) if first else writer.add(marks=jobs)
                 case do.Note(progress):
                     writer.add(notes=progress)
+                case do.Tell(kind, job, more):
+                    writer.add(events=[(kind, {"ids": [job], **more})])
                 case do.TakeBack(slot):
                     tokens = self._lines.take_back(slot)
                     if tokens is not None:

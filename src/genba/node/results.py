@@ -9,6 +9,7 @@ from typing import Any
 from genba import wire
 from genba.domain.states import Cause
 from genba.domain.verdict import End
+from genba.node.actions import Action, Tell
 from genba.node.endings import cause_of_death, headline, text_of
 from genba.node.floor import Floor
 from genba.node.hands import Hand, Held, Sight
@@ -18,7 +19,7 @@ _STRAYS = {"strays"}  # all that is told of a call that ended well and left proc
 
 
 def take_results(
-    floor: Floor, hand: Hand, worker: Hand, results: Sequence[Sequence[Any]], now: Micros
+    floor: Floor, actions: list[Action], hand: Hand, worker: Hand, results: Sequence[Sequence[Any]], now: Micros
 ) -> tuple[list[Success], list[Ending]]:
     """What they say of the jobs in `hand`, which is a seat in `worker` or the worker itself."""
     fine: list[Success] = []
@@ -46,6 +47,8 @@ def take_results(
         if extra is not None and "pid" in extra:  # it had a process of its own
             pid = extra.pop("pid")
             extra = extra or None
+        if extra is not None and "strays" in extra and not (held.snapshot and held.snapshot.history == "final"):
+            actions.append(Tell("strays_killed", job.id, {"attempt": job.attempt, "processes": extra["strays"]}))
         plain = (
             outcome == wire.RETURNED
             and (extra is None or extra.keys() == _STRAYS)
