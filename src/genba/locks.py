@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import threading
 import time
 from collections.abc import Iterable
@@ -19,6 +20,7 @@ from genba.domain.duration import Duration, duration, to_datetime
 from genba.errors import BadOption, GenbaError, IllegalMove, LockLost, LockTimeout, StoreError
 from genba.storage.burial import bury_dead
 from genba.storage.locks import LockRow, Owner, SessionOver, Taken, Waiting, lost
+from genba.storage.rescuer import Patience
 from genba.storage.sessions import boot_id
 
 if TYPE_CHECKING:
@@ -224,11 +226,13 @@ class Asking:
         self._seq: int | None = None if lock._wait == 0 else 0
         self._ahead = 0
         self._grant: Grant | None = None
-        self._heard = 0
+        self._patience = Patience()
         self._began: float | None = None
         self._over = False
         self._turn = threading.Lock()
         self._pid = os.getpid()
+        self._wish = secrets.randbits(62) + 1  # tells the rows of this one from others of its session
+        self._owner: Owner | None = None  # the session's, when it has asked
         self.mark = 0
 
     def step(self) -> float | None:
@@ -240,6 +244,7 @@ class Asking:
             if self._began is None:
                 store.install()
                 self._began = time.monotonic()
+                self._patience.gap = store.sessions.lease // 2
                 store.ear.enter()
                 if self._job is not None:
                     self._job.lock()
@@ -264,14 +269,15 @@ class Asking:
 
     def _tidy(self, store: Store) -> None:
         """Whoever is in our way may be dead, and nobody else be there to notice."""
-        assert self._began is not None
-        lasted = int((time.monotonic() - self._began) * 1_000_000)
+        now = int(time.monotonic() * 1_000_000)
+        lasted = self._patience.lasted(now)  # not since we began: we may have been suspended while nobody could renew
         with suppress(StoreError):  # who is stopped may have a row locked for a while: with the next look, then
             store.sessions.sweep(lasted)
             nodes = store.locks.nodes_in_the_way(self._name)
             if nodes:
                 bury_dead(store.nodes, 0, boot_id() if store.lanes == 1 else None, lasted, nodes)
             store.locks.sweep()
+            self._patience.seen(now)
 
     def _ask(self, store: Store) -> int:
         self.mark = store.ear.mark()
@@ -298,11 +304,20 @@ class Asking:
     def _ask_as_session(self, store: Store) -> tuple[Owner, Taken | Waiting]:
         while True:
             session = store.ear.session()
-            owner = Owner(None, None, None, session, self._pid)
+            self._owner = owner = Owner(None, None, self._wish, session, self._pid)
             try:
                 return owner, store.locks.take(owner, self._name, self._n, self._seq, store.ear.id)
             except SessionOver:
                 store.ear.forget(session)
+            except StoreError:
+                self._withdraw_later()
+                raise
+
+    def _withdraw_later(self) -> None:
+        """There may be rows of ours that we do not know of: this process may live for long, and wait for itself."""
+        owner, store = self._owner, self._app.store
+        if owner is not None:
+            store.ear.later(lambda: store.locks.withdraw(self._name, owner))
 
     def end(self) -> Grant | None:
         """What it came to; out of the line."""
@@ -315,6 +330,9 @@ class Asking:
         try:
             if grant is None and self._seq:
                 store.locks.leave(self._name, self._seq)
+        except StoreError:
+            self._withdraw_later()
+            raise
         finally:
             if grant is None or grant.job is not None:  # what a session holds, its ear has to keep alive
                 store.ear.leave()

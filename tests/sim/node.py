@@ -21,31 +21,33 @@ from genba.node.keeper import Commands, DeclaredDead, Disabled, Found, Keeper, R
 from genba.node.settings import NodeSettings
 from genba.storage.records import NewNode
 from genba.storage.series import Wanted
-from tests.sim.world import LEASE, MS, SECOND, Gone, Run, World, a_store
+from tests.sim.locks import Hold, SimJob, Wish
+from tests.sim.world import BOOT, LEASE, MS, SECOND, Gone, Process, Run, World, a_store
 
 TASK = "sim.work"
 COMPANY = "sim.company"  # several at a time in one worker, as async tasks are
 TASKS = [TASK, COMPANY]
 DOOR = "sim.door"  # a condition
-BOOT = "sim"
 GUARD = LEASE * 8 // 10
 
 
-class Worker:
+class Worker(Process):
     """A process that runs what it is given, as its arguments say; it outlives a pause of its node.
 
     Or a seat in one, its host, whose death it shares.
     """
 
     def __init__(self, world: World, node: SimNode, slot: int, host: Worker | None = None) -> None:
-        self.alive, self.paused, self.late = True, False, deque[Callable[[], None]]()
+        super().__init__(world)
         self.slot, self.host = slot, host
         self.seats: dict[int, Worker] = {}
-        self._world, self._node = world, node
+        self._node = node
         self._unread: deque[tuple[int, wire.Job]] = deque()
         self.results: list[wire.Result] = []
         self.place, self.phase = 0, wire.IDLE
         self.run: Run | None = None
+        self._wish: Wish | None = None
+        self.locked = False
         self._leaving = False
         self._patience = 0  # micros that it goes on after SIGTERM
 
@@ -94,11 +96,41 @@ class Worker:
         told: dict[str, Any] = json.loads(job.args)
         fate = told["fates"][min(job.attempt, len(told["fates"])) - 1]
         self._patience = told.get("stubborn", 0) * MS
-        after = told["ms"] * MS
-        if fate == "crash":
-            self._world.at(after, partial(self._crash, self.run), self)
+        then = partial(self._crash, self.run) if fate == "crash" else partial(self._end, self.run, job, fate)
+        self.locked, self._wish = False, None
+        if "lock" in told:
+            fence = SimJob(self, (job.id, job.attempt, job.claim))
+            self._wish = Wish(self._world, self, fence, self._with_lock(told, then), partial(self._raise, self.run))
+            self._wish.step()
         else:
-            self._world.at(after, partial(self._end, self.run, job, fate), self)
+            self._world.at(told["ms"] * MS, then, self)
+
+    @property
+    def cut(self) -> bool:   # type: ignore[override]
+        """With its node: they are on one machine."""
+        return self._node.cut
+
+    def _with_lock(self, told: dict[str, Any], then: Callable[[], None]) -> Callable[[Hold], None]:
+        """It works for as long as it was told to, gives the lock back or does not, and ends."""
+
+        def work(hold: Hold) -> None:
+            self._world.hits.add("a job has a lock")
+            assert self.run is not None
+            self.run.hold = hold
+            if told["lock"] == "gives back":
+                assert self._wish is not None
+                self._world.at(told["ms"] * MS * 0.9, partial(self._give_back, self.run, self._wish), self)
+            self._world.at(told["ms"] * MS, then, self)
+
+        return work
+
+    def _give_back(self, run: Run, wish: Wish) -> None:
+        if self.run is run:
+            wish.give_back()
+
+    def _raise(self, run: Run) -> None:
+        if self.run is run:
+            self._over(run, wire.RAISED, b'{"type":"LeaseLost","message":"sim"}')
 
     def _crash(self, run: Run) -> None:
         if self.run is run:
@@ -124,9 +156,12 @@ class Worker:
     def _over(self, run: Run, outcome: int, payload: bytes) -> None:
         wall, spent = self._world.clock.now(), self._world.now - run.began
         serial, index = self.place >> 24, self.place & 0xFFFFFF
-        self.results.append(wire.Result(serial, index, outcome, payload, wall - spent, wall, 5, 6, None))
-        run.ended = self._world.now
+        extra = {"locks": True} if self.locked else None
+        self.results.append(wire.Result(serial, index, outcome, payload, wall - spent, wall, 5, 6, extra))
+        run.end(self._world.now)
         self.run, self.phase = None, wire.DONE
+        if self._wish is not None:
+            self._wish.drop()
         self._world.at(0.1 * MS, partial(self._node.hear, self), self._node)
         self._world.at(0.1 * MS, self._next, self)
 
@@ -141,20 +176,21 @@ class Worker:
         for each in self.all():
             each.alive = False
             if each.run is not None:
-                each.run.ended = self._world.now
+                if each.run.hold is not None and each.run.hold.ended is None:
+                    self._world.hits.add("died with a lock")
+                each.run.end(self._world.now)
 
     def sight(self) -> Sight:
-        return Sight(self.place, self.phase, 0, False, None)
+        return Sight(self.place, self.phase, 0, False, None, locked=self.locked)
 
 
-class SimNode:
+class SimNode(Process):
     def __init__(self, world: World, name: str, schedules: list[Wanted]) -> None:
-        self.alive, self.paused, self.cut = True, False, False
-        self.late: deque[Callable[[], None]] = deque()
+        super().__init__(world)
+        self.cut = False
         self.name = name
         self.disturbed = False
         self._absent = False  # was paused, or cut off: then others may take it for dead
-        self._world = world
         self._schedules = schedules
         self.id = world.rng.getrandbits(62) + 1
         self._inbox: deque[Any] = deque()
@@ -207,18 +243,14 @@ class SimNode:
         self._world.nodes.pop(self.id, None)
         for worker in self._workers.values():
             self._touch()
-            self._world.at(self._world.rng.uniform(1, 100) * MS, partial(worker.die, signal.SIGKILL), worker)
+            self._world.at(self._world.rng.uniform(1, 100) * MS, partial(worker.die, signal.SIGKILL))
         again = SimNode(self._world, f"{self.name}'", self._schedules)
         self._world.at(self._world.rng.uniform(0.2, 3) * SECOND, again.start)
 
     def pause(self) -> None:
-        self.paused = self._absent = True
+        super().pause()
+        self._absent = True
         self._touch()
-
-    def resume(self) -> None:
-        self.paused = False
-        while self.late and self.alive and not self.paused:
-            self._world.at(0, self.late.popleft(), self)
 
     def _touch(self) -> None:
         """What runs here may be repeated elsewhere, and that is nobody's fault."""
@@ -376,7 +408,8 @@ class SimNode:
                     pass  # jobs here look at nothing and tell nothing
                 case _:
                     raise AssertionError(f"nobody plays {action}")
-        self._wake_desk(0.3 * MS)
+        if desk._pile:
+            self._wake_desk(0.3 * MS)
         self._read_inbox()
 
     def _read_inbox(self) -> None:

@@ -16,15 +16,17 @@ from genba.domain.schedule import Rule as When
 from genba.errors import StoreError
 from genba.storage.records import Edge, NewJob
 from genba.storage.series import Wanted
+from tests.sim.locks import Visitor
 from tests.sim.node import COMPANY, DOOR, TASK, SimNode
 from tests.sim.world import LEASE, SECOND, Mood, Run, World, a_store
 
-FAULTS = 10 * SECOND  # so long things go wrong
+FAULTS = 6 * SECOND  # so long things go wrong
 PATIENCE = 150 * SECOND  # then so long at most until all is done
 
 KINDS = ("plain", "plain", "plain", "long", "raises", "crashes", "limited", "limited", "once", "child",
-         "delayed", "key", "dedicated", "conditional", "company", "company")
-DEEDS = ("kill worker", "kill node", "pause node", "cut node", "outage", "cancel", "drain", "kill worker", "hold")
+         "delayed", "key", "dedicated", "conditional", "company", "company", "locking", "locking", "locking")
+DEEDS = ("kill worker", "kill node", "pause node", "cut node", "outage", "cancel", "drain", "kill worker", "hold",
+         "kill visitor", "pause visitor")
 
 
 @dataclass
@@ -52,6 +54,9 @@ class Story:
         self.start_nodes(rng.choice((1, 2, 2, 3)))
         for number in range(rng.randint(2, 6)):
             world.at(rng.uniform(0, FAULTS * 0.7), partial(self._enqueue, number))
+        for _ in range(rng.choice((0, 0, 1, 2))):
+            visitor = Visitor(world, int(rng.uniform(0.1, 4) * SECOND))
+            world.at(rng.uniform(0, FAULTS * 0.7), visitor.start)
         for _ in range(rng.randint(1, 5)):
             deed = rng.choice(DEEDS)
             world.at(rng.uniform(0.2, FAULTS / SECOND) * SECOND, partial(self._do, deed))
@@ -104,6 +109,9 @@ class Story:
             node.set_cut(False)
             if node.paused:
                 node.resume()
+        for visitor in world.visitors:
+            if visitor.paused:
+                visitor.resume()
 
     # what clients do
 
@@ -142,6 +150,10 @@ class Story:
                 given["delay"] = rng.randint(1, 3 * SECOND)
             case "dedicated":
                 options["dedicated"] = True
+            case "locking":
+                told["ms"] = rng.choice((20, 300, 2000, 6000))
+                told["lock"] = rng.choice(("gives back", "leaves it"))
+                told["fates"] = rng.choice((["return"], ["return"], ["crash", "return"]))
             case "company":
                 told["fates"] = rng.choice((["return"], ["return"], ["crash", "return"]))
             case "conditional":
@@ -168,11 +180,25 @@ class Story:
             for each in nodes:
                 each.set_cut(each.cut)
             world.at(span, self._outage_ends)
+        elif deed in ("kill visitor", "pause visitor"):
+            self._hit_visitor(deed, span)
         elif deed in ("cancel", "hold") and known:
             world.hits.add(deed)
             with suppress(StoreError):
                 job = rng.choice(known)
                 self._client.cancel(job, None) if deed == "cancel" else self._hold(job)
+
+    def _hit_visitor(self, deed: str, span: float) -> None:
+        world = self.world
+        here = [visitor for visitor in world.visitors if visitor.alive and not visitor.paused]
+        if here:
+            world.hits.add(deed)
+            visitor = world.rng.choice(here)
+            if deed == "kill visitor":
+                visitor.die()
+            else:
+                visitor.pause()
+                world.at(span, visitor.resume)
 
     def _outage_ends(self) -> None:
         self.world.down = False
@@ -226,11 +252,14 @@ class Story:
             left = tx.select(
                 "SELECT 1 FROM genba.job WHERE finished_at IS NULL AND state <> 'held' "
                 "AND schedule_id IS NULL LIMIT 1"
-            )
+            ) or tx.select("SELECT 1 FROM genba.lock UNION ALL SELECT 1 FROM genba.waiter LIMIT 1")
         return not left and self.world.now > FAULTS
 
     def _left(self) -> list[tuple[Any, ...]]:
-        return [row for row in self._rows() if row[1] not in ("succeeded", "failed", "timed_out", "cancelled")]
+        with self.world.database.statement() as tx:
+            locks = tx.select("SELECT 'lock', token, job_id, session_id FROM genba.lock")
+            locks += tx.select("SELECT 'waits', seq, job_id, session_id FROM genba.waiter")
+        return [row for row in self._rows() if row[1] not in ("succeeded", "failed", "timed_out", "cancelled")] + locks
 
     def check(self) -> None:
         rows = {row[0]: row for row in self._rows()}
@@ -241,6 +270,7 @@ class Story:
         for id, (_, state, attempt, result, _, reason, options, *_) in rows.items():
             self._check_job(id, state, attempt, result, reason, json.loads(options or "{}"), runs[id])
         self._check_limit(rows)
+        self._check_lock()
         done = {one.kind for one in self.asked if one.id is not None and rows[one.id][1] == "succeeded"}
         self.world.hits.update(f"done: {kind}" for kind in done)
         assert not self.world.false_alarms, "a node was buried that was there all the time"
@@ -296,6 +326,16 @@ class Story:
             assert began >= ended, f"jobs {job} and {other} ran at a time, and one may"
 
 
+    def _check_lock(self) -> None:
+        """Never two who believe to have it, and each has a greater token than the one before."""
+        world = self.world
+        assert not world.harm, world.harm
+        holds = [hold for hold in world.holds if hold.began < hold.over(world.now)]   # not lost before it was heard of
+        for one, other in pairwise(sorted(holds, key=lambda hold: hold.began)):
+            assert other.began >= one.over(world.now), f"tokens {one.token} and {other.token}: two had one mutex"
+            assert other.token > one.token, f"token {other.token} came after {one.token}"
+
+
 def _number(row: tuple[Any, ...]) -> int:
     return int(json.loads(row[4])["n"])
 
@@ -304,6 +344,10 @@ def _limited(told: dict[str, Any]) -> NewJob:
     needs, rules = (Need("one", "one", LIMIT),), (Rule("one", 1),)
     options = json.dumps({"grace": SECOND, "max_crashes": 50})
     return NewJob(task=TASK, args=json.dumps(told).encode(), options=options, needs=needs, rules=rules)
+
+
+def _locking(told: dict[str, Any]) -> NewJob:
+    return NewJob(task=TASK, args=json.dumps(told).encode(), options=json.dumps({"max_crashes": 50}))
 
 
 def _interval() -> Wanted:

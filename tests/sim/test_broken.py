@@ -10,7 +10,7 @@ from genba.errors import StoreError
 from genba.node.doubts import Doubts
 from genba.node.floor import Floor
 from genba.node.hands import Held
-from genba.storage import burial
+from genba.storage import burial, sessions
 from genba.storage.dependencies import Dependencies
 from genba.storage.intake import Intake
 from genba.storage.limits import Limits
@@ -34,6 +34,13 @@ QUERIES: dict[str, dict[str, list[tuple[str, str]]]] = {
         "succeed_history": [("INSERT INTO", "INSERT OR IGNORE INTO")],
     },
     "an end does not free the node's hold": {"end": [("node = NULL, ", "")]},
+    "locks of the dead are not freed": {
+        "free_attempts": [("WHERE", "WHERE 0 AND")], "free_ownerless": [("WHERE", "WHERE 0 AND")],
+    },
+    "locks of the living are freed": {
+        "ownerless": [("NOT EXISTS (SELECT 1 FROM genba.job", "EXISTS (SELECT 1 FROM genba.job")],
+        "free_ownerless": [("NOT EXISTS (SELECT 1 FROM genba.job", "EXISTS (SELECT 1 FROM genba.job")],
+    },
 }
 
 
@@ -55,6 +62,10 @@ def _hasty(nodes: Any, suspects: Any, me: int, *rest: Any) -> Any:
     return [node for node in nodes if node.id != me and node.seen_at - node.beat_at > 1_000_000]
 
 
+def _impatient(session: Any, silent: int, gone: bool, suspect: bool, lasted: int) -> bool:
+    return silent > 1_000_000
+
+
 def _anew(intake: Any, jobs: Any, ids: Any, epoch: Any) -> Any:
     return intake._commit(jobs, [], epoch)
 
@@ -62,11 +73,12 @@ def _anew(intake: Any, jobs: Any, ids: Any, epoch: Any) -> Any:
 # With a seed that has found it once: hours of luck are not what a test should need.
 BROKEN: dict[str, tuple[int, Any, str, Any]] = {
     "nodes are buried without waiting": (2, burial, "dead", _hasty),
-    "nodes are buried right after an outage": (265, Patience, "lasted", lambda patience, now: 1 << 60),
+    "nodes are buried right after an outage": (128, Patience, "lasted", lambda patience, now: 1 << 60),
     "jobs of a claim without an answer are not looked for": (16, Doubts, "note", lambda doubts, claim: None),
     "an enqueue without an answer is repeated as another": (0, Intake, "_commit_again", _anew),
-    "who must run once at most is not marked first": (684, Held, "must_mark", property(lambda held: False)),
-    "nobody looks at the children of what has ended": (2, Dependencies, "awaited", lambda *of: False),
+    "who must run once at most is not marked first": (162, Held, "must_mark", property(lambda held: False)),
+    "nobody looks at the children of what has ended": (8, Dependencies, "awaited", lambda *of: False),
+    "sessions are ended without waiting": (6, sessions, "is_dead", _impatient),
     "slots are not freed": (1, Limits, "ended", lambda *of: None),
 }
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 import random
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -28,6 +29,7 @@ MS = 1_000
 SECOND = 1_000_000
 START = 1_767_225_600 * SECOND
 LEASE = 5 * SECOND
+BOOT = "sim"
 
 
 @dataclass
@@ -41,6 +43,12 @@ class Run:
     ended: int | None = None
     completed: bool = False
     disturbed: bool = False  # its node was hit by something while it ran
+    hold: Any = None  # of the lock
+
+    def end(self, now: int) -> None:
+        self.ended = now
+        if self.hold is not None and self.hold.ended is None:
+            self.hold.ended = now
 
 
 class Time(ManualClock):
@@ -69,6 +77,9 @@ class World:
     runs: list[Run] = field(default_factory=list)
     hits: set[str] = field(default_factory=set)  # what has gone wrong so far
     nodes: dict[int, Any] = field(default_factory=dict)  # by id, those that live
+    visitors: list[Any] = field(default_factory=list)  # processes outside of jobs
+    holds: list[Any] = field(default_factory=list)  # of the lock
+    harm: list[str] = field(default_factory=list)
     false_alarms: int = 0  # nodes that were buried though nothing but the database had failed them
     calls: int = 0  # transactions so far
     fails: tuple[int, str] = (0, "")  # the number of one that fails, "before" or "after" it happens
@@ -131,6 +142,25 @@ class World:
                 self.at(self.rng.uniform(0, 3 * MS), node.rung, node)
 
 
+class Process:
+    """One that can be paused where it stands, or killed; or cut off from the database."""
+
+    cut = False
+
+    def __init__(self, world: World) -> None:
+        self.alive, self.paused = True, False
+        self.late: deque[Callable[[], None]] = deque()
+        self._world = world
+
+    def pause(self) -> None:
+        self.paused = True
+
+    def resume(self) -> None:
+        self.paused = False
+        while self.late and self.alive and not self.paused:
+            self._world.at(0, self.late.popleft(), self)
+
+
 class Unsteady(SqliteDatabase):
     """The way to the one database, of a node or a client: calls fail before or after they happen, or take a while."""
 
@@ -151,8 +181,15 @@ class Unsteady(SqliteDatabase):
         if fails == "before" or world.happens(world.mood.before):
             world.hits.add("failed before it happened")
             raise StoreUnreachable("sim: refused")
-        with super().transaction() as tx:
-            yield tx
+        conn = self._idle[0]
+        with self.wrapped():  # as the real one does it, without its locks: there is one thread, and one connection
+            conn.execute("BEGIN IMMEDIATE")
+            try:
+                yield Tx(conn, self, begun=True)
+                conn.execute("COMMIT")
+            except BaseException:
+                conn.execute("ROLLBACK")
+                raise
         world.clock.go_on(200)
         if world.happens(world.mood.pause):
             world.pause_here(self._node)
@@ -165,8 +202,8 @@ class Unsteady(SqliteDatabase):
     @contextmanager
     def statement(self) -> Iterator[Tx]:
         self._check()
-        with super().statement() as tx:
-            yield tx
+        with self.wrapped():
+            yield Tx(self._idle[0], self)
 
     def _check(self) -> None:
         if self._node is not None and not self._node.alive:
@@ -201,6 +238,7 @@ class Whispers(FilePresence):
 def a_store(world: World, node: Any = None) -> Store:
     store = Store(Unsteady(world, node), Whispers(world), FileBells(None), "default", LEASE, world.clock)
     store.by = lambda: "sim"
+    store._installed = True  # by the stage; to read all migrations again for each node takes longer than its life
     return store
 
 

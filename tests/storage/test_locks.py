@@ -312,3 +312,26 @@ def test_what_is_sent_at_once_happens_as_a_whole_or_not_at_all(store: Store) -> 
     first = take(store, me, "whole")
     store.locks.release("whole", first.token)
     assert take(store, me, "whole").token > first.token   # also where the number comes from a table
+
+
+def test_a_wish_that_is_withdrawn_takes_its_own_rows_along_and_no_others(store: Store) -> None:
+    me, you = session(store, 1), session(store, 2)
+    lost, other = me._replace(claim_id=7), me._replace(claim_id=8)
+    take(store, lost)
+    line = take(store, lost)
+    assert isinstance(line, Waiting)
+    assert isinstance(take(store, other, "b"), Taken)
+    next_ = take(store, you)
+
+    store.locks.withdraw("a", lost)
+
+    assert isinstance(take(store, you, seq=next_.seq), Taken)
+    assert [(row.name, row.pid) for row in store.locks.holders()] == [("a", you.pid), ("b", me.pid)]
+    assert store.locks.waiters() == []
+
+
+def test_a_session_can_be_opened_again_when_the_answer_was_lost(store: Store) -> None:
+    store.sessions.open(3)
+    store.sessions.open(3)
+
+    assert [one.id for one in store.sessions.all()] == [3]

@@ -24,7 +24,10 @@ _json = msgspec.json.Encoder()
 
 
 class Owner(NamedTuple):
-    """Whose lock it is: an attempt's, or a session's; in which process tells apart the children of a job."""
+    """Whose lock it is: an attempt's, or a session's; in which process tells apart the children of a job.
+
+    Of a session `claim_id` tells which of its wishes it was.
+    """
 
     job_id: int | None
     attempt: int | None
@@ -168,6 +171,14 @@ class Locks:
     def leave(self, name: str, seq: int) -> None:
         """Out of the line; if it was just our turn, it is that of the next."""
         self._then_call(name, ("leave_line", {"seq": seq}))
+
+    def withdraw(self, name: str, owner: Owner) -> None:
+        """Whatever one wish of a session has come to: nobody wants it any more."""
+        which = {"namespace": self._namespace, "name": name}
+        whose = {**which, "session_id": owner.session_id, "claim_id": owner.claim_id}
+        calling = ("call_next", {**which, "patience": PATIENCE})
+        *_, called = self._db.in_turn(("one_at_a_time", which), ("free_wish", whose), ("leave_wish", whose), calling)
+        self._ring([row[0] for row in called])
 
     # give back
 

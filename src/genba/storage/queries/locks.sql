@@ -78,6 +78,12 @@ DELETE FROM genba.lock WHERE session_id = :id;
 -- name: leave_session
 DELETE FROM genba.waiter WHERE session_id = :id;
 
+-- name: free_wish
+DELETE FROM genba.lock WHERE namespace = :namespace AND name = :name AND session_id = :session_id AND claim_id = :claim_id;
+
+-- name: leave_wish
+DELETE FROM genba.waiter WHERE namespace = :namespace AND name = :name AND session_id = :session_id AND claim_id = :claim_id;
+
 -- name: ownerless
 -- Whose owner is over, and whoever ended it could not see this row, or somebody had it locked.
 SELECT l.name FROM genba.lock l WHERE l.namespace = :namespace
@@ -116,8 +122,10 @@ SELECT DISTINCT j.node FROM genba.job j
                                        UNION SELECT job_id FROM genba.waiter WHERE namespace = :namespace AND name = :name);
 
 -- name: open_session
+-- It may be there: the answer to its first opening was lost.
 INSERT INTO genba.session (id, started_at, beat_at, lease_until, lease, pid, born, namespace, host, machine)
-VALUES (:id, /* now */, /* boot */, /* boot */ + CAST(:lease AS bigint), :lease, :pid, :born, :namespace, :host, :machine);
+VALUES (:id, /* now */, /* boot */, /* boot */ + CAST(:lease AS bigint), :lease, :pid, :born, :namespace, :host, :machine)
+ON CONFLICT (id) DO UPDATE SET beat_at = excluded.beat_at, lease_until = excluded.lease_until;
 
 -- name: renew_session
 UPDATE genba.session SET beat_at = /* boot */, lease_until = /* boot */ + lease WHERE id = :id RETURNING id;
