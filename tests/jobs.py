@@ -278,6 +278,35 @@ def wait_once(path: str) -> str:
     return "opened"
 
 
+def _part(way: str) -> None:
+    match way:
+        case "raise":
+            raise ValueError("in the child")
+        case "sys.exit":
+            sys.exit(0)
+
+
+@app.task
+def fork(way: str) -> int:
+    """The child comes out of the call, too; the number of the parent is the result."""
+    child = os.fork()
+    if child == 0:
+        _part(way)
+        return 0
+    os.waitpid(child, 0)
+    return os.getpid()
+
+
+@app.task
+async def fork_later(way: str) -> int:
+    return fork(way)
+
+
+@app.task(concurrency=3)
+async def fork_in_company(way: str) -> int:
+    return fork(way)
+
+
 @app.task
 def leave_children(path: str) -> str:
     _leave_children(path)

@@ -226,3 +226,15 @@ def test_what_blocks_inside_a_job_has_an_async_twin(shop):
 
     assert (ended(job).state, job.result()) == ("succeeded", ["w", 2])
     assert shop.app.job(key="copy of w").refresh().state == "scheduled"
+
+
+@pytest.mark.parametrize("way", ["return", "raise", "sys.exit"])
+@pytest.mark.parametrize("task", ["fork", "fork_later", "fork_in_company"])
+def test_a_process_that_the_job_has_forked_cannot_end_the_job(shop, task, way):
+    job = getattr(shop.jobs, task).enqueue(way)
+
+    parent = job.result(timeout=30)
+
+    [attempt] = job.refresh().attempts
+    assert (attempt.cause, attempt.pid) == ("returned", parent)
+    assert shop.jobs.add.enqueue(1).result(timeout=30) == 2

@@ -1,11 +1,14 @@
-"""What a job leaves behind: processes and threads."""
+"""What a job leaves behind: processes, also such as take themselves for the worker, and threads."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import sys
 import threading
 import time
+import traceback
 
 _LAST_STEPS = 0.05  # seconds: a thread that was joined may still be on its way out
 
@@ -37,6 +40,24 @@ def end_strays(before: frozenset[int]) -> int:
             except (ChildProcessError, ProcessLookupError):
                 continue
     return killed
+
+
+def end_if_forked(worker: int, error: BaseException | None = None) -> None:
+    """In a process that the job has forked, and that comes out of the call as the job itself would: end here.
+
+    It has our lines and our memory, but it is not for it to say how the job has ended.
+    """
+    if os.getpid() == worker:
+        return
+    code = error.code if isinstance(error, SystemExit) else error
+    with contextlib.suppress(Exception):  # whatever it has done to its streams
+        if isinstance(code, BaseException):
+            traceback.print_exception(code)
+        elif code is not None and not isinstance(code, int):
+            sys.stderr.write(f"{code}\n")
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(0 if code is None else code & 0xFF if isinstance(code, int) else 1)
 
 
 def threads() -> frozenset[int]:

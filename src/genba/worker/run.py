@@ -32,7 +32,7 @@ from genba.ready import Conditions
 from genba.tasks import Task
 from genba.worker.apart import Box, draw_others
 from genba.worker.capture import Capture
-from genba.worker.leavings import children, end_strays, threads, threads_left
+from genba.worker.leavings import children, end_if_forked, end_strays, threads, threads_left
 from genba.worker.lines import JobLines
 from genba.worker.process import die_like, leave
 from genba.worker.questioning import Questioning
@@ -485,11 +485,15 @@ class Worker:
             sys.stderr.write(f"genba: job {job.id} raised after it had ended itself, and that is lost: {lost}\n")
 
     def _call(self, job: wire.Job) -> Told:
+        worker = os.getpid()
         try:
             task, callee, args, kwargs = self._prepared(job)
             run = self._run_async if callee.is_async else self._run_plain
-            return returned(task, run(callee, args, kwargs))
+            value = run(callee, args, kwargs)
+            end_if_forked(worker)
+            return returned(task, value)
         except BaseException as error:  # noqa: BLE001  whatever the user's code raises ends this attempt, and only it
+            end_if_forked(worker, error)
             return self._raised(job, error)
 
     def _prepared(self, job: wire.Job) -> tuple[Task[..., Any], Callee, tuple[Any, ...], dict[str, Any]]:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import os
 import resource
 import socket
 from typing import Any
 
 from genba import context, trace, wire
 from genba.context import RunningJob
-from genba.worker.leavings import children, end_strays
+from genba.worker.leavings import children, end_if_forked, end_strays
 from genba.worker.lines import JobLines
 from genba.worker.run import App, Worker
 from genba.worker.telling import Told, returned
@@ -72,10 +73,14 @@ class Seat(Worker):
             self._slate.forget_log()
 
     async def _await_call(self, job: wire.Job) -> Told:
+        worker = os.getpid()
         try:
             task, callee, args, kwargs = self._prepared(job)
-            return returned(task, await callee.call_here(args, kwargs))
+            value = await callee.call_here(args, kwargs)
+            end_if_forked(worker)
+            return returned(task, value)
         except BaseException as error:  # noqa: BLE001  whatever the user's code raises ends this attempt, and only it
+            end_if_forked(worker, error)
             return self._raised(job, error)
 
 
