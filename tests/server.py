@@ -31,12 +31,25 @@ class Server:
 
     def crash(self) -> list[str]:
         """At once, as if it had been killed; gives the command to start it again."""
+        return self._end(signal.SIGQUIT)
+
+    def kill(self) -> list[str]:
+        """All of its processes, by SIGKILL; gives the command to start it again."""
+        return self._end(signal.SIGKILL)
+
+    def _end(self, number: int) -> list[str]:
         pid = self._pid
         command = [os.readlink(f"/proc/{pid}/exe"), "-D", str(self.home / "data")]
-        os.kill(pid, signal.SIGQUIT)
+        below = psutil.Process(pid).children(recursive=True)
+        os.kill(pid, number)
+        for process in below if number == signal.SIGKILL else ():
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
         if self._again is not None and self._again.pid == pid:
             self._again.wait(30)
         eventually(lambda: _gone(pid), within=30)
+        for lock in ("data/postmaster.pid", ".s.PGSQL.5432.lock"):   # of one that was killed; they name a zombie
+            (self.home / lock).unlink(missing_ok=True)
         return command
 
     def start(self, command: list[str]) -> None:

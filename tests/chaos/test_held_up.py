@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 from tests.chaos.fire import Disk, Producer, load
+from tests.server import a_server
 from tests.support import eventually, lines, sqlite_url
 
 from genba.errors import StoreUnreachable
@@ -43,6 +47,57 @@ def test_a_full_disk_loses_nothing_says_so_and_all_goes_on_when_it_is_freed(star
         app.app.close()
     finally:
         disk.close()
+
+
+@pytest.fixture
+def small_database() -> Iterator[tuple[str, Disk]]:
+    """On a PostgreSQL of its own, whose tables are on a small disk, and its log elsewhere."""
+    if os.geteuid() != 0:
+        pytest.skip("a small disk needs root")
+    with a_server() as server, tempfile.TemporaryDirectory(prefix="genba-", dir="/tmp") as place:
+        os.chmod(place, 0o711)   # the server has to pass
+        disk = Disk(Path(place, "disk"))
+        try:
+            owner, tables = (server.home / "data").stat(), disk.folder / "tables"
+            tables.mkdir()
+            for path in (disk.folder, tables):
+                os.chown(path, owner.st_uid, owner.st_gid)
+            with psycopg.connect(server.url, autocommit=True) as conn:
+                conn.execute(f"CREATE TABLESPACE small LOCATION '{tables}'".encode())
+                conn.execute("CREATE DATABASE small TABLESPACE small")
+            yield server.url.replace("/postgres?", "/small?"), disk
+        finally:
+            disk.close()
+
+
+def test_a_full_disk_below_postgresql_loses_nothing_and_all_goes_on_when_it_is_freed(
+    small_database, start_node, tmp_path
+):
+    (url, disk), effects = small_database, tmp_path / "effects"
+    app = load(url, tmp_path)
+    node = start_node("fire:app", url, "--max", "2")
+    app.work.enqueue(str(effects), "first").result(timeout=60)
+
+    many = 2_000   # whose ends need room
+    app.app.enqueue_many([app.work.call(str(effects), "before") for _ in range(many)])
+    disk.occupy()
+    promised = many + sum(until_refused(app, effects, load) for load in (500_000, 20_000, 100))
+    with pytest.raises(StoreUnreachable, match="No space left"):
+        app.work.enqueue(str(effects), "refused", os.urandom(200_000).hex())
+    eventually(lambda: "No space left" in node.log, within=60)
+    full = time.monotonic()
+    eventually(lambda: time.monotonic() - full > 5, within=10)   # what it says meanwhile is counted
+    said = node.log.count("No space left")
+    disk.free()
+    began = time.monotonic()
+    app.work.enqueue(str(effects), "last").result(timeout=10)
+    print(f"freed, it took {time.monotonic() - began:.2f} s; full, the node said so {said} times in 5 s")
+
+    eventually(lambda: app.app.count(state="succeeded") == promised + 2, within=60)
+    assert len(lines(effects)) >= promised + 2
+    assert app.app.verify().faults == []
+    assert said <= 3   # one for each of its threads
+    app.app.close()
 
 
 def until_refused(app: Any, effects: Path, load: int) -> int:

@@ -1,0 +1,172 @@
+"""The power is cut: what was promised, and what was said to be done, is on the disk.
+
+SQLite writes through a file system of ours that keeps what was written apart from what was synced.  Of PostgreSQL all
+processes are killed; that its own log is on the disk is PostgreSQL's part, and ours that nobody turns it off.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import apsw
+import pytest
+from tests.server import Server, a_server
+from tests.storage.builders import CLAIM, TASK, joined, one, success
+from tests.support import eventually, sqlite_url
+
+from genba.errors import StoreError
+from genba.storage.store import Store, open_store
+
+SECTOR = 512
+
+
+class Disk(apsw.VFS):
+    """What would be there after a power cut: all that was synced, and whatever part of the rest."""
+
+    def __init__(self) -> None:
+        super().__init__("genba-power", "unix")
+        self.synced: dict[str, bytearray] = {}
+        self.pending: dict[str, list[tuple[int, bytes]]] = {}
+        self.written: Callable[[], None] = lambda: None
+
+    def xOpen(self, name: Any, flags: list[int]) -> apsw.VFSFile:   # noqa: N802  SQLite's names
+        path = name.filename() if isinstance(name, apsw.URIFilename) else name
+        return Recorded(self, path, name, flags) if path else apsw.VFSFile("unix", name, flags)
+
+    def xDelete(self, name: str, sync: bool) -> None:   # noqa: N802
+        super().xDelete(name, sync)
+        self.synced.pop(name, None)
+        self.pending.pop(name, None)
+
+    def cut(self, chance: random.Random, folder: Path) -> None:
+        """The files as the next start of the machine finds them."""
+        folder.mkdir()
+        for path, synced in self.synced.items():
+            file = bytearray(synced)
+            for offset, data in self.pending[path]:
+                if chance.random() < 0.5:
+                    write(file, offset, data[: chance.choice((SECTOR, len(data)))])
+            (folder / Path(path).name).write_bytes(file)
+
+
+class Recorded(apsw.VFSFile):
+    def __init__(self, disk: Disk, path: str, name: Any, flags: list[int]) -> None:
+        super().__init__("unix", name, flags)
+        self._disk, self._path = disk, path
+        disk.synced.setdefault(path, bytearray())
+        disk.pending.setdefault(path, [])
+
+    def xWrite(self, data: Any, offset: int) -> None:   # noqa: N802
+        super().xWrite(data, offset)
+        self._disk.pending[self._path].append((offset, bytes(data)))
+        self._disk.written()
+
+    def xTruncate(self, size: int) -> None:   # noqa: N802
+        super().xTruncate(size)
+        del self._disk.synced[self._path][size:]
+
+    def xSync(self, flags: int) -> None:   # noqa: N802
+        for offset, data in self._disk.pending[self._path]:
+            write(self._disk.synced[self._path], offset, data)
+        self._disk.pending[self._path].clear()
+        self._disk.written()
+
+
+def write(file: bytearray, offset: int, data: bytes) -> None:
+    file.extend(bytes(max(0, offset - len(file))))
+    file[offset : offset + len(data)] = data
+
+
+@pytest.fixture
+def disk() -> Iterator[Disk]:
+    disk = Disk()
+    before = apsw.vfs_names()[0]
+    apsw.set_default_vfs("genba-power")
+    yield disk
+    apsw.set_default_vfs(before)
+    disk.unregister()
+
+
+class Told(NamedTuple):
+    """What others have heard: of jobs that are there, and of jobs that are done."""
+
+    promised: list[int]
+    ended: list[int]
+
+    def copy(self) -> Told:
+        return Told(list(self.promised), list(self.ended))
+
+    def check(self, after: Store) -> None:
+        states = after.states(self.promised)
+        assert set(self.promised) == states.keys(), "promised, and gone"
+        assert {states[id] for id in self.ended} <= {"succeeded"}, "said to be done, and undone"
+        assert after.verify().faults == []
+
+
+def work(store: Store, told: Told, jobs: int) -> None:
+    for _ in range(jobs):
+        told.promised.append(one(store))
+        mine = store.claim(1, CLAIM, {"default": 1}, [TASK])
+        told.ended.extend(store.finish(1, [success(job) for job in mine]))
+
+
+def test_after_a_power_cut_a_sqlite_file_has_all_that_was_promised(disk, tmp_path):
+    chance, told = random.Random(1), Told([], [])
+    cuts: list[tuple[Path, Told]] = []
+    checked = 0
+
+    def perhaps() -> None:
+        if chance.random() < 0.002:
+            cuts.append((tmp_path / f"cut-{checked + len(cuts)}", told.copy()))
+            disk.cut(chance, cuts[-1][0])
+
+    with closing(open_store(sqlite_url(tmp_path))) as store:
+        joined(store)
+        disk.written = perhaps
+        for _ in range(12):
+            work(store, told, 50)
+            apsw.set_default_vfs("unix")
+            for folder, then in cuts:
+                with closing(open_store(sqlite_url(folder))) as after:
+                    then.check(after)
+                shutil.rmtree(folder)
+            checked += len(cuts)
+            cuts.clear()
+            apsw.set_default_vfs("genba-power")
+
+    assert checked > 20
+    print(f"{checked} power cuts while {len(told.promised)} jobs came and ended: nothing lost")
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with a_server() as server:
+        yield server
+
+
+def test_when_all_of_postgresql_is_killed_it_has_all_that_was_promised(server):
+    told = Told([], [])
+    with closing(open_store(server.url)) as store:
+        joined(store)
+        with store._db.statement() as tx:
+            assert tx.select("SHOW synchronous_commit") == [("on",)]   # as the server has it: nobody of us turns it off
+        working = threading.Thread(target=_until_it_fails, args=(store, told), name="work")
+        working.start()
+        eventually(lambda: len(told.ended) > 100, within=60)
+        command = server.kill()
+        working.join(60)
+        server.start(command)
+        told.check(store)
+    print(f"all of PostgreSQL was killed after {len(told.promised)} jobs: nothing lost")
+
+
+def _until_it_fails(store: Store, told: Told) -> None:
+    with suppress(StoreError):
+        while True:
+            work(store, told, 1)
