@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from statistics import quantiles
+from statistics import median, quantiles
 from typing import Any
 
 import psycopg
 import pytest
+from tests.storage.builders import joined
 from tests.support import eventually, without_settings
 
 PRODUCERS = """
@@ -119,3 +122,71 @@ def test_jobs_go_on_while_an_old_transaction_keeps_every_dead_row(jobs, url, sta
     assert jobs.app.verify().faults == []
     told = [f"{one:.0f}" for one in pace]
     print("jobs/s in rounds of 5,000:", *told[:4], "and with the transaction open:", *told[4:])
+
+
+RACE = """
+import os, sys, time
+from genba import Genba
+from genba.storage.presence import ServerPresence
+
+url, count, each, rings = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "True"
+if not rings:
+    ServerPresence.ring = lambda *args: None
+ready, go = os.pipe(), os.pipe()
+for i in range(count):
+    if os.fork() == 0:
+        os.close(go[1])
+        app = Genba(url)
+        app.enqueue("jobs.add", i)   # it is connected, and all is prepared
+        os.write(ready[1], b".")
+        os.read(go[0], 1)   # until all are there
+        for n in range(each):
+            app.enqueue("jobs.add", n)
+        os._exit(0)
+for _ in range(count):
+    os.read(ready[0], 1)
+began = time.monotonic()
+os.close(go[1])
+failed = sum(os.wait()[1] != 0 for _ in range(count))
+print(count * each / (time.monotonic() - began))
+sys.exit(failed)
+"""
+
+
+def race(url: str, count: int, each: int, rings: bool) -> float:
+    """Jobs a second that so many producers enqueue."""
+    ended = subprocess.run(
+        [sys.executable, "-c", RACE, url, str(count), str(each), str(rings)],
+        env=without_settings(os.environ), capture_output=True, text=True, timeout=300,
+    )
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    return float(ended.stdout)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("engine", ["postgres"])
+def test_wake_ups_cost_thirty_two_producers_little(store, url):
+    """A node that is hungry again as soon as it was fed, as one that runs everything at once would be."""
+    node, over, fed = joined(store), threading.Event(), Counter[bool]()
+
+    def eat() -> None:
+        while not over.is_set():
+            hungry = store.nodes.live()[0].hungry
+            fed[not hungry] += 1
+            store.nodes.hungry(node, True)
+            over.wait(0.002)
+
+    eating = threading.Thread(target=eat, name="node")
+    eating.start()
+    pace: dict[bool, list[float]] = {True: [], False: []}
+    try:
+        for _ in range(5):
+            for rings in (True, False):
+                pace[rings].append(race(url, 32, 100, rings))
+    finally:
+        over.set()
+        eating.join()
+
+    assert fed[True] > 20   # it was woken
+    with_, without = median(pace[True]), median(pace[False])
+    print(f"32 producers: {with_:.0f} jobs/s with wake-ups, {without:.0f} without: {with_ / without:.2f} of it")
