@@ -24,7 +24,8 @@ from genba.storage.store import open_store
 FILL = """
 INSERT INTO genba.job (id, rank, due_at, created_at, finished_at, attempt, priority,
                        namespace, queue, task, state, args)
-SELECT {first} + n, n, {due}, 0, {finished}, 1, 0, 'default', 'default', '{task}', '{state}', '{{}}' FROM {source}
+SELECT 1000000000 + {first} + n, {first} + n, {due}, 0, {finished}, 1, 0,
+       'default', 'default', '{task}', '{state}', '{{}}' FROM {source}
 """
 
 
@@ -49,7 +50,7 @@ def fill(url: str, count: int, state: str, task: str = TASK, finished: str = "NU
     numbers = f"WITH RECURSIVE s (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM s WHERE n < {count}) SELECT n FROM s"
     source = f"({numbers})" if lite else f"generate_series(1, {count}) AS s (n)"
     far = SystemClock().now() + 365 * DAY
-    given = {"first": 1_000_000_000 + first, "due": f"{far} + n", "finished": finished, "task": task, "state": state}
+    given = {"first": first, "due": f"{far} + n", "finished": finished, "task": task, "state": state}
     text = FILL.format(source=source, **given)
     with connection(url) as conn:
         conn.execute(text.replace("genba.", "genba_") if lite else text)

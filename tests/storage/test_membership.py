@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import select
 from collections import Counter
 from contextlib import closing
@@ -28,8 +29,10 @@ from tests.storage.builders import (
 )
 from tests.support import eventually
 
+from genba.domain.clock import SystemClock
+from genba.node.desk import Desk
 from genba.node.doubts import Doubts
-from genba.node.keeper import Keeper
+from genba.node.keeper import Keeper, Work
 from genba.storage.burial import judged
 from genba.storage.membership import NameTaken, Orphan
 from genba.storage.records import Ending
@@ -317,6 +320,40 @@ def test_an_idle_node_hears_of_new_work(store, url, clock):
             assert select.select([node.presence.fileno()], [], [], 5)[0]
         finally:
             node.presence.vanish()
+
+
+def test_on_postgres_a_single_job_calls_a_hungry_node_by_its_own_insert(store, engine, url, clock, monkeypatch):
+    if engine == "sqlite":
+        pytest.skip("wake-ups on SQLite do not ask the database")
+    joined(store, 1)
+    monkeypatch.delattr(type(store.presence), "ring")  # a second round trip
+    with closing(open_store(url, clock=clock)) as node:
+        node.presence.appear(1)
+        try:
+            node.nodes.hungry(1, True)
+            one(store, queue="other")
+            assert not select.select([node.presence.fileno()], [], [], 0)[0]
+            one(store)
+            assert select.select([node.presence.fileno()], [], [], 5)[0]
+            assert [seen.hungry for seen in store.nodes.live()] == [False]
+        finally:
+            node.presence.vanish()
+
+
+def test_on_postgres_a_desk_that_finds_nothing_looks_again(store, engine):
+    if engine == "sqlite":
+        pytest.skip("whoever enqueues there rings after the commit, always")
+    posts: queue.Queue = queue.Queue()
+    joined(store, 1)
+    desk = Desk("claimer", store, 1, [TASK], Doubts(SystemClock()), posts.put)
+    desk.start()
+    try:
+        desk.add(wants={"default": 1})
+        assert posts.get(timeout=10).jobs == []
+        assert isinstance(posts.get(timeout=10), Work)
+        assert [seen.hungry for seen in store.nodes.live()] == [True]
+    finally:
+        desk.finish(10)
 
 
 # what operators want, and what is told

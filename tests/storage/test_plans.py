@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.storage.builders import CLAIM, TASK, connection, install
+from tests.storage.builders import CLAIM, TASK, claimed, connection, install, joined, one
 from tests.support import Databases, sqlite_url
 
 from genba.domain.clock import SystemClock
@@ -19,6 +19,7 @@ from genba.storage.database import Database, load_queries
 from genba.storage.place import Place
 from genba.storage.postgres import PostgresDatabase
 from genba.storage.sqlite import SqliteDatabase
+from genba.storage.store import open_store
 
 STATES = ("waiting", "parked", "scheduled", "blocked", "held", "running", "succeeded", "failed", "cancelled")
 EACH = 50_000 // len(STATES)
@@ -214,3 +215,16 @@ def test_a_look_at_what_is_open_reads_the_index_of_it(database, query, index, as
     assert index in plan, plan
     assert no_walk(plan), plan
     assert "Bitmap" not in plan   # it would read all of them before it stops at the first so many
+
+
+def test_what_is_asked_on_postgres_is_parsed_and_planned_once(databases):
+    with databases.fresh() as name, closing(open_store(databases.url(name))) as store:
+        joined(store)
+        for _ in range(3):
+            one(store)
+            assert claimed(store)
+        with store._db.statement() as tx:
+            found = tx.select("SELECT statement, generic_plans, custom_plans FROM pg_prepared_statements")
+
+    for words in ("INSERT INTO genba.job", "SET state = 'running'"):
+        assert [counts for text, *counts in found if words in text] == [[3, 0]]

@@ -92,7 +92,7 @@ def raw(url: str) -> Iterator[Raw]:
     else:
         import psycopg
 
-        with psycopg.connect(url, autocommit=True, prepare_threshold=None) as conn:
+        with psycopg.connect(url, autocommit=True) as conn:
             yield RawPostgres(conn)
 
 

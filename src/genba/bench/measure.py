@@ -35,7 +35,7 @@ SLOWEST = 100  # jobs a second; a drain that is slower than this is given up
 class Plan:
     """How much of everything."""
 
-    jobs: int = 50_000
+    jobs: int = 100_000
     repeat: int = 3
     singles: int = 1_000
     bulk: int = CHUNK

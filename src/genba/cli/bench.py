@@ -27,7 +27,7 @@ HEADS = ("ENGINE", "WORKLOAD", "FIGURE", "LIMIT", "RATIO", "BAR", "")
 
 @click.command()
 @click.option("--engine", type=click.Choice(["sqlite", "postgres", "both"]), help="By default both, or that of --url.")
-@click.option("--jobs", type=click.IntRange(100), metavar="N", help="Jobs of a drain; by default 50,000.")
+@click.option("--jobs", type=click.IntRange(100), metavar="N", help="Jobs of a drain; by default 100,000.")
 @click.option("--repeat", type=click.IntRange(1), metavar="N", help="Rounds; the median is told.  By default 3.")
 @click.option(
     "--backlog", type=click.IntRange(0), metavar="N", help="The great backlog; by default 1,000,000; 0 leaves it out."

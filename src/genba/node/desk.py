@@ -25,6 +25,7 @@ LARGEST = 2000  # attempts in one transaction
 FLOW = 32  # attempts in the last one: more are on their way
 MANY = 512  # attempts that are worth a commit while they flow
 GATHER = 0.004  # seconds to wait for them
+AGAIN = 0.05  # ... until a hungry desk looks once more: an insert that has not seen the flag is committed by then
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +126,7 @@ class Desk(threading.Thread):
         self._cond = threading.Condition()
         self._ended = False
         self._hungry = False
+        self._just_hungry = False
         self._trouble = False
         self._many = False
 
@@ -193,7 +195,9 @@ class Desk(threading.Thread):
             with self._cond:
                 while not self._pile and not self._ended:
                     self._busy = False
-                    self._cond.wait()
+                    if not self._cond.wait(AGAIN if self._just_hungry else None):
+                        self._just_hungry = False
+                        self._post(Work())
                 if not self._pile:
                     return
                 if self._many:  # in full flow a commit should pay for hundreds, not for dozens
@@ -357,9 +361,10 @@ class Desk(threading.Thread):
         elif pile.wants:
             jobs = self._store.claim(self._node, claim, pile.wants, tasks)
             if not jobs and not self._hungry:
-                # Say so first, then look once more: a job that came in between has not seen the flag.
+                # Say so first, then look once more, and soon again: a job that came in between has not seen the flag.
                 self._store.nodes.hungry(self._node, True)
                 self._hungry = True
+                self._just_hungry = self._store.lanes > 1
                 jobs = self._store.claim(self._node, claim, pile.wants, tasks)
         if pile.wants:
             if self._meter is not None:

@@ -307,8 +307,8 @@ class Node:
         self._bell.follow(self._store.presence)
         for desk in self._desks:
             desk.rung()
-        self._keeper.poke()
         self._perform(self._brain.on_ring(self._now()))
+        self._keeper.poke()  # after the claim is on its way
 
     def _read_line(self, line: Line) -> None:
         assert self._brain is not None

@@ -53,16 +53,21 @@ class Intake:
         with suppress(StoreError):  # the jobs are in: what fails from here on must not say otherwise
             if any(job.after for job in jobs):
                 self._store.settle()
-            for queue, count in Counter(job.queue for job in jobs).items():
-                self._store.presence.ring(self._namespace, queue, count)
+            if not (self._alone(jobs) and self._db.lanes > 1):  # else it was done with the insert
+                for queue, count in Counter(job.queue for job in jobs).items():
+                    self._store.presence.ring(self._namespace, queue, count)
         return done
+
+    @staticmethod
+    def _alone(jobs: Sequence[NewJob]) -> bool:
+        return len(jobs) == 1 and jobs[0].plain
 
     def _commit(self, jobs: Sequence[NewJob], ids: list[JobId], epoch: int | None) -> list[Enqueued]:
         """`ids` tells afterwards under which ids it was tried."""
-        if len(jobs) == 1 and jobs[0].plain:
+        if self._alone(jobs):
             with self._db.single() as tx:
                 ids[:] = ids or tx.ids(1)
-                made = self._insert_one(tx, jobs[0], ids[0], epoch=epoch)
+                made = self._insert_one(tx, jobs[0], ids[0], epoch=epoch, call=True)
                 if not made.created:  # it has no identity that could be taken
                     raise RulesChanged("the rules have changed")
                 return [made]
@@ -200,10 +205,14 @@ class Intake:
             *more,
         )
 
-    def _insert_one(self, tx: Tx, job: NewJob, id: JobId, deps: int = 0, epoch: int | None = None) -> Enqueued:
+    def _insert_one(
+        self, tx: Tx, job: NewJob, id: JobId, deps: int = 0, epoch: int | None = None, *, call: bool = False
+    ) -> Enqueued:
+        """`call` a hungry node with it, where that can be done in one: only if nothing else is in this transaction."""
         quiet = is_quiet(job.options)
         row = tx.one(
             "enqueue_one",
+            call=call,
             node=self._store.events.node,
             quiet=quiet,
             id=id,

@@ -51,6 +51,7 @@ LENT = {
     "client_connection_check_interval": "500ms",  # of a killed worker no statement keeps the job's row locked
 }
 SEQUENCES = ("job_id", "token")
+PREPARED = 400  # statements that stay prepared on a connection: all that we have, and the sizes of claims
 MIGRATION_LOCK = 0x67656E6261  # "genba"
 
 
@@ -201,9 +202,10 @@ class PostgresDatabase:
         """A new connection of its own, with deadlines on everything."""
         deadlines = {**self._deadlines(), **settings}
         try:
-            conn = self._connections.connect(self._url, autocommit=True, prepare_threshold=None, **deadlines)
+            conn = self._connections.connect(self._url, autocommit=True, **deadlines)
         except self._psycopg.Error as error:
             raise StoreUnreachable(f"cannot reach {masked(self._url)}: {str(error).strip()}") from error
+        conn.prepared_max = PREPARED
         register(conn.adapters)
         return conn
 
@@ -233,7 +235,7 @@ class PostgresDatabase:
         """For the next one, unless a signal has cut it off in a statement, or we were closed meanwhile."""
         if conn.closed or conn.broken:
             return
-        idle = conn.info.transaction_status == self._psycopg.pq.TransactionStatus.IDLE
+        idle = conn.pgconn.transaction_status == self._psycopg.pq.TransactionStatus.IDLE
         with self._lock:
             keep = idle and not self._closed
             if keep:
@@ -248,7 +250,7 @@ class PostgresDatabase:
                 conn = pile.pop() if pile else None
             if conn is None:
                 return None
-            if not conn.closed and not conn.broken and not select.select([conn.fileno()], [], [], 0)[0]:
+            if not conn.closed and not conn.broken and not select.select([conn.pgconn.socket], [], [], 0)[0]:
                 return conn
             conn.close()
 

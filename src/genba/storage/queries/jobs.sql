@@ -2,7 +2,7 @@
 SELECT /* now */;
 
 -- name: enqueue_one
--- Nothing, if an operator has changed the rules since :epoch.
+-- Nothing, if an operator has changed the rules since :epoch.  Whom to wake up (:call) is not asked here.
 INSERT INTO genba.job (id, created_at, due_at, due_from, rank, state, expires_at, unique_until, parent_id, priority,
                        open_deps, once_waiting, namespace, queue, task, key, key_hash, tags, options, args)
 SELECT :id, /* now */,

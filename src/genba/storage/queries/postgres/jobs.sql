@@ -131,7 +131,8 @@ SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND classid = CAST(:high AS b
 SELECT pg_notify('genba_' || CAST(:node AS bigint), '');
 
 -- name: enqueue_one
--- The job and its event in one statement, so that a single enqueue is one round trip and one commit.
+-- The job, its event and the call to a hungry node in one statement, so that a single enqueue is one round trip and one commit.
+-- (A node that gets hungry meanwhile is not seen; it looks once more, soon.)
 -- Nothing, if an operator has changed the rules since :epoch.  In a SELECT a parameter is text unless it is cast.
 WITH made AS (
     INSERT INTO genba.job (id, created_at, due_at, due_from, rank, state, expires_at, unique_until, parent_id, priority,
@@ -151,8 +152,13 @@ WITH made AS (
 ), told AS (
     INSERT INTO genba.event (at, namespace, kind, job_id, node)
     SELECT /* now */, :namespace, state, id, CAST(:node AS bigint) FROM made WHERE NOT CAST(:quiet AS boolean)
+), fed AS (
+    UPDATE genba.node SET hungry = false
+     WHERE id IN (SELECT id FROM genba.node WHERE CAST(:call AS boolean) AND namespace = :namespace AND hungry AND state = 'live'
+                     AND position('"' || CAST(:queue AS text) || '"' IN queues) > 0 LIMIT 1 FOR UPDATE SKIP LOCKED)
+    RETURNING id
 )
-SELECT id, state FROM made;
+SELECT id, state, (SELECT count(pg_notify('genba_' || fed.id, '')) FROM fed) FROM made;
 
 -- name: set_hungry
 -- A hint need not survive a crash of the server.
