@@ -175,6 +175,10 @@ class Desk(threading.Thread):
         """Whoever rang has cleared our flag."""
         self._hungry = False
 
+    def load(self) -> int:
+        """How much is ahead of what would be added now."""
+        return len(self._pile.succeeded) + (LARGEST if self._busy else 0)
+
     @property
     def clear(self) -> bool:
         """Nothing about jobs is left to write."""

@@ -435,9 +435,8 @@ class Node:
         brain.conditions = contents.get("conditions", ())
         meter = self._port.meter if self._port else None
         doubts = Doubts(self._clock)
-        self._desks = [Desk("writer", store, self.id, tasks, doubts, self._post, meter)]
-        if store.lanes > 1:
-            self._desks.append(Desk("claimer", store, self.id, tasks, doubts, self._post, meter))
+        desks = ("writer", "second", "claimer") if store.lanes > 1 else ("writer",)
+        self._desks = [Desk(name, store, self.id, tasks, doubts, self._post, meter) for name in desks]
         self._keeper = Keeper(
             store,
             self.id,
@@ -586,6 +585,7 @@ class Node:
     def _perform(self, actions: list[do.Action]) -> None:
         assert self._brain is not None
         writer, claimer = self._desks[0], self._desks[-1]
+        writers = self._desks[:-1] or self._desks  # a server ends more jobs on two connections than on one
         if self.settings.debug:
             for told in (told for action in actions for told in words(action)):
                 log.debug("%s", told)
@@ -608,7 +608,7 @@ class Node:
                 case do.Opened(key):
                     writer.add(opened=[key])
                 case do.Succeed(ended):
-                    writer.add(succeeded=ended)
+                    min(writers, key=Desk.load).add(succeeded=ended)
                 case do.Claim(wants, only):
                     claimer.add(wants=wants, only=only)
                 case do.ClaimDedicated(queues, count):
