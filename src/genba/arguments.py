@@ -244,16 +244,19 @@ class Arguments:
 
 
 # Nothing is known about the function: its values must be plain JSON.
-_UNKNOWN = Arguments(
-    "enqueue",
-    Signature([Parameter("args", Parameter.VAR_POSITIONAL), Parameter("kwargs", Parameter.VAR_KEYWORD)]),
-    {},
-)
+_ANY = Signature([Parameter("args", Parameter.VAR_POSITIONAL), Parameter("kwargs", Parameter.VAR_KEYWORD)])
+_UNKNOWN = Arguments("enqueue", _ANY, {})
+_CHECKPOINT = Arguments("save", _ANY, {})
 
 
 def encode_plain(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
     """The payload of a call of a function that this process does not have; the values must be plain JSON."""
     return _UNKNOWN.encode(args, kwargs)
+
+
+def encode_checkpoint(value: Any) -> bytes:
+    """As the next attempt finds it; plain JSON, too."""
+    return _CHECKPOINT.encode((), {"saved": value})
 
 
 def identity(task: str, payload: bytes | None) -> bytes:

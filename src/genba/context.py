@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from genba.arguments import encode_plain
+from genba.arguments import encode_checkpoint
 from genba.domain.duration import Duration, duration
 from genba.domain.outcome import Fence, Report, Wish
 from genba.errors import BadOption, GenbaError, IllegalMove, Stopped, WaitWouldDeadlock
@@ -206,7 +206,7 @@ class RunningJob:
         Plain JSON values only.  Durable when it returns; inside `transaction()`, with its commit.
         LeaseLost if this attempt is over.
         """
-        checkpoint = encode_plain((), {"saved": value})
+        checkpoint = encode_checkpoint(value)
         within = self._open.own if self._open else None
         self._host.inside().save(self.fence, checkpoint, within)
         self._saved = checkpoint

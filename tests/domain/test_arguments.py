@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from genba.arguments import MAX_BYTES, Arguments, encode_plain, identity, key_identity
+from genba.arguments import MAX_BYTES, Arguments, encode_checkpoint, encode_plain, identity, key_identity
 from genba.errors import BadArguments, BadTask, PayloadTooLarge
 
 if TYPE_CHECKING:
@@ -595,3 +595,8 @@ def test_identities_tell_tasks_arguments_and_keys_apart():
         key_identity("b"),
     ]
     assert len(set(identities)) == len(identities)
+
+
+def test_a_checkpoint_that_cannot_be_kept_names_the_call_that_it_was_in() -> None:
+    with pytest.raises(BadArguments, match=r"^save: argument `saved`: the text has a NUL character"):
+        encode_checkpoint("a\0b")
