@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from tests.support import genba_command, sqlite_url, without_settings
 
-# All three ask the same two functions: the node is asked about every case, the others about one of each kind.
+# All three ask the same two functions, and a node takes the longest to start: what the names of a module lead to is
+# asked of the quickest, what becomes of its code of the node, and one of each kind of all.
 COMMANDS = {
     "node start": lambda target: ("node", "start", target),
     "job enqueue": lambda target: ("job", "enqueue", "tasks.add", "--app", target),
@@ -27,7 +28,7 @@ def told(request, tmp_path):
     def ask(target: str, *options: str, **variables: str) -> list[str]:
         env = {**without_settings(os.environ), "GENBA_URL": sqlite_url(tmp_path), **variables}
         command = genba_command(*COMMANDS[request.param](target), *options)
-        ran = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=30)
+        ran = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
         assert (ran.returncode, ran.stdout) == (2, ""), ran
         return ran.stderr.replace(f"{tmp_path}", "HERE").splitlines()
 
@@ -39,6 +40,7 @@ def write(folder: Path, **sources: str) -> None:
         (folder / f"{name}.py").write_text(source)
 
 
+@pytest.mark.parametrize("told", ["job enqueue"], indirect=True)
 @pytest.mark.parametrize(
     ("target", "source", "reason"),
     [
@@ -138,6 +140,15 @@ def test_a_traceback_of_all_frames_can_be_asked_for(told, tmp_path):
 
     assert any("worker/load.py" in line for line in frames)
     assert message.endswith("ZeroDivisionError: division by zero; correct HERE/tasks.py, line 1")
+
+
+@pytest.mark.parametrize("target", ["nowhere:app", "tasks:nothing", "tasks:number"])
+def test_a_node_whose_target_names_no_app_says_it_in_one_line(told, tmp_path, target):
+    write(tmp_path, tasks="number = 1")
+
+    (line,) = told(target)
+
+    assert line.startswith(f"genba: cannot import {target}: ")
 
 
 @pytest.mark.parametrize("told", OTHERS, indirect=True)

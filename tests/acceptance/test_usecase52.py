@@ -1,7 +1,7 @@
 """UseCase52 of Kōjō's fitness cases in four forms: no two units of a model at once, each done once and in order.
 
 Four nodes, and kills in the middle of units.  10,000 units over 1,000 models and 50 kills in `make soak`; here each
-form has a tenth of that on one engine, and less on the other.
+form has a twentieth of that on one engine, and less on the other.
 """
 
 from __future__ import annotations
@@ -136,10 +136,10 @@ FULL = pytest.param(Size(10_000, 1_000, 50, 5), id="full", marks=pytest.mark.soa
 SMALL = Size(200, 20, 2)
 
 
-def sizes(tenth_on: str) -> Any:
+def sizes(more_on: str) -> Any:
     """For each engine its size."""
-    tenth = {"sqlite": SMALL, "postgr": SMALL, tenth_on: Size(1_000, 100, 5)}
-    return pytest.mark.parametrize("size", [pytest.param(tenth, id="tenth"), FULL])
+    few = {"sqlite": SMALL, "postgr": SMALL, more_on: Size(500, 50, 4)}
+    return pytest.mark.parametrize("size", [pytest.param(few, id="few"), FULL])
 
 
 def ready(place: Place, size: Size | dict[str, Size]) -> Size:
@@ -148,7 +148,7 @@ def ready(place: Place, size: Size | dict[str, Size]) -> Size:
     return chosen
 
 
-@sizes(tenth_on="postgr")
+@sizes(more_on="postgr")
 def test_usecase_52_a_delegator_and_workers_with_a_side_table(place, size):
     size = ready(place, size)
     place.tasks.delegate.enqueue()
@@ -158,7 +158,7 @@ def test_usecase_52_a_delegator_and_workers_with_a_side_table(place, size):
     assert place.tasks.rows("SELECT job FROM side") == []
 
 
-@sizes(tenth_on="sqlite")
+@sizes(more_on="sqlite")
 def test_usecase_52_message_groups_are_stripes_through_retries_and_kills(place, size):
     size = ready(place, size)
     units = place.tasks.rows("SELECT id, model FROM work")
@@ -169,7 +169,7 @@ def test_usecase_52_message_groups_are_stripes_through_retries_and_kills(place, 
     assert any(job.retries for job in place.app.jobs(state="succeeded", task="striped.message", limit=100))
 
 
-@sizes(tenth_on="postgr")
+@sizes(more_on="postgr")
 def test_usecase_52_a_throttled_delegator_bows_out_when_enough_waits(place, size):
     size = ready(place, size)
     job = place.tasks.throttle.enqueue(100)   # at a time, and 60 may wait
@@ -179,7 +179,7 @@ def test_usecase_52_a_throttled_delegator_bows_out_when_enough_waits(place, size
     assert len(job.refresh().attempts) > 1   # it has bowed out
 
 
-@sizes(tenth_on="sqlite")
+@sizes(more_on="sqlite")
 def test_usecase_52_a_mutex_for_each_model_with_the_look_inside(place, size):
     size = ready(place, size)
     place.app.enqueue_many([place.tasks.mutexed.call(40)] * 3)

@@ -249,6 +249,8 @@ def test_a_node_whose_database_is_away_lives_is_not_ready_and_goes_on_after(url,
     job = module.until.enqueue(str(path))
     eventually(lambda: job.refresh().state == "running", within=40)
     eventually(lambda: watched.get("/readyz") == (200, "ok\n"), within=40)
+    # A file that somebody else has locked can be read: the node notices when it has to write.
+    due = module.add.using(delay="1s").enqueue(1)
 
     with away(url, lambda: request.getfixturevalue("databases")):
         eventually(lambda: watched.get("/readyz")[0] == 503, within=120)
@@ -260,6 +262,7 @@ def test_a_node_whose_database_is_away_lives_is_not_ready_and_goes_on_after(url,
     eventually(lambda: watched.get("/readyz") == (200, "ok\n"), within=120)
     eventually(lambda: job.refresh().state == "succeeded", within=120)
     assert len(job.attempts) == 1
+    assert due.wait(60).state == "succeeded"
     module.app.close()
 
 
