@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+import pytest
 from tests.support import eventually, without_settings
 
 from genba.storage.bells import FileBells
@@ -59,7 +60,7 @@ def test_a_dead_process_leaves_a_free_lock_that_is_tidied_up(tmp_path: Path) -> 
 
 def test_a_listening_session_that_was_cut_off_listens_again(url: str) -> None:
     if url.startswith("sqlite"):
-        return  # a socket of our own is not cut off
+        pytest.skip("a socket of our own is not cut off")
     with closing(open_store(url)) as store, store.ear.listening() as ear:
         with psycopg.connect(url, autocommit=True) as conn:
             cut = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE %s"
