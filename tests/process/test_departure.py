@@ -15,7 +15,7 @@ from tests.support import NodeProcess, eventually, lines, load_module
 
 GRACE = 1.0
 BOUND = GRACE + 2
-SLACK = 3.0   # for a machine that others want; what is awaited here would take 10 s and more, or for ever
+SLACK = 6.0   # for a machine that others want; what is awaited here would take 10 s and more, or for ever
 
 
 class Way:
@@ -44,10 +44,6 @@ def execute(conn: Any, text: str) -> None:
     conn.execute(text)
 
 
-def started(node: NodeProcess, name: str) -> bool:
-    return f"node {name} is ready" in node.log
-
-
 def seconds_to_end(node: NodeProcess) -> tuple[float, int]:
     began = time.monotonic()
     code = node.stop(within=60)
@@ -68,7 +64,7 @@ def test_a_node_leaves_in_time_though_its_database_does_not_answer_and_its_jobs_
     assert took < BOUND + SLACK
     assert code == 1   # something was left undone
     assert "others take over" in first.log
-    eventually(lambda: first.tree() == [])   # its guard sees to that
+    eventually(lambda: first.tree() == [], within=30)   # its guard sees to that
     way.open()
     Path(f"{path}.never").touch()
     start_node("jobs:app", url, "--name", "second")
