@@ -1473,6 +1473,25 @@ def test_a_stray_sigterm_is_a_release_uncounted() -> None:
     assert (stage.ending(1).state, stage.ending(1).cause, stage.ending(1).error) == ("waiting", "drain", None)
 
 
+def test_a_job_whose_worker_gets_a_sigterm_again_and_again_has_done_it_itself() -> None:
+    stage = a_stage()
+    causes = []
+    for _ in range(7):
+        stage.claimed(a_job(1))
+        [slot] = stage.workers
+        stage.start(slot)
+        stage.workers[slot].hit = True
+        stage.tick()
+        stage.tick(SECOND // 2)
+        stage.end(slot, wire.STOPPED, payload=an_error())
+        causes.append(stage.ending(1).cause)
+        stage.die(slot, 0)
+        stage.tick(SECOND)
+        stage.ready()
+
+    assert causes == ["drain"] * 5 + ["signal 15"] * 2
+
+
 def test_a_sigterm_to_all_processes_is_a_drain_and_the_job_has_its_time() -> None:
     stage = a_stage(grace=30 * SECOND)
     stage.claimed(a_job(1))

@@ -41,6 +41,7 @@ class Floor:
         self.taking: dict[JobId, Held] = {}  # they may start when they have slots of some buckets
         self.marking: dict[JobId, Held] = {}
         self.cancelled: dict[JobId, str] = {}
+        self.hits: Counter[JobId] = Counter()  # how often its worker was told by others to go
         self.disabled: frozenset[str] = frozenset()  # tasks that operators have switched off
         self.sweeps: dict[int, list[Ending]] = {}
         self.mean: float = 0.0  # µs of one job, lately; 0: not known yet

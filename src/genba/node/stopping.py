@@ -10,10 +10,11 @@ from genba.node.actions import Action, AskToStop, BowOut, Doom, Interrupt, Mark,
 from genba.node.endings import progress_text
 from genba.node.floor import LONG, SECOND, WORTH, Floor
 from genba.node.hands import Hand, Held, Sight, Stop, Use
-from genba.storage.records import Micros
+from genba.storage.records import JobId, Micros
 
 MARK_AFTER = 1 * SECOND
 HIT_ALONE = SECOND // 2  # then a signal was for one worker, and not for the whole node
+HITS = 5  # for so many the same job is not to blame
 BY_WORKER = SECOND // 2  # for a worker to end the process of its job
 DRAIN_KILL = 1 * SECOND  # a node is gone 2 s after its grace: one is for the sweep and the last writes
 DRAIN_LEAVE = SECOND * 7 // 4  # ... of which it keeps a quarter, for a machine that is slow to end a process
@@ -126,7 +127,13 @@ def release_hit(floor: Floor, actions: list[Action], hand: Hand, sights: dict[in
         busy, sight = floor.hands[number], sights.get(number)
         held = busy.at(sight.place) if sight and sight.phase == wire.RUNNING else None
         if sight and held and busy.stop is None:
-            busy.stop = Stop(sight.place, Cause.DRAIN, now, now + held.options.grace)
+            busy.stop = Stop(sight.place, _cause_of_hit(floor, held.job.id), now, now + held.options.grace)
+
+
+def _cause_of_hit(floor: Floor, job: JobId) -> str:
+    """A job that is hit again and again does it itself, and would be given back for ever."""
+    floor.hits[job] += 1
+    return Cause.DRAIN if floor.hits[job] <= HITS else f"signal {signal.SIGTERM.value}"
 
 
 def end_drain(floor: Floor, actions: list[Action], sights: dict[int, Sight], since: Micros, now: Micros) -> None:
