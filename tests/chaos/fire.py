@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import psycopg
 from tests.chaos.network import Network, Proxy
 from tests.server import Server
@@ -26,6 +27,7 @@ from tests.support import NodeProcess, eventually, lines, load_module, without_s
 
 from genba.errors import StoreError
 from genba.node.guard import children
+from genba.storage.turns import Turns
 
 LEASE = 2.0
 PAST = LEASE * 1.5
@@ -86,12 +88,18 @@ class Fire:
         self.span = PAST
         self._kinds = kinds
         self._starts = starts
-        self.nodes = [start() for start in starts]
+        self._started: list[NodeProcess] = []
+        self.nodes = [self._start(place) for place in range(len(starts))]
         self._effects = folder / "effects"
         self._promised: set[str] = set()
         self._named = 0
         self._ends: list[threading.Timer] = []
+        self._outlived: set[str] = set()   # pids of workers whose node was stopped until it was buried
         eventually(lambda: len(app.app.nodes()) == len(starts), within=60)
+
+    def _start(self, place: int) -> NodeProcess:
+        self._started.append(self._starts[place]())
+        return self._started[-1]
 
     def burn(self, jobs: int, faults: Sequence[str]) -> None:
         for turn, kind in enumerate(faults):
@@ -101,9 +109,13 @@ class Fire:
             time.sleep(self.random.uniform(0, 0.02))   # any phase of what goes on
             eventually(lambda: self._kinds[kind](self), within=120, every=0.05)   # noqa: B023  asked at once
             self.hits[kind] += 1
-        for end in self._ends:
-            end.join()
+        eventually(self._ended, within=180, every=0.1)
         eventually(self._drained, within=180, every=0.1)
+
+    def _ended(self) -> bool:
+        """Whether all that lasts for a while is over; who buries a node may have to be started for that."""
+        self._tend()
+        return not any(end.is_alive() for end in self._ends)
 
     def _advanced(self) -> bool:
         self._tend()
@@ -120,7 +132,7 @@ class Fire:
         """As a service manager does: who has ended is started again."""
         for place, node in enumerate(self.nodes):
             if node.ended:
-                self.nodes[place] = self._starts[place]()
+                self.nodes[place] = self._start(place)
 
     def later(self, seconds: float, act: Callable[[], object]) -> None:
         timer = threading.Timer(seconds, act)
@@ -161,6 +173,42 @@ class Fire:
 
         self.later(self.span, go_on)
 
+    def outlive(self, node: NodeProcess) -> bool:
+        """It is stopped until others have buried it; False if it had nothing to do just then, or was just writing."""
+        pids = workers(node)
+        _signal(signal.SIGSTOP, [node.pid])
+        eventually(lambda: psutil.Process(node.pid).status() == psutil.STATUS_STOPPED)
+        if self._writes(node) or not self._has_jobs(node):
+            _signal(signal.SIGCONT, [node.pid])
+            return False
+        self._outlived.update(map(str, pids))
+
+        def wake_up() -> None:
+            try:
+                eventually(lambda: self._knows(lambda record: record.pid != node.pid), within=40, every=0.1)
+            finally:
+                _signal(signal.SIGCONT, [node.pid])
+
+        self.later(0, wake_up)
+        return True
+
+    def _writes(self, node: NodeProcess) -> bool:
+        """On SQLite nobody else could, as long as it is stopped."""
+        url = self.app.app.url
+        return url.startswith("sqlite") and Turns.of(Path(url.removeprefix("sqlite:///"))).holder() == node.pid
+
+    def _has_jobs(self, node: NodeProcess) -> bool:
+        with suppress(StoreError):
+            ids = {record.id for record in self.app.app.nodes() if record.pid == node.pid}
+            return any(job.record.node in ids for job in self.app.app.jobs(state="running"))
+        return False
+
+    def _knows(self, what: Callable[[Any], bool]) -> bool:
+        """Whether that is true of all living nodes."""
+        with suppress(StoreError):
+            return all(map(what, self.app.app.nodes()))
+        return False
+
     def check(self) -> None:
         app = self.app.app
         assert app.count(state="any") == app.count(state="succeeded")
@@ -181,7 +229,18 @@ class Fire:
                 assert causes[max(causes)] == "returned"
                 repeated = [causes[n] for n in attempts if n != max(causes)]
                 assert not {"returned", "exception"} & set(repeated), f"job {word} ran again without a reason: {causes}"
+        self._check_late_ends(told)
         self.repeated = sum(len(attempts) > 1 for attempts in runs.values())
+
+
+    def _check_late_ends(self, told: Sequence[Sequence[str]]) -> None:
+        """Of jobs that had returned below a node that was buried: it had their ends in its hands when it woke up."""
+        late = [(job, int(attempt)) for _, job, attempt, pid, _ in told if pid in self._outlived]
+        causes = {(job, one.number): one.cause for job, _ in late for one in self.app.app.job(int(job)).attempts}
+        self.late = sum(causes[one] != "returned" for one in late)
+        assert self.late > 0, "no node has woken up with ends that were not its own any more"
+        for node in self._started:
+            assert "refuses what this node writes" not in node.log, "a late end was taken for a good one"
 
 
 class Producer:
@@ -292,9 +351,9 @@ def pause_worker(fire: Fire) -> bool:
 
 
 def pause_node(fire: Fire) -> bool:
-    """Its guard is awake, and ends what runs below it."""
+    """Its workers go on, until its guard ends them: when it wakes up it has results of what others run by then."""
     node = fire.random.choice(fire.nodes)
-    return bool(workers(node)) and _pause(fire, [node.pid])
+    return bool(workers(node)) and fire.outlive(node)
 
 
 def freeze_node(fire: Fire) -> bool:

@@ -85,7 +85,8 @@ def play(site: Site, folder: Path, seed: int, jobs: int, faults: int) -> None:
     fire.check()
     assert fire.hits.keys() == site.kinds.keys()
     assert fire.repeated > 0   # the faults have hit somebody
-    print(f"seed {seed}: {jobs} jobs, {fire.hits.total()} faults, {fire.repeated} jobs ran again")
+    told = f"{fire.repeated} jobs ran again, {fire.late} ended too late"
+    print(f"seed {seed}: {jobs} jobs, {fire.hits.total()} faults, {told}")
 
 
 @EACH

@@ -7,6 +7,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,10 @@ import psycopg
 import pytest
 from tests.chaos.fire import Disk, Producer, load
 from tests.server import a_server
+from tests.storage.builders import one
 from tests.support import eventually, lines, sqlite_url
 
-from genba.errors import StoreUnreachable
+from genba.errors import StoreError, StoreUnreachable
 from genba.storage import sqlite, turns
 
 
@@ -165,3 +167,17 @@ def test_a_producer_paused_with_row_locks_holds_up_only_who_wants_the_same_row(a
     assert [job.created for job in made] == [False]
     assert app.app.count(state="any") == 2
     assert app.app.verify().faults == []
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("engine", ["postgres"])
+def test_the_rows_of_one_who_is_suspended_in_a_transaction_of_ours_are_free_in_ten_seconds(store, url):
+    one(store)
+    with psycopg.connect(url) as other, suppress(StoreError), store._db.transaction() as tx:
+        tx.select("SELECT id FROM genba.job FOR UPDATE")
+        began = time.monotonic()
+        assert other.execute("SELECT id FROM genba.job FOR UPDATE").fetchall()
+        took = time.monotonic() - began
+
+    assert took < 12
+    print(f"the rows were free after {took:.1f} s")

@@ -28,7 +28,7 @@ AGE_OF_IDS = 60.0  # seconds; then what is left of a block is thrown away, so th
 SESSION = {
     "statement_timeout": "10s",
     "lock_timeout": "5s",
-    "idle_in_transaction_session_timeout": "60s",
+    "idle_in_transaction_session_timeout": "10s",  # one that is suspended keeps its own row locked, and others bury it
     "enable_seqscan": "off",
     "enable_hashjoin": "off",
     "enable_mergejoin": "off",
@@ -286,6 +286,7 @@ class PostgresDatabase:
         with self._connection() as conn, _without_limit(conn), conn.transaction():
             conn.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
             conn.execute("SET LOCAL statement_timeout = 0")  # all there is may be much
+            conn.execute("SET LOCAL idle_in_transaction_session_timeout = '60s'")  # and whoever reads it may be slow
             for way in ("seqscan", "hashjoin", "mergejoin"):
                 conn.execute(f"SET LOCAL enable_{way} = on")
             yield Snapshot(conn, self)
