@@ -73,7 +73,7 @@ def run(settings: NodeSettings, reread: Callable[[], NodeSettings] | None = None
     if sys.platform != "linux":
         raise GenbaError(f"a node needs Linux (this is {sys.platform}); enqueueing and asking work everywhere")
     gc.freeze()
-    gc.set_threshold(20_000, 20, 20)  # thousands of jobs come and go here, and none refers to itself
+    gc.set_threshold(200_000, 20, 20)  # thousands of jobs come and go here, and none refers to itself
     while True:
         node = Node(settings, reread)
         try:
