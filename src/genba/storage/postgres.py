@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import repeat
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
 from genba.domain.clock import Clock
-from genba.errors import StoreError, StoreUnreachable
+from genba.errors import BadOption, StoreError, StoreUnreachable
 from genba.storage.arrays import BytesColumn, IntColumn, TextColumn, register
 from genba.storage.database import PARAMETER, TABLES, AnswerLost, Home, Query, Row, Step
 from genba.storage.deadline import deadlined
@@ -71,7 +71,7 @@ class Tx:
         clock = self._database.clock
         if clock is not None:
             values = {**values, "now": clock.now(), "boot": clock.boot()}
-        return self._cursor.execute(text, values, prepare=True)
+        return self._cursor.execute(text, values, prepare=not self._database.pooled)
 
     def send(self, name: str, values: Mapping[str, Any]) -> Any:
         """In a pipeline: a cursor that will have the answer; None if this engine has nothing to ask."""
@@ -188,7 +188,7 @@ class PostgresDatabase:
         self.literal_cursor = psycopg.ClientCursor
         self.queries = {name: _translated(query, clock is not None) for name, query in queries.items()}
         self.clock = clock  # None: the server's; a test moves its own
-        self._url = url
+        self._url, self.pooled = _without_pooler(url)
         self._idle: list[Any] = []
         self._lent: list[Any] = []  # idle too, but for joint transactions, where the user's statements run
         self._blocks: list[range] = []
@@ -211,7 +211,8 @@ class PostgresDatabase:
 
     def _deadlines(self) -> dict[str, Any]:
         given = self._psycopg.conninfo.conninfo_to_dict(self._url)
-        return {name: value for name, value in DEADLINES.items() if name not in given}
+        unwanted = {*given, "options"} if self.pooled else given  # nobody's session, nobody's settings
+        return {name: value for name, value in DEADLINES.items() if name not in unwanted}
 
     def _own(self) -> None:
         """In a forked child: forget what belongs to the parent."""
@@ -307,10 +308,12 @@ class PostgresDatabase:
         self._own()
         conn = self._rested(self._lent)
         if conn is None:
-            conn = self.connect(options=" ".join(f"-c {name}={value}" for name, value in LENT.items()))
+            lent = "" if self.pooled else " ".join(f"-c {name}={value}" for name, value in LENT.items())
+            conn = self.connect(**({"options": lent} if lent else {}))
         try:
             conn.row_factory, conn.limit = self.tuples, None  # the user's statements take as long as they take
-            conn.execute("RESET ALL")  # what the last user has set
+            if not self.pooled:
+                conn.execute("RESET ALL")  # what the last user has set
             return Joint(self, conn)
         except self._psycopg.Error as error:
             conn.close()
@@ -335,7 +338,7 @@ class PostgresDatabase:
                 self._blocks_until = now + AGE_OF_IDS if not held else self._blocks_until
                 steps = -(-(count - held) // BLOCK)
                 got = cursor.execute(
-                    "SELECT nextval('genba.job_id') FROM generate_series(1, %s)", (steps,), prepare=True
+                    "SELECT nextval('genba.job_id') FROM generate_series(1, %s)", (steps,), prepare=not self.pooled
                 ).fetchall()
                 self._blocks += [range(start, start + BLOCK) for (start,) in sorted(got)]
             ids: list[int] = []
@@ -477,6 +480,19 @@ class Migrating:
         if not self._conn.execute(rest).fetchone():
             self._conn.execute("DROP SCHEMA genba")
         return [f"genba.{name}" for name in (*tables, *sequences)]
+
+
+def _without_pooler(url: str) -> tuple[str, bool]:
+    """The URL as the driver knows it, and whether a pooler lends us a session for each transaction only."""
+    parts = urlsplit(url)
+    said = parse_qsl(parts.query, keep_blank_values=True)
+    modes = [value for name, value in said if name == "pooler"]
+    if not modes:
+        return url, False
+    if modes != ["transaction"]:
+        raise BadOption(f"pooler={modes[-1]} is not known: pooler=transaction, or none for a pooler in session mode")
+    rest = "&".join(part for part in parts.query.split("&") if not part.startswith("pooler="))
+    return urlunsplit(parts._replace(query=rest)), True
 
 
 def masked(url: str) -> str:

@@ -77,6 +77,8 @@ def open_store(
         return Store(database, FilePresence(place.path), FileBells(place.path), namespace, lease, clock)
     if parts.scheme in ("postgresql", "postgres"):
         server = PostgresDatabase(url, _queries("postgres"), clock)
+        if server.pooled:  # neither LISTEN nor a lock of a session outlives a transaction: all look by themselves
+            return Store(server, FilePresence(None), FileBells(None), namespace, lease, clock)
         return Store(server, ServerPresence(server), ServerBells(server), namespace, lease, clock)
     raise BadOption(f"{url!r} is no database URL: use sqlite:///file.db, sqlite:////folder/file.db or postgresql://…")
 
