@@ -26,18 +26,18 @@ import msgspec
 from genba.domain.clock import SystemClock, skew
 from genba.errors import BadOption, GenbaError, StoreError
 from genba.node import actions as do
-from genba.node.arrival import boot_id, join, set_title
+from genba.node.arrival import join, set_title
 from genba.node.bell import Bell
 from genba.node.brain import Brain
 from genba.node.departure import Departure
-from genba.node.desk import ClaimedDedicated, ClaimedJobs, Desk, Ended, Handed, Marked, Refused, Slotted
-from genba.node.doubts import Doubts
-from genba.node.keeper import Commands, DeclaredDead, Disabled, Found, Keeper, Renewed, Work
+from genba.node.desk import ClaimedDedicated, ClaimedJobs, Ended, Handed, Marked, Refused, Slotted
+from genba.node.keeper import Commands, DeclaredDead, Disabled, Found, Renewed, Work
 from genba.node.line import Line
 from genba.node.lines import Lines
 from genba.node.lookout import Lookout
 from genba.node.loud import log_environ, set_up_log, tell_of_ends, words
 from genba.node.machine import use_of
+from genba.node.office import Office
 from genba.node.pool import (
     INCARNATION,
     Changed,
@@ -53,7 +53,6 @@ from genba.node.pool import (
 )
 from genba.node.settings import CHANGEABLE, NodeSettings
 from genba.storage.records import Command, Micros
-from genba.storage.series import Wanted, wanted_schedules
 from genba.storage.store import Store, open_store
 
 if TYPE_CHECKING:
@@ -102,8 +101,7 @@ class Node:
         self._lines = Lines(self._selector)
         self._store: Store | None = None
         self._brain: Brain | None = None
-        self._desks: list[Desk] = []
-        self._keeper: Keeper | None = None
+        self._office: Office | None = None
         self._bell = Bell(self._selector)
         self._lease: Micros = 15 * SECOND
         self._signals: list[int] = []
@@ -145,11 +143,8 @@ class Node:
         if left:
             log.error("%d processes could not be ended", left)
         self._tell_of_workers()
-        for desk in self._desks:
-            desk.finish(10)
-        if self._keeper:
-            self._keeper.finish(10)
-        if self._store and self._keeper:
+        if self._store and self._office:
+            self._office.finish()
             try:
                 if not self._lost_lease:
                     self._store.nodes.leave(self.id)
@@ -223,9 +218,10 @@ class Node:
 
     def _drain(self, hurry: bool) -> None:
         assert self._brain is not None
+        assert self._office is not None
         self._exit = EXIT_OK
         if not self._brain.draining:
-            self._desks[0].add(draining=True)
+            self._office.writer.add(draining=True)
         self._perform(self._brain.on_drain(self._now(), hurry=hurry))
         if self._brain.leave_by is not None:
             self._departure.by(self._brain.leave_by)
@@ -267,8 +263,8 @@ class Node:
 
     def _look_after_children(self, again: bool) -> None:
         """The keeper knows when to wake up next; a retry may be due before that."""
-        if self._store and self._keeper and (again or self._store.children_wait):
-            self._keeper.poke()
+        if self._store and self._office and (again or self._store.children_wait):
+            self._office.keeper.poke()
 
     def _on_renewed(self, sent: Micros, wall: Micros, draining: bool) -> None:
         brain = self._brain
@@ -277,8 +273,8 @@ class Node:
         brain.on_renewed(sent, self._lease)
         brain.delta = wall - now
         brain.skew = skew(wall, self._clock.now(), now - sent)
-        for desk in self._desks:
-            desk.rung()  # a lost bell must not keep producers from ringing again
+        assert self._office is not None
+        self._office.rung()  # a lost bell must not keep producers from ringing again
         if draining and not brain.draining:
             self._drain(False)
 
@@ -302,13 +298,12 @@ class Node:
     def _on_bell(self) -> None:
         assert self._store is not None
         assert self._brain is not None
-        assert self._keeper is not None
+        assert self._office is not None
         self._store.presence.drain()
         self._bell.follow(self._store.presence)
-        for desk in self._desks:
-            desk.rung()
+        self._office.rung()
         self._perform(self._brain.on_ring(self._now()))
-        self._keeper.poke()  # after the claim is on its way
+        self._office.keeper.poke()  # after the claim is on its way
 
     def _read_line(self, line: Line) -> None:
         assert self._brain is not None
@@ -419,7 +414,7 @@ class Node:
         if self._brain is not None:
             self._brain.workers_fork = workers_fork
             self._brain.conditions = contents.get("conditions", ())
-            self._adopt(contents["tasks"], wanted_schedules(contents), contents.get("conditions", ()))
+            self._adopt(contents)
             self._perform(self._brain.on_zygote(self._now()))
             return
         self._lease = int(contents["lease"])
@@ -434,32 +429,12 @@ class Node:
         brain.workers_fork = workers_fork
         brain.conditions = contents.get("conditions", ())
         meter = self._port.meter if self._port else None
-        doubts = Doubts(self._clock)
-        desks = ("writer", "second", "claimer") if store.lanes > 1 else ("writer",)
-        self._desks = [Desk(name, store, self.id, tasks, doubts, self._post, meter) for name in desks]
-        self._keeper = Keeper(
-            store,
-            self.id,
-            lease=self._lease,
-            poll=self.settings.poll,
-            queues=list(self.settings.queues),
-            tasks=tasks,
-            conditions=contents.get("conditions", ()),
-            keep={task["name"]: task.get("keep") for task in contents["tasks"]},
-            keep_events=contents["keep_events"],
-            max_events=contents["max_events"],
-            schedules=wanted_schedules(contents),
-            boot_id=boot_id() if store.lanes == 1 else None,
-            clock=self._clock,
-            doubts=doubts,
-            post=self._post,
-        )
+        self._office = Office(store, self.id, self.settings, contents, self._clock, self._post, meter)
         if self._port:
             brain.count_with(self._port.meter)
             self._port.joined(store, self._lease, self.settings)
         brain.delta = store.now() - self._now()
-        for thread in (*self._desks, self._keeper):
-            thread.start()
+        self._office.start()
         self._beat()
         log.info(
             "node %s is ready: %d tasks, queues %s, up to %d workers",
@@ -482,20 +457,16 @@ class Node:
             elif self._pool.forks:
                 log.warning("the app starts threads at import (%s): a lock they hold stays locked in workers", names)
 
-    def _adopt(
-        self, tasks: Sequence[dict[str, Any]], schedules: Sequence[Wanted], conditions: Sequence[str]
-    ) -> None:
+    def _adopt(self, contents: dict[str, Any]) -> None:
         """A zygote that has imported the app again may know other tasks."""
         assert self._brain is not None
-        assert self._keeper is not None
-        names = sorted(task["name"] for task in tasks)
-        self._keeper.serve(tasks, schedules, conditions)
-        self._brain.concurrency = _concurrency(tasks)
+        assert self._office is not None
+        self._office.serve(contents)
+        self._brain.concurrency = _concurrency(contents["tasks"])
+        names = sorted(task["name"] for task in contents["tasks"])
         if names != self._brain.tasks:
             log.info("the app has %d tasks now", len(names))
             self._brain.tasks = names
-            for desk in self._desks:
-                desk.serve(names)
 
     def _join(self, store: Store, contents: dict[str, Any]) -> None:
         store.presence.appear(self.id)
@@ -527,11 +498,11 @@ class Node:
             self._look_around(now)
         if self._store is not None:
             self._bell.follow(self._store.presence)
-        for thread in (*self._desks, self._keeper):
-            if thread is not None and not thread.is_alive():
-                log.critical("thread %s has died; this node ends, and its jobs go to others", thread.name)
-                self._exit, self._over = EXIT_FAILED, True
-        written = all(desk.clear for desk in self._desks) and not self._inbox
+        assert self._office is not None
+        for name in self._office.dead():
+            log.critical("thread %s has died; this node ends, and its jobs go to others", name)
+            self._exit, self._over = EXIT_FAILED, True
+        written = self._office.clear and not self._inbox
         if brain.draining and brain.empty and brain.deserted and written:
             self._over = True
 
@@ -541,15 +512,15 @@ class Node:
         turned = self._lookout.look(self.settings.gate, now)
         if turned is not None:
             self._perform(self._brain.on_gate(turned, now))
-        if self._port and self._keeper:
-            self._port.note(self._brain, self._keeper, self._lookout.closed)
+        if self._port and self._office:
+            self._port.note(self._brain, self._office.keeper, self._lookout.closed)
         self._tell_of_workers()
 
     def _tell_of_workers(self) -> None:
-        if self._desks:
+        if self._office:
             told = self._lookout.told()
             if told:
-                self._desks[0].add(events=told)
+                self._office.writer.add(events=told)
 
     def _read_settings_again(self) -> None:
         if self._reread is None:
@@ -572,7 +543,8 @@ class Node:
         self.settings = changed
         log.info("now a %s pool, min %d, max %d", changed.pool, changed.min, changed.max)
         if self._brain:
-            self._desks[0].add(slots=changed.slots)
+            assert self._office is not None
+            self._office.writer.add(slots=changed.slots)
             self._perform(self._brain.on_settings(changed, self._now()))
 
     def _beat(self) -> None:
@@ -584,8 +556,8 @@ class Node:
 
     def _perform(self, actions: list[do.Action]) -> None:
         assert self._brain is not None
-        writer, claimer = self._desks[0], self._desks[-1]
-        writers = self._desks[:-1] or self._desks  # a server ends more jobs on two connections than on one
+        assert self._office is not None
+        writer, claimer = self._office.writer, self._office.claimer
         if self.settings.debug:
             for told in (told for action in actions for told in words(action)):
                 log.debug("%s", told)
@@ -608,7 +580,7 @@ class Node:
                 case do.Opened(key):
                     writer.add(opened=[key])
                 case do.Succeed(ended):
-                    min(writers, key=Desk.load).add(succeeded=ended)
+                    self._office.finisher.add(succeeded=ended)
                 case do.Claim(wants, only):
                     claimer.add(wants=wants, only=only)
                 case do.ClaimDedicated(queues, count):
