@@ -108,7 +108,7 @@ def _transactions(seen: Vitals) -> Iterator[Finding]:
 
 def _hearing(seen: Vitals) -> Iterator[Finding]:
     if not seen.echo:
-        todo = "connect to the server, or to a pooler in session mode; until then nodes look once a second"
+        todo = "connect to the server, or say ?pooler=transaction in its URL; nodes look once a second then"
         yield Finding("listener", True, "NOTIFY does not arrive through this connection", todo)
     for node in seen.nodes:
         if node.id in seen.deaf:

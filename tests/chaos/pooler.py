@@ -47,11 +47,13 @@ class Stream:
 
 
 class Pooler:
-    def __init__(self, url: str, sessions: int = 3) -> None:
+    def __init__(self, url: str, sessions: int = 3, *, strict: bool = True, said: bool = True) -> None:
+        """`strict`: it refuses our session settings, as PgBouncer does; else it ignores them."""
         parts = urlsplit(url)
         asked = parse_qs(parts.query)
         self._target = f"{asked['host'][0]}/.s.PGSQL.{asked.get('port', ['5432'])[0]}"
         self._database = parts.path[1:]
+        self._strict = strict
         self._random = random.Random(1)
         self._free: list[Stream] = []
         self._freed = threading.Condition()
@@ -61,7 +63,7 @@ class Pooler:
             self._free.append(self._session())
         self._listening = socket.create_server(("127.0.0.1", 0))
         port = self._listening.getsockname()[1]
-        self.url = f"postgresql://postgres@127.0.0.1:{port}/{self._database}?pooler=transaction"
+        self.url = f"postgresql://postgres@127.0.0.1:{port}/{self._database}" + "?pooler=transaction" * said
         threading.Thread(target=self._run, name="pooler", daemon=True).start()
 
     def _session(self) -> Stream:
@@ -92,7 +94,7 @@ class Pooler:
                 client.sendall(b"N")
             elif code == _CANCEL:
                 return False
-            elif b"options" in words[::2]:
+            elif self._strict and b"options" in words[::2]:
                 told = b"SFATAL\0C08P01\0Munsupported startup parameter: options\0\0"
                 client.sendall(b"E" + _length.pack(len(told) + 4) + told)
                 return False

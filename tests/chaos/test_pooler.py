@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import closing
 
 import psycopg
 import pytest
@@ -12,6 +13,7 @@ from tests.support import eventually, load_jobs
 
 from genba import Genba
 from genba.errors import BadOption
+from genba.storage.store import open_store
 
 pytestmark = pytest.mark.parametrize("engine", ["postgres"])
 
@@ -78,6 +80,28 @@ def test_behind_a_pooler_the_jobs_of_a_killed_node_are_taken_over_after_its_leas
     assert job.refresh().state == "succeeded"
     assert pooled.app.verify().faults == []
     print(f"with a lease of 2 s it was declared dead after {took:.1f} s")
+
+
+@pytest.mark.parametrize("strict", [True, False], ids=["refuses settings", "ignores settings"])
+def test_a_pooler_of_which_nobody_has_spoken_is_found(url, tmp_path, start_node, strict):
+    pooler = Pooler(url, strict=strict, said=False)
+    module = load_jobs(pooler.url, tmp_path)
+    try:
+        node = start_node("jobs:app", pooler.url, "--max", "2")
+        module.app.enqueue_many([module.add.call(n) for n in range(50)]).wait(timeout=60)
+        assert [module.add.enqueue(n).result(timeout=60) for n in range(5)] == [n + 1 for n in range(5)]
+        assert module.app.verify().faults == []
+        assert node.log.count("behind a pooler nobody can wake a node") == 1
+        assert "listener" in {found.kind for found in module.app.doctor()}
+    finally:
+        module.app.close()
+        pooler.close()
+
+
+def test_without_a_pooler_none_is_found(url):
+    with closing(open_store(url)) as store:
+        store.install()
+        assert not store.pooler_found
 
 
 def test_another_mode_of_a_pooler_is_refused(url):

@@ -420,6 +420,9 @@ class Node:
         self._lease = int(contents["lease"])
         self._store = store = open_store(contents["url"], namespace=contents["namespace"])
         store.install()
+        if store.pooler_found:
+            every = self.settings.poll / SECOND
+            log.warning("behind a pooler nobody can wake a node: looking for work every %g s", every)
         store.events.node = self.id
         set_title(f"genba-{contents['namespace']}: /node[{os.getpid()}] {self.settings.name}")
         tasks = [task["name"] for task in contents["tasks"]]

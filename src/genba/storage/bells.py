@@ -120,7 +120,7 @@ def _opened(folder: Path) -> Any:
 
 
 class _Silent:
-    """For a database in memory: nobody else is there who could ring."""
+    """For a database in memory, or behind a pooler: nobody can ring."""
 
     def fileno(self) -> int:
         return -1
@@ -158,21 +158,26 @@ class _FileBell:
 
 
 class ServerBells:
-    """A session of its own on the server: an advisory lock, and LISTEN."""
+    """A session of its own on the server: an advisory lock, and LISTEN; silence if a pooler lends sessions."""
 
     def __init__(self, database: PostgresDatabase) -> None:
         self._db = database
 
     def hang(self, id: int) -> Bell:
-        return _ServerBell(self._db, id)
+        conn = self._db.connect()
+        if self._db.pooled:
+            conn.close()
+            return _Silent()
+        return _ServerBell(self._db, id, conn)
 
     def ring(self, ids: Iterable[int]) -> None:
         with self._db.statement() as tx:
-            tx.all("ring_bells", bells=tx.numbers(list(ids)))
+            if not self._db.pooled:
+                tx.all("ring_bells", bells=tx.numbers(list(ids)))
 
     def gone(self, id: int) -> bool:
         with self._db.statement() as tx:
-            return tx.one("session_lock", high=id >> 32, low=id & 0xFFFFFFFF) is None
+            return not self._db.pooled and tx.one("session_lock", high=id >> 32, low=id & 0xFFFFFFFF) is None
 
     def take_down(self, id: int) -> None:
         pass
@@ -182,14 +187,13 @@ class ServerBells:
 
 
 class _ServerBell:
-    def __init__(self, database: PostgresDatabase, id: int) -> None:
+    def __init__(self, database: PostgresDatabase, id: int, conn: Any) -> None:
         self._db = database
         self._id = id
         self._conn: Any = None
-        self._open()
+        self._open(conn)
 
-    def _open(self) -> None:
-        conn = self._db.connect()
+    def _open(self, conn: Any) -> None:
         conn.execute("SELECT pg_try_advisory_lock(%s::bigint)", (self._id,))
         conn.execute(f'LISTEN "genba_{int(self._id)}"')
         self._conn = conn
@@ -205,7 +209,7 @@ class _ServerBell:
                 return
         except self._db.errors:
             self._conn.close()
-        self._open()
+        self._open(self._db.connect())
 
     def close(self) -> None:
         self._conn.close()

@@ -137,6 +137,11 @@ class Database(Protocol):
         """How many writers gain from writing at once: with one, a finish and the next claim share a commit."""
         ...
 
+    @property
+    def pooler_found(self) -> bool:
+        """Nobody has said that there is a pooler, and there is one."""
+        ...
+
     def transaction(self) -> AbstractContextManager[Tx]:
         """All or nothing, durable when the block is left."""
         ...

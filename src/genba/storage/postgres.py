@@ -53,6 +53,7 @@ LENT = {
 SEQUENCES = ("job_id", "token")
 PREPARED = 400  # statements that stay prepared on a connection: all that we have, and the sizes of claims
 MIGRATION_LOCK = 0x67656E6261  # "genba"
+_UNKNOWN = "unsupported startup parameter"  # what PgBouncer says to our settings
 
 
 class Tx:
@@ -188,7 +189,8 @@ class PostgresDatabase:
         self.literal_cursor = psycopg.ClientCursor
         self.queries = {name: _translated(query, clock is not None) for name, query in queries.items()}
         self.clock = clock  # None: the server's; a test moves its own
-        self._url, self.pooled = _without_pooler(url)
+        self._url, self._pooler = _without_pooler(url)
+        self.pooler_found = False  # nobody has said so
         self._idle: list[Any] = []
         self._lent: list[Any] = []  # idle too, but for joint transactions, where the user's statements run
         self._blocks: list[range] = []
@@ -198,15 +200,28 @@ class PostgresDatabase:
         self._inherited: list[Any] = []  # a child must never close what its parent opened
         self._closed = False  # what is used all the same is closed after its use
 
+    @property
+    def pooled(self) -> bool:
+        """A pooler lends us a session of the server for one transaction at a time."""
+        return self._pooler == "transaction"
+
     def connect(self, **settings: Any) -> Any:
         """A new connection of its own, with deadlines on everything."""
-        deadlines = {**self._deadlines(), **settings}
         try:
-            conn = self._connections.connect(self._url, autocommit=True, **deadlines)
+            conn = self._connections.connect(self._url, autocommit=True, **{**self._deadlines(), **settings})
         except self._psycopg.Error as error:
+            if self._pooler is None and _UNKNOWN in str(error):
+                self._pooler, self.pooler_found = "transaction", True
+                settings.pop("options", None)
+                return self.connect(**settings)
             raise StoreUnreachable(f"cannot reach {masked(self._url)}: {str(error).strip()}") from error
         conn.prepared_max = PREPARED
         register(conn.adapters)
+        if self._pooler is None:
+            self.pooler_found = _is_lent(conn)
+            self._pooler = "transaction" if self.pooler_found else "none"
+        if self.pooled:
+            conn.prepare_threshold = None
         return conn
 
     def _deadlines(self) -> dict[str, Any]:
@@ -482,17 +497,22 @@ class Migrating:
         return [f"genba.{name}" for name in (*tables, *sequences)]
 
 
-def _without_pooler(url: str) -> tuple[str, bool]:
-    """The URL as the driver knows it, and whether a pooler lends us a session for each transaction only."""
+def _without_pooler(url: str) -> tuple[str, str | None]:
+    """The URL as the driver knows it, and what it says of a pooler; None: nothing."""
     parts = urlsplit(url)
-    said = parse_qsl(parts.query, keep_blank_values=True)
-    modes = [value for name, value in said if name == "pooler"]
+    modes = [value for name, value in parse_qsl(parts.query, keep_blank_values=True) if name == "pooler"]
     if not modes:
-        return url, False
-    if modes != ["transaction"]:
-        raise BadOption(f"pooler={modes[-1]} is not known: pooler=transaction, or none for a pooler in session mode")
+        return url, None
+    if modes[-1] not in ("transaction", "session"):
+        raise BadOption(f"pooler={modes[-1]} is not known: pooler=transaction or pooler=session")
     rest = "&".join(part for part in parts.query.split("&") if not part.startswith("pooler="))
-    return urlunsplit(parts._replace(query=rest)), True
+    return urlunsplit(parts._replace(query=rest)), modes[-1]
+
+
+def _is_lent(conn: Any) -> bool:
+    """Whether we talk to other sessions than the one that greeted us: a pooler is in between."""
+    ours = {conn.execute("SELECT pg_backend_pid()", prepare=False).fetchone()[0] for _ in range(4)}
+    return ours != {conn.info.backend_pid}
 
 
 def masked(url: str) -> str:

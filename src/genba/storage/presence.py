@@ -191,7 +191,10 @@ class FilePresence:
 
 
 class ServerPresence:
-    """A session of its own on the server: an advisory lock, and LISTEN on the node's channel."""
+    """A session of its own on the server: an advisory lock, and LISTEN on the node's channel.
+
+    Behind a pooler in transaction mode neither outlives a transaction: there are no hints, and all look by themselves.
+    """
 
     def __init__(self, database: PostgresDatabase) -> None:
         self._db = database
@@ -200,7 +203,11 @@ class ServerPresence:
 
     def appear(self, node: int) -> None:
         self._node = node
-        self._conn = self._db.connect()
+        conn = self._db.connect()
+        if self._db.pooled:
+            conn.close()
+            return
+        self._conn = conn
         self._conn.execute("SELECT pg_advisory_lock(%s::bigint)", (node,))
         self._conn.execute(f'LISTEN "genba_{int(node)}"')
 
@@ -233,14 +240,18 @@ class ServerPresence:
 
     def gone(self, node: NodeRecord) -> bool:
         with self._db.statement() as tx:
-            return tx.one("session_lock", high=node.id >> 32, low=node.id & 0xFFFFFFFF) is None
+            lock = {"high": node.id >> 32, "low": node.id & 0xFFFFFFFF}
+            return not self._db.pooled and tx.one("session_lock", **lock) is None
 
     def deaf(self, node: NodeRecord) -> bool:
         return self.gone(node)  # who has lost the session of its lock hears nothing there either
 
     def echo(self) -> bool:
-        """A pooler in transaction mode lends the session that listens to somebody else."""
+        """A pooler in transaction mode lends the session that listens to somebody else; who says so is not told."""
         conn = self._db.connect()
+        if self._db.pooled:
+            conn.close()
+            return not self._db.pooler_found
         try:
             channel = f"genba_echo_{os.getpid()}"
             conn.execute(f'LISTEN "{channel}"')
@@ -251,10 +262,14 @@ class ServerPresence:
             conn.close()
 
     def ring(self, namespace: str, queue: str | None, jobs: int = 1) -> None:
+        if self._db.pooled:
+            return
         with self._db.statement() as tx:
             tx.all("feed", namespace=namespace, queue=f'"{queue}"' if queue else "", jobs=jobs)
 
     def knock(self, node: int) -> None:
+        if self._db.pooled:
+            return
         with self._db.statement() as tx:
             tx.all("knock", node=node)
 

@@ -263,6 +263,7 @@ class StandardLibrary:
 class SqliteDatabase:
     dialect = "sqlite"
     lanes = 1
+    pooler_found = False
 
     def __init__(self, place: Place, queries: Mapping[str, Query], clock: Clock) -> None:
         self.queries = {name: _translated(query) for name, query in queries.items()}

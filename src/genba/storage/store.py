@@ -77,8 +77,6 @@ def open_store(
         return Store(database, FilePresence(place.path), FileBells(place.path), namespace, lease, clock)
     if parts.scheme in ("postgresql", "postgres"):
         server = PostgresDatabase(url, _queries("postgres"), clock)
-        if server.pooled:  # neither LISTEN nor a lock of a session outlives a transaction: all look by themselves
-            return Store(server, FilePresence(None), FileBells(None), namespace, lease, clock)
         return Store(server, ServerPresence(server), ServerBells(server), namespace, lease, clock)
     raise BadOption(f"{url!r} is no database URL: use sqlite:///file.db, sqlite:////folder/file.db or postgresql://…")
 
@@ -148,6 +146,11 @@ class Store:
     @property
     def lanes(self) -> int:
         return self._db.lanes
+
+    @property
+    def pooler_found(self) -> bool:
+        """There is one in transaction mode in between, of which the URL says nothing; known after the first call."""
+        return self._db.pooler_found
 
     def install(self) -> None:
         """Make the schema current; safe when many processes do it at once, and cheap when it is."""
