@@ -40,6 +40,18 @@ def pytest_configure(config: pytest.Config) -> None:
     hypothesis.settings.load_profile("genba")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that compute come among those that wait for processes: one kind after the other leaves cores idle."""
+    files: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        files.setdefault(item.path, []).append(item)
+    waiting = [path for path in files if path.parent.name in _WAIT]
+    computing = [path for path in files if path.parent.name not in _WAIT]
+    places = {path: (i + 1) / len(some) for some in (waiting, computing) for i, path in enumerate(some)}
+    items[:] = [item for path in sorted(files, key=lambda path: places[path]) for item in files[path]]
+
+
+_WAIT = {"acceptance", "chaos", "process"}
 _POSTGRES = os.environ.get("GENBA_TEST_POSTGRES_URL")
 _START = 1_767_225_600_000_000   # 2026-01-01 00:00 UTC
 

@@ -17,7 +17,8 @@ SOURCES = Path(genba.__file__).parent
 MODULES = {"pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle", "jsonpickle", "yaml", "code", "runpy"}
 CALLS = {"eval", "exec", "compile", "__import__", "import_module", "system", "popen", "load_module", "exec_module"}
 REVIEWED = {  # where it is, and what is imported there: never a name out of the database
-    ("worker/zygote.py", "import_module"),  # the app that `genba node start` was given on its command line
+    ("worker/zygote.py", "import_module"),  # a module of ours, before the first fork
+    ("worker/load.py", "import_module"),  # the app that a command was given on its command line
     ("app.py", "import_module"),  # "genba.testing", written out
 }
 
