@@ -205,7 +205,7 @@ def test_usecase_40_a_queue_is_drained_by_workers_that_call_for_others(patterns)
         ticks = app.schedule(name).ticks(500)
         assert len(ticks) >= count + 2
         assert {tick.skipped for tick in ticks[: len(ticks) - count]} == {f"task {name} is disabled"}
-        assert made_of(app, name) == made[name]
+        assert made_of(app, name) <= made[name]  # events of pruned jobs have lost their task
 
 
 def test_the_example_of_the_schedules_declares_what_it_says(tmp_path):

@@ -173,6 +173,8 @@ class Lending:
                 self._session = None
                 self._pooler.take_back(session, clean=True)
             self._client.end.sendall(message)
+            if over:   # what the session says from now on is for somebody else
+                return
 
 
 def _exactly(end: socket.socket, size: int) -> bytes:
