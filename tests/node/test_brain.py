@@ -416,6 +416,15 @@ def test_after_a_claim_that_found_nothing_it_waits_to_be_rung() -> None:
     assert of(do.Claim, stage.perform(stage.brain.on_ring(stage.now))) == [do.Claim({"default": 1})]
 
 
+def test_who_is_rung_while_it_claims_claims_once_more() -> None:
+    """The answer may be older than what it was rung for."""
+    stage = a_stage()
+    assert of(do.Claim, stage.perform(stage.brain.on_ring(stage.now))) == []
+
+    assert of(do.Claim, stage.claimed()) == [do.Claim({"default": 1})]
+    assert of(do.Claim, stage.claimed()) == []
+
+
 def test_after_a_claim_that_failed_it_asks_again_soon_and_by_itself() -> None:
     stage = a_stage()
     stage.claimed(failed=True)

@@ -26,6 +26,7 @@ class Asking:
         self.closed = False  # by a gate: the machine has enough to do
         self._claiming: tuple[str, ...] = ()  # the queues that are just being asked
         self._claiming_tasks: tuple[str, ...] | None = None
+        self._rung = False  # since the claim went off, whose answer may be older than what came
         self._asked_for_any = False  # the last claim was for whatever waits, not for the seats
         self._dry: set[str] = set()  # queues in which the last claim found nothing
         self._no_company: set[str] = set()  # queues that have nothing more for the seats
@@ -37,13 +38,13 @@ class Asking:
 
     def answered(self, jobs: Sequence[Claimed], now: Micros, *, failed: bool) -> None:
         """To a claim: a queue that gave nothing is asked again when somebody rings."""
-        if not failed:
+        if not (failed or self._rung):
             dry = self._dry if self._claiming_tasks is None else self._no_company
             dry |= set(self._claiming) - {job.queue for job in jobs}
         if len(self._floor.settings.queues) > 1:
             for queue, count in Counter(job.queue for job in jobs).items():
                 self._turns.gave(queue, count, self._weight(queue))
-        self._claiming, self._claiming_tasks = (), None
+        self._claiming, self._claiming_tasks, self._rung = (), None, False
         if failed:
             self._hungry_until = now + SECOND // 2
 
@@ -51,6 +52,7 @@ class Asking:
         self._apart_asked = False
 
     def rung(self) -> None:
+        self._rung = bool(self._claiming)
         self._dry.clear()
         self._no_company.clear()
 
