@@ -8,6 +8,7 @@ halve the next): so before everything that counts, ours or the limit, comes a pa
 from __future__ import annotations
 
 import json
+import os
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -281,6 +282,7 @@ class Bench:
         with self._database(f"backlog of {plan.backlog:,}") as plain:
             self.say(f"{self.engine}: filling a backlog of {plan.backlog:,}")
             ids = _enqueue(plan.backlog)
+            os.sync()  # what it was to write them is not what it is to drain them
             pids: set[int] = set()
             done = 0
             for turn in self._rounds(f"drain over a backlog of {plan.backlog:,}"):
