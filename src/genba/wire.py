@@ -42,6 +42,12 @@ class Job(NamedTuple):
     extra: tuple[Any, ...] | None  # (options, retries, crashes, saved): None when all are as usual
 
 
+TASK, ARGS = Job._fields.index("task"), Job._fields.index("args")
+
+# A Result without its names: what is made for each job should not cost more than it must.
+Told = tuple[int, int, int, bytes | None, int, int, int | None, int, dict[str, Any] | None]
+
+
 class Result(NamedTuple):
     """How one call ended; `at` is the job's place in its bunch."""
 
@@ -103,7 +109,8 @@ _NOTE = struct.Struct("<QddI")
 NOTE_LIMIT = 4000
 _RING = 8192
 _RING_SIZE = 1 << 17
-_SKIP = 0xFFFFFFFF
+_LOW = 0xFFFFFFFF
+_NOTHING, _ARRAY = b"\xc0", b"\xdd"  # of msgpack: nil, and the head of an array with a length of four bytes
 _LOGGED = 4096 // 8  # words of another page: how many bytes the job has written,
 _WAITING, _REFUSED = _LOGGED + 2, _LOGGED + 3  # ... the job that waits for others, and that it must not
 _LOCKED = _LOGGED + 1
@@ -120,6 +127,8 @@ class Slate:
         self._fd = fd
         self._map = mmap.mmap(fd, SIZE, offset=at * SIZE)
         self._words = memoryview(self._map).cast("Q")
+        head = self._words[_HEAD]
+        self._head = head & _LOW, head >> 32  # of the ring, if it is we who write: bytes, and results
 
     @staticmethod
     def create() -> int:
@@ -305,41 +314,38 @@ class Slate:
     def forget_log(self) -> None:
         self._words[_LOGGED] = 0
 
-    # results: a ring that outlives its writer
+    # results: a ring that outlives its writer, one after the other, so that all that is there can be read at once
 
-    def put(self, result: Result) -> bool:
+    def put(self, result: Told) -> bool:
         """False if there is no room: send it by the socket."""
         body = _encoder.encode(result)
-        head, tail = self._words[_HEAD], self._words[_TAIL]
-        need = 4 + len(body)
-        at = head % _RING_SIZE
-        if at + need + 4 > _RING_SIZE:  # not enough up to the end: leave a mark and begin anew
+        size = len(body)
+        head, count = self._head
+        room = _RING_SIZE - (head - self._words[_TAIL] & _LOW)
+        at = head & _RING_SIZE - 1
+        if at + size > _RING_SIZE:  # not enough up to the end: fill that with nothings, and begin anew
             skip = _RING_SIZE - at
-            if head + skip + need - tail > _RING_SIZE:
+            if skip + size > room:
                 return False
-            _length.pack_into(self._map, _RING + at, _SKIP)
-            head += skip
-            at = 0
-        elif head + need - tail > _RING_SIZE:
+            self._map[_RING + at : _LOG] = _NOTHING * skip
+            head, count, at = head + skip, count + skip, 0
+        elif size > room:
             return False
-        start = _RING + at
-        _length.pack_into(self._map, start, len(body))
-        self._map[start + 4 : start + need] = body
-        self._words[_HEAD] = head + need
+        self._map[_RING + at : _RING + at + size] = body
+        head, count = self._head = head + size & _LOW, count + 1 & _LOW
+        self._words[_HEAD] = count << 32 | head  # in one store: whoever dies leaves both or none
         return True
 
     def take(self) -> list[list[Any]]:
         """All results that are there."""
         head, tail = self._words[_HEAD], self._words[_TAIL]
-        found = []
-        while tail < head:
-            at = tail % _RING_SIZE
-            (size,) = _length.unpack_from(self._map, _RING + at)
-            if size == _SKIP:
-                tail += _RING_SIZE - at
-                continue
-            start = _RING + at + 4
-            found.append(_decoder.decode(self._map[start : start + size]))
-            tail += 4 + size
-        self._words[_TAIL] = tail
-        return found
+        if head == tail:
+            return []
+        size, count = head - tail & _LOW, (head >> 32) - (tail >> 32) & _LOW
+        start = _RING + tail % _RING_SIZE
+        data, beyond = self._map[start : min(start + size, _LOG)], start + size - _LOG
+        if beyond > 0:
+            data += self._map[_RING : _RING + beyond]
+        found: list[Any] = _decoder.decode(_ARRAY + count.to_bytes(4) + data)
+        self._words[_TAIL] = head
+        return found if beyond <= 0 else [each for each in found if each is not None]

@@ -423,7 +423,7 @@ class SimNode(Process):
                     self._perform(brain.on_claimed_dedicated(jobs, claim, now))
                 case Refused(lost):
                     self._perform(brain.on_unmatched(lost, now))
-                case Ended(_, again):
+                case Ended(again):
                     if again or self.store.children_wait:
                         self._wake_keeper(0)
                 case Marked(ours, lost):

@@ -261,14 +261,19 @@ class Brain:
 
     def _take_in(self, jobs: Sequence[Claimed], claim: int, now: Micros) -> list[Action]:
         unfit: list[Ending] = []
+        floor = self._floor
+        in_company, ready = bool(floor.concurrency), floor.ready
         for job in jobs:
+            if job.options is None and not (job.losses or in_company):  # as most are
+                ready.append(Held(job, claim, None))
+                continue
             options = read_options(job.options)
             held = Held(job, claim, options)
             if options is UNREADABLE:
                 end = End(cause=Cause.EXCEPTION, started=False, wants="hold", reason="its options cannot be read")
-                unfit.append(unhappened(self._floor.ending(held, end, now)))
+                unfit.append(unhappened(floor.ending(held, end, now)))
             else:
-                self._floor.pile_of(held).append(held)
+                floor.pile_of(held).append(held)
         done: list[Action] = [Finish(unfit)] if unfit else []
         return done + self._flow(now)
 

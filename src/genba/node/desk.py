@@ -50,9 +50,8 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """These endings are written, or were not ours to write; `again`: some of them come back at a moment."""
+    """Endings are written, or were not ours to write; `again`: some of them come back at a moment."""
 
-    ids: list[JobId]
     again: bool = False
 
 
@@ -289,16 +288,14 @@ class Desk(threading.Thread):
             self._exchange(pile)
         if pile.ended:
             self._store.end(self._node, pile.ended)
-            ids = [ending.id for ending in pile.ended]
             again = any(ending.put_off for ending in pile.ended)
             pile.ended = []
-            self._post(Ended(ids, again))
+            self._post(Ended(again))
             self._hand_on()
         if pile.answers:
             self._store.questions.answered(self._node, pile.answers)
-            parked = [answer.ending.id for answer in pile.answers]
             pile.answers = []
-            self._post(Ended(parked, again=True))
+            self._post(Ended(again=True))
         if pile.wanted:
             got = self._store.questions.take(self._node, pile.wanted)
             ids = [one.answer.ending.id for one in pile.wanted]
@@ -358,9 +355,8 @@ class Desk(threading.Thread):
         if pile.succeeded:
             matched, jobs = self._store.exchange(self._node, claim, pile.succeeded, pile.wants, tasks)
             lost = [] if len(matched) == len(pile.succeeded) else [s for s in pile.succeeded if s.id not in matched]
-            ids = [one.id for one in pile.succeeded]
             pile.succeeded = []
-            self._post(Refused(lost) if lost else Ended(ids))
+            self._post(Refused(lost) if lost else Ended())
             self._hand_on()
         elif pile.wants:
             jobs = self._store.claim(self._node, claim, pile.wants, tasks)

@@ -145,8 +145,6 @@ class Floor:
         return [Finish(endings)] if endings else []
 
     def pile_of(self, held: Held) -> deque[Held]:
-        if held.snapshot is None and not self.concurrency:  # as most are
-            return self.single if held.job.losses else self.ready
         if held.curious:
             return self.unasked
         if held.dedicated:

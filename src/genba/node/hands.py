@@ -10,6 +10,8 @@ from genba.options import Snapshot
 from genba.storage.records import Claimed, Micros
 from genba.storage.verdicts import PLAIN
 
+_new = tuple.__new__  # a NamedTuple without a call of its Python constructor
+
 
 class Use(NamedTuple):
     """What a worker and all below it take."""
@@ -87,7 +89,7 @@ class Held:
         job = self.job
         usual = job.options is None and not job.retries and not job.crashes and job.saved is None
         extra = None if usual else (job.options, job.retries, job.crashes, job.saved)
-        return wire.Job(job.id, job.attempt, self.claim, job.task, job.args, extra)
+        return _new(wire.Job, (job.id, job.attempt, self.claim, job.task, job.args, extra))
 
 
 @dataclass(slots=True)

@@ -242,7 +242,7 @@ class Node:
                     self._perform(brain.on_slots(ours, lost, now))
                 case Refused(lost):
                     self._perform(brain.on_unmatched(lost, now))
-                case Ended(_, again):
+                case Ended(again):
                     self._look_after_children(again)
                 case Marked(ours, lost):
                     brain.on_mark_lost(lost)

@@ -12,9 +12,12 @@ from genba.domain.verdict import End
 from genba.node.actions import Action, Tell
 from genba.node.endings import cause_of_death, headline, text_of
 from genba.node.floor import Floor
-from genba.node.hands import Hand, Held, Sight
+from genba.node.hands import Bunch, Hand, Held, Sight
 from genba.storage.records import Ending, Micros, Success
 
+UNUSUAL = 16  # times the mean: what took longer, and may just have been held up, counts as so long
+
+_new = tuple.__new__  # a NamedTuple without a call of its Python constructor
 _STRAYS = {"strays"}  # all that is told of a call that ended well and left processes behind
 
 
@@ -24,9 +27,13 @@ def take_results(
     """What they say of the jobs in `hand`, which is a seat in `worker` or the worker itself."""
     fine: list[Success] = []
     other: list[Ending] = []
-    skew, mean = floor.skew, floor.mean
+    skew, mean, cancelled, meter = floor.skew, floor.mean, floor.cancelled, floor.meter
+    worker_is_hand = worker is hand
+    came = cpu_told = 0
+    bunch: Bunch | None = None
     for serial, index, outcome, payload, started, ended, cpu, peak, extra in results:
-        bunch = hand.bunches.get(serial)
+        if bunch is None or bunch.serial != serial:
+            bunch = hand.bunches.get(serial)
         held = bunch.jobs[index] if bunch else None
         if bunch is None or held is None:
             continue
@@ -34,54 +41,47 @@ def take_results(
         bunch.left -= 1
         if not bunch.left:
             del hand.bunches[serial]
-        hand.outstanding -= 1
-        hand.slow = False
-        hand.cpu_told += cpu or 0
-        spent = max(1, ended - started)  # the clock may have been set back
-        if worker is hand:
-            mean = mean + (spent - mean) * 0.05 if mean else spent
-        else:
-            worker.outstanding -= 1
-        job = held.job
-        pid = hand.pid
-        if extra is not None and "pid" in extra:  # it had a process of its own
-            pid = extra.pop("pid")
-            extra = extra or None
-        if extra is not None and "strays" in extra and not (held.snapshot and held.snapshot.history == "final"):
-            actions.append(Tell("strays_killed", job.id, {"attempt": job.attempt, "processes": extra["strays"]}))
+        came += 1
+        cpu_told += cpu or 0
+        spent = ended - started
+        if spent < 1:
+            spent = 1  # the clock may have been set back
+        if worker_is_hand:
+            mean = mean + (min(spent, UNUSUAL * mean) - mean) * 0.05 if mean else spent
+        job, snapshot, pid = held.job, held.snapshot, hand.pid
+        if extra is not None:
+            pid = extra.pop("pid", pid)  # it had a process of its own
+            if "strays" in extra and not (snapshot and snapshot.history == "final"):
+                actions.append(Tell("strays_killed", job.id, {"attempt": job.attempt, "processes": extra["strays"]}))
         plain = (
             outcome == wire.RETURNED
-            and (extra is None or extra.keys() == _STRAYS)
-            and not (held.snapshot and (held.snapshot.explicit_outcome or held.snapshot.on_final))
-            and job.id not in floor.cancelled
+            and (not extra or extra.keys() == _STRAYS)
+            and (snapshot is None or not (snapshot.explicit_outcome or snapshot.on_final))
+            and not (cancelled and job.id in cancelled)
         )
-        if floor.meter is not None:
-            floor.meter.ran(job, started + skew, spent, outcome, plain)
+        if meter is not None:
+            meter.ran(job, started + skew, spent, outcome, plain)
         if plain:
-            fine.append(
-                Success(
-                    job.id,
-                    job.attempt,
-                    held.claim,
-                    payload,
-                    job.claimed_at,
-                    started + skew,
-                    ended + skew,
-                    pid,
-                    cpu,
-                    peak,
-                    held.snapshot is not None and held.snapshot.history == "final",
-                    job.buckets is not None,
-                )
-            )
+            quiet = snapshot is not None and snapshot.history == "final"
+            limited = job.buckets is not None
+            began, over = started + skew, ended + skew
+            id, attempt, claim, claimed = job.id, job.attempt, held.claim, job.claimed_at
+            written = id, attempt, claim, payload, claimed, began, over, pid, cpu, peak, quiet, limited
+            fine.append(_new(Success, written))
         elif outcome == wire.APPLIED:
-            floor.cancelled.pop(job.id, None)  # it has written its end itself
+            cancelled.pop(job.id, None)  # it has written its end itself
         else:
-            result = wire.Result(serial, index, outcome, payload, started, ended, cpu, peak, extra)
+            result = wire.Result(serial, index, outcome, payload, started, ended, cpu, peak, extra or None)
             other.append(replace(_other_end(floor, hand, held, result, now), pid=pid))
         if hand.stop is not None and hand.stop.place == wire.place(serial, index):
             hand.stop = None
     floor.mean = mean
+    hand.outstanding -= came
+    if not worker_is_hand:
+        worker.outstanding -= came
+    if came:
+        hand.slow = False
+    hand.cpu_told += cpu_told
     hand.idle_since = worker.idle_since = now
     worker.ended += len(results)
     if not hand.outstanding:

@@ -97,6 +97,10 @@ class Tx(Protocol):
         """The statement for each row, in as few calls as the engine can; gives all rows returned."""
         ...
 
+    def matched(self, name: str, rows: Sequence[Row], /, **values: Any) -> list[Row] | None:
+        """As `batch`, of a statement that returns something for each row that it finds; None: it has found all."""
+        ...
+
     def claim(self, **values: Any) -> Sequence[Sequence[Any]]:
         """The best jobs that may start, leased; in any order."""
         ...

@@ -93,13 +93,22 @@ class Tx:
         return max(0, int(self._execute(self._sql[name], values).rowcount))
 
     def batch(self, name: str, rows: Sequence[Row], /, **values: Any) -> list[Row]:
-        query = self._sql[name]
-        if not rows or not query.text:
+        if not rows or not self._sql[name].text:
             return []
+        done = self._batch(name, rows, values)
+        return done.fetchall() if done.description else []
+
+    def _batch(self, name: str, rows: Sequence[Row], values: dict[str, Any]) -> Any:
+        query = self._sql[name]
         for column, cells in zip(query.columns, zip(*rows, strict=True), strict=True):
             values[column] = _column(cells)
-        done = self._execute(query, values)
-        return done.fetchall() if done.description else []
+        return self._execute(query, values)
+
+    def matched(self, name: str, rows: Sequence[Row], /, **values: Any) -> list[Row] | None:
+        if not rows:
+            return None
+        done = self._batch(name, rows, values)
+        return None if done.rowcount == len(rows) else done.fetchall()
 
     def claim(self, **values: Any) -> Sequence[Sequence[Any]]:
         return self.all("claim", **values)

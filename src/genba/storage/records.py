@@ -111,8 +111,8 @@ class Success(NamedTuple):
     pid: int | None
     cpu: Micros | None
     peak: int | None
-    quiet: bool = False  # of a task that keeps final states only; not a column
-    limited: bool = False  # it may have slots to free; not a column either
+    quiet: bool = False  # of a task that keeps final states only; not written
+    limited: bool = False  # it may have slots to free; not written either
 
     def as_ending(self) -> Ending:
         return Ending(

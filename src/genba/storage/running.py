@@ -21,9 +21,12 @@ if TYPE_CHECKING:
 
 ATTEMPTS, SHORTEN = 100, 20  # of a job that is tried for ever the last hundred are kept, looked at now and then
 REMEMBERED = 10_000
-_WRITTEN = Success._fields.index("quiet")  # the rest is not written
 _UNHAPPY = FINAL - {State.SUCCEEDED}
 _OVER = (*FINAL, "held")  # for the schedule of a job: a held one does not stop the series
+
+
+def _columns(ended: Sequence[Success]) -> dict[str, tuple[Any, ...]]:
+    return dict(zip(Success._fields, zip(*ended, strict=True), strict=True))
 
 
 class Running:
@@ -36,22 +39,24 @@ class Running:
     def succeed(self, tx: Tx, node: int, ended: Sequence[Success]) -> set[JobId]:
         if not ended:
             return set()
-        quiet = any(one.quiet for one in ended)
-        loud = [one[:_WRITTEN] for one in ended if not (quiet and one.quiet)]
-        matched = tx.batch("succeed", loud, node=node)
+        # By columns: thousands a second come through here, and a name looked up in each of them is a tenth of its cost.
+        columns = _columns(ended)
+        quiet = True in columns["quiet"]
+        loud = [one for one in ended if not one.quiet] if quiet else ended
+        matched = tx.matched("succeed", loud, node=node)
         if quiet:
-            matched += tx.batch("succeed_quietly", [one[:_WRITTEN] for one in ended if one.quiet], node=node)
+            matched = [*(one[:2] for one in loud)] if matched is None else matched
+            matched += tx.batch("succeed_quietly", [one for one in ended if one.quiet], node=node)
         runs: set[JobId] = set()
-        if len(matched) < len(ended):
+        if matched is not None and len(matched) < len(ended):
             ours = set(matched)
             runs = self._succeed_runs(tx, node, [one for one in ended if one[:2] not in ours])
             ended = list({one[:2]: one for one in ended if one[:2] in ours}.values())
-            loud = [one[:_WRITTEN] for one in ended if not one.quiet]
             if not ended:
                 return runs
+            loud = [one for one in ended if not one.quiet]
+            columns = _columns(ended)
         tx.batch("succeed_history", loud, node=node)
-        # By columns: thousands a second come through here, and a name looked up in each of them is a tenth of its cost.
-        columns = dict(zip(Success._fields, zip(*ended, strict=True), strict=True))
         ids, attempts, started = columns["id"], columns["attempt"], columns["started"]
         self._look_at_children(tx, "succeeded", ids)
         if quiet or self._told:

@@ -54,15 +54,19 @@ class Tx:
         if not rows or not batch.text:
             return []
         shared = self._bound(values)
-        if batch.wide:
-            return self._wide(batch, rows, shared)
-        return self._driver.batch(self._conn, batch.text, batch.in_order(rows, shared))
-
-    def _wide(self, batch: Batch, rows: Sequence[Row], shared: Mapping[str, Any]) -> list[Row]:
-        """Many rows to a statement.  To ask each for its id costs half an update more, so they are counted first."""
+        if not batch.wide:
+            return self._driver.batch(self._conn, batch.text, batch.in_order(rows, shared))
         if not batch.returning:
-            self._in_parts(batch, rows, shared, "")
-            return []
+            return self._in_parts(batch, rows, shared, "")
+        found = self._wide(batch, rows, shared)
+        return [row[: batch.returned] for row in rows] if found is None else found
+
+    def matched(self, name: str, rows: Sequence[Row], /, **values: Any) -> list[Row] | None:
+        return self._wide(self._batches[name], rows, self._bound(values)) if rows else None
+
+    def _wide(self, batch: Batch, rows: Sequence[Row], shared: Mapping[str, Any]) -> list[Row] | None:
+        """Many rows to a statement; None if all are found.  To ask each for its id costs half an update more, so they
+        are counted first."""
         conn, before = self._conn, self._driver.changes(self._conn)
         alone = before == self._untouched
         if not alone:
@@ -77,9 +81,7 @@ class Tx:
             conn.execute("RELEASE genba_batch" if complete else "ROLLBACK TO genba_batch")
             if not complete:
                 conn.execute("RELEASE genba_batch")
-        if complete:
-            return [row[: batch.returned] for row in rows]
-        return self._in_parts(batch, rows, shared, batch.returning)
+        return None if complete else self._in_parts(batch, rows, shared, batch.returning)
 
     def _in_parts(
         self, batch: Batch, rows: Sequence[Row], shared: Mapping[str, Any], returning: str

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -62,6 +63,7 @@ SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)  # claims come in fe
 FRONT = 2000  # jobs that are looked at for tasks that nobody knows: about a claim
 DEFAULT_URL = "sqlite:///genba.db"
 LEASE: Micros = 15_000_000
+_claimed: Callable[[Any], Claimed] = partial(tuple.__new__, Claimed)  # without a call of its Python constructor
 _PATIENCE = (0.0, 0.02, 0.05, 0.1, 0.1)  # seconds before each try to get a row that somebody holds
 
 
@@ -251,7 +253,7 @@ class Store:
                 epoch=rules.epoch,
                 limit=_size(count),
             )
-            jobs = sorted(map(Claimed._make, rows))
+            jobs = sorted(map(_claimed, rows))
             if queue in rules.fair:
                 self.fairness.move(tx, queue, jobs)
             got += jobs

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import traceback
+from typing import NoReturn
 
 _LAST_STEPS = 0.05  # seconds: a thread that was joined may still be on its way out
 
@@ -42,13 +43,26 @@ def end_strays(before: frozenset[int]) -> int:
     return killed
 
 
-def end_if_forked(worker: int, error: BaseException | None = None) -> None:
+_forks = [0]
+
+
+def forks() -> int:
+    """In a child one more than in its parent.  The pid would tell as well, by a system call, and each job is asked."""
+    return _forks[0]
+
+
+def _count_fork() -> None:
+    _forks[0] += 1
+
+
+os.register_at_fork(after_in_child=_count_fork)
+
+
+def end_forked(error: BaseException | None = None) -> NoReturn:
     """In a process that the job has forked, and that comes out of the call as the job itself would: end here.
 
     It has our lines and our memory, but it is not for it to say how the job has ended.
     """
-    if os.getpid() == worker:
-        return
     code = error.code if isinstance(error, SystemExit) else error
     with contextlib.suppress(Exception):  # whatever it has done to its streams
         if isinstance(code, BaseException):

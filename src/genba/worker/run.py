@@ -16,7 +16,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any, NoReturn, Protocol
 
@@ -32,17 +32,19 @@ from genba.ready import Conditions
 from genba.tasks import Task
 from genba.worker.apart import Box, draw_others
 from genba.worker.capture import Capture
-from genba.worker.leavings import children, end_if_forked, end_strays, threads, threads_left
+from genba.worker.leavings import children, end_forked, end_strays, forks, threads, threads_left
 from genba.worker.lines import JobLines
 from genba.worker.process import die_like, leave
 from genba.worker.questioning import Questioning
 from genba.worker.surround import Callee, LifespanFailed, Middleware, enter
 from genba.worker.telling import Told, Unfit, as_wished, describe, raised, returned, text
 
+Packed = Sequence[Any]  # a wire.Job as it came; most jobs never need it by names
+
 UNABLE = 4  # exit code
 BELL_AFTER = 4_000  # µs: how long a result may lie in the ring before the node is told
 BELL_AFTER_FORKS = 50_000  # ... if each job has a process: what it costs to be told is then most of what the node does
-QUICK = 50  # µs: too short to start a process, or to fill so much memory that one could see it
+QUICK = 100  # µs: too short to start a process, or to fill so much memory that one could see it
 
 
 class App(Protocol):
@@ -112,7 +114,11 @@ class Worker:
         self._questions: list[list[Any]] = []
         self._last_bell = 0
         self._rung = True
+        self._forks = forks()
+        self._packed: Packed = ()
+        self._made: list[RunningJob] = []
         self._cpu = 0
+        self._cpu_is_old = False
         self._peak = 0
         self._place = 0
         self._fork = fork
@@ -267,16 +273,18 @@ class Worker:
         mine = token
         if len(jobs) == 1:  # short ones travel in company, and would be gone before anybody could look
             self._show(f"{self._title} {jobs[0][3]} #{jobs[0][0]}")
+        last = len(jobs) - 1
+        self._slate.move(0)
         for index, job in enumerate(jobs):
             token = token or self._next_token()
             if token != mine:
                 return token
             token = b""
-            if each and index < len(jobs) - 1:
-                self._run_apart(serial, index, wire.Job(*job))
-                continue
-            self._slate.move(0)
-            self._run(serial, index, wire.Job(*job))
+            if each and index < last:
+                self._run_apart(serial, index, job)
+                self._slate.move(0)
+            else:
+                self._run(serial, index, job)
         return b""
 
     def _listen(self) -> bool:
@@ -349,38 +357,43 @@ class Worker:
         self._kept = children() or frozenset()
         self._run(serial, 0, job)
 
-    def _run(self, serial: int, index: int, job: wire.Job) -> None:
+    def _run(self, serial: int, index: int, job: Packed) -> None:
         place = self._place = wire.place(serial, index)
         self._signalled = self._missed = False
         started = self._clock.now()
         self._slate.begin(place, started)
         outcome, payload, extra, ended = self._live(place, job, started)
-        if not 0 <= ended - started < QUICK:
+        cpu = ended - started
+        if 0 <= cpu < QUICK:
+            self._cpu_is_old = True  # to ask for it would cost as much as such a job does
+        else:
             self._peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
             extra = self._without_strays(extra)
-        cpu = _cpu()
-        result = wire.Result(serial, index, outcome, payload, started, ended, cpu - self._cpu, self._peak, extra)
-        self._cpu = cpu
-        self._tell(place, result)
+            cpu = self._used(cpu)
+        self._tell(place, (serial, index, outcome, payload, started, ended, cpu, self._peak, extra))
         self._ring_soon(ended, BELL_AFTER)
 
-    def _live(self, place: int, job: wire.Job, started: int) -> tuple[int, bytes | None, dict[str, Any] | None, int]:
+    def _used(self, ran: int) -> int:
+        """The CPU time of a job that ran so long; right after short ones, which are in it too, at most that."""
+        now = _cpu()
+        used, self._cpu = now - self._cpu, now
+        if self._cpu_is_old:
+            self._cpu_is_old = False
+            return min(used, max(0, ran))
+        return used
+
+    def _live(self, place: int, job: Packed, started: int) -> tuple[int, bytes | None, dict[str, Any] | None, int]:
         """Run it; gives how that ended, and when."""
         self._started = started
         made: list[RunningJob] = []
-
-        def make() -> RunningJob:
-            if not made:
-                made.append(RunningJob(job, place, self))
-            return made[0]
-
-        context.enter(make)
+        self._packed, self._made = job, made
+        context.enter(self._current)
         self._capture.on = True
         outcome, payload, extra = self._call(job)
         if self._signalled or made:
             self._end_with_threads(place)
-        if made:
-            outcome, payload, extra = self._as_asked(made[0], outcome, payload, extra)
+            if made:
+                outcome, payload, extra = self._as_asked(made[0], outcome, payload, extra)
         self._capture.on = False
         context.enter(None)
         if self._slate.logged() and outcome != wire.APPLIED:
@@ -389,17 +402,25 @@ class Worker:
             extra = {**(extra or {}), "locks": True}
         return outcome, payload, extra, self._clock.now()
 
+    def _current(self) -> RunningJob:
+        """Made when somebody asks for it."""
+        made = self._made
+        if not made:
+            made.append(RunningJob(wire.Job(*self._packed), self._place, self))
+        return made[0]
+
     def _without_strays(self, extra: dict[str, Any] | None) -> dict[str, Any] | None:
         """Kill what the job has left behind, before it is told that it is over."""
         killed = end_strays(self._kept) if children() is not None else 0
         return {**(extra or {}), "strays": killed} if killed else extra
 
-    def _tell(self, place: int, result: wire.Result) -> None:
-        if not self._slate.put(result):
+    def _tell(self, place: int, result: wire.Told) -> None:
+        slate = self._slate
+        if not slate.put(result):
             self._sock.sendall(wire.frame((wire.RESULTS, [result])))
-        self._slate.done(place)
-        if self._slate.logged():
-            self._slate.forget_log()
+        slate.done(place)
+        if slate.logged():
+            slate.forget_log()
         self._rung = False
 
     def _ring_soon(self, now: int, after: int) -> None:
@@ -407,7 +428,7 @@ class Worker:
             self._last_bell = now
             self._ring()
 
-    def _run_apart(self, serial: int, index: int, job: wire.Job) -> None:
+    def _run_apart(self, serial: int, index: int, job: Packed) -> None:
         """In a process of its own.  If that dies we do so too, in the same way: then the node knows how."""
         place = self._place = wire.place(serial, index)
         box = self._box = self._box or Box()
@@ -430,7 +451,7 @@ class Worker:
         started, outcome, payload, extra, ended = lived
         extra = {**(self._without_strays(extra) or {}), "pid": pid}
         cpu = int((usage.ru_utime + usage.ru_stime) * 1e6)
-        self._tell(place, wire.Result(serial, index, outcome, payload, started, ended, cpu, usage.ru_maxrss, extra))
+        self._tell(place, (serial, index, outcome, payload, started, ended, cpu, usage.ru_maxrss, extra))
         if status:
             die_like(status)
         self._ring_soon(ended, BELL_AFTER_FORKS)
@@ -440,11 +461,12 @@ class Worker:
         doomed = self._slate.doomed() == self._place
         os.kill(pid, signal.SIGKILL if doomed else signal.SIGTERM)
 
-    def _be_job(self, box: Box, place: int, job: wire.Job) -> NoReturn:
+    def _be_job(self, box: Box, place: int, job: Packed) -> NoReturn:
         """Little more than the call: each page that this process writes to is copied, and that is most of its cost."""
         code = 1
         try:
             self._stoppable = None
+            self._forks = forks()
             self._missed = self._signalled  # already, and whoever starts the call will see it
             self._cpu = 0
             started = self._clock.now()
@@ -484,22 +506,23 @@ class Worker:
             self._capture.on = False
             sys.stderr.write(f"genba: job {job.id} raised after it had ended itself, and that is lost: {lost}\n")
 
-    def _call(self, job: wire.Job) -> Told:
-        worker = os.getpid()
+    def _call(self, job: Packed) -> Told:
         try:
-            task, callee, args, kwargs = self._prepared(job)
+            task, callee, args, kwargs = self._prepared(job[wire.TASK], job[wire.ARGS])
             run = self._run_async if callee.is_async else self._run_plain
             value = run(callee, args, kwargs)
-            end_if_forked(worker)
+            if forks() != self._forks:
+                end_forked()
             return returned(task, value)
         except BaseException as error:  # noqa: BLE001  whatever the user's code raises ends this attempt, and only it
-            end_if_forked(worker, error)
-            return self._raised(job, error)
+            if forks() != self._forks:
+                end_forked(error)
+            return self._raised(wire.Job(*job), error)
 
-    def _prepared(self, job: wire.Job) -> tuple[Task[..., Any], Callee, tuple[Any, ...], dict[str, Any]]:
-        task = self._tasks[job.task]
+    def _prepared(self, name: str, payload: bytes) -> tuple[Task[..., Any], Callee, tuple[Any, ...], dict[str, Any]]:
+        task = self._tasks[name]
         try:
-            args, kwargs = task.arguments.decode(job.args)
+            args, kwargs = task.arguments.decode(payload)
         except BadArguments as error:
             raise Unfit(f"arguments that no longer fit: {text(error)}") from error
         return task, task if self._middleware is None else self._middleware.around(task), args, kwargs
@@ -510,7 +533,8 @@ class Worker:
     def _run_plain(self, task: Callee, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         before, self._stoppable = self._stoppable, _raise_stopped
         try:
-            self._stop_late()
+            if self._missed:
+                self._stop_late()
             return task.call_here(args, kwargs)
         finally:
             self._stoppable = before

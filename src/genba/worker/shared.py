@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import os
 import resource
 import socket
 from typing import Any
 
 from genba import context, trace, wire
 from genba.context import RunningJob
-from genba.worker.leavings import children, end_if_forked, end_strays
+from genba.worker.leavings import children, end_forked, end_strays, forks
 from genba.worker.lines import JobLines
 from genba.worker.run import App, Worker
 from genba.worker.telling import Told, returned
@@ -65,7 +64,7 @@ class Seat(Worker):
             extra = {**(extra or {}), "locks": True}
         # The CPU time of one among several is not known.
         peak = int(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
-        result = wire.Result(serial, 0, outcome, payload, started, self._clock.now(), None, peak, extra)
+        result = (serial, 0, outcome, payload, started, self._clock.now(), None, peak, extra)
         if not self._slate.put(result):
             self._sock.sendall(wire.frame((wire.SEATED, self.number, [result])))
         self._slate.done(place)
@@ -73,14 +72,15 @@ class Seat(Worker):
             self._slate.forget_log()
 
     async def _await_call(self, job: wire.Job) -> Told:
-        worker = os.getpid()
         try:
-            task, callee, args, kwargs = self._prepared(job)
+            task, callee, args, kwargs = self._prepared(job.task, job.args)
             value = await callee.call_here(args, kwargs)
-            end_if_forked(worker)
+            if forks() != self._forks:
+                end_forked()
             return returned(task, value)
         except BaseException as error:  # noqa: BLE001  whatever the user's code raises ends this attempt, and only it
-            end_if_forked(worker, error)
+            if forks() != self._forks:
+                end_forked(error)
             return self._raised(job, error)
 
 

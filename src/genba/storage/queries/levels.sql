@@ -40,7 +40,8 @@ SELECT queue, task, count(*), min(due_at)
 -- literal: limit
 SELECT queue, task, count(*), min(due_at)
   FROM (SELECT queue, task, due_at FROM genba.job
-         WHERE namespace = :namespace AND state = :state AND state IN ('blocked', 'held') LIMIT :limit) AS front
+         WHERE namespace = :namespace AND state = :state AND state IN ('blocked', 'held')
+         ORDER BY queue, task LIMIT :limit) AS front
  GROUP BY queue, task;
 
 -- name: level_locks

@@ -3,13 +3,15 @@ SELECT nextval('genba.job_id') FROM generate_series(1, :count);
 
 -- name: claim
 -- literal: limit
--- id = ANY(ARRAY(...)): joined to the sub-select instead, the planner hashes the whole table.
+-- ctid = ANY(ARRAY(...)): joined to the sub-select instead, the planner hashes the whole table. The row is locked, so it is
+-- still where it was found; by id it would be looked up once more. (One that was changed just before it was locked is not
+-- seen there, and left for the next claim.)
 -- LIMIT as a literal: as a parameter, a generic plan assumes a tenth of the table.
 UPDATE genba.job AS j
    SET state = 'running', attempt = j.attempt + 1, claim_id = :claim, node = :node, claimed_at = /* now */, started_mark = NULL,
        key_hash = CASE WHEN j.once_waiting THEN NULL ELSE j.key_hash END
- WHERE j.id = ANY(ARRAY(
-           SELECT id FROM genba.job
+ WHERE j.ctid = ANY(ARRAY(
+           SELECT ctid FROM genba.job
             WHERE namespace = :namespace AND queue = :queue AND state = 'waiting' AND parked_on IS NULL
               AND task = ANY(:tasks)
               AND EXISTS (SELECT 1 FROM genba.node n WHERE n.id = :node AND n.state = 'live' AND n.lease_until > /* boot */)
@@ -17,24 +19,24 @@ UPDATE genba.job AS j
             ORDER BY rank, id LIMIT :limit FOR UPDATE SKIP LOCKED))
 RETURNING j.rank, j.id, j.attempt, j.task, j.args, j.options, j.priority, j.retries, j.crashes, j.losses, j.saved, j.due_at, j.open_deps, j.claimed_at, j.expires_at, j.queue, j.buckets;
 
--- name: succeed(id, attempt, claim, result, claimed, started, ended, pid, cpu, peak)
+-- name: succeed(id, attempt, claim, result, claimed, started, ended, pid, cpu, peak, quiet, limited)
 -- The fence alone guards: a test of the state makes the planner walk the running rows instead of the primary key.
 -- The history comes from what the update returns: joined again to the batch, the planner compares each with each.
 WITH done AS (
     UPDATE genba.job AS j
        SET state = 'succeeded', result = e.result, finished_at = /* now */, claim_id = NULL, node = NULL, reason = NULL, error = NULL,
            key_hash = CASE WHEN j.unique_until > /* now */ THEN j.key_hash END
-      FROM unnest(:id, :attempt, :claim, CAST(:result AS bytea[]), CAST(:claimed AS bigint[]), CAST(:started AS bigint[]), :ended,
+      FROM unnest(:id, :attempt, :claim, CAST(:result AS bytea[]), CAST(:started AS bigint[]), :ended,
                   CAST(:pid AS bigint[]), CAST(:cpu AS bigint[]), CAST(:peak AS bigint[]))
-               AS e (id, attempt, claim, result, claimed, started, ended, pid, cpu, peak)
+               AS e (id, attempt, claim, result, started, ended, pid, cpu, peak)
      WHERE j.id = e.id AND j.attempt = e.attempt AND j.claim_id = e.claim AND j.cancel_requested IS NULL AND j.schedule_id IS NULL
-    RETURNING e.id, e.attempt, e.claimed, e.started, e.ended, e.pid, e.cpu, e.peak
+    RETURNING e.id, e.attempt, j.claimed_at AS claimed, e.started, e.ended, e.pid, e.cpu, e.peak
 )
 INSERT INTO genba.attempt (job_id, attempt, claimed_at, started_at, ended_at, cause, node, pid, cpu, peak)
 SELECT id, attempt, claimed, started, ended, 'returned', :node, pid, cpu, peak FROM done
 RETURNING job_id, attempt;
 
--- name: succeed_quietly(id, attempt, claim, result, claimed, started, ended, pid, cpu, peak)
+-- name: succeed_quietly(id, attempt, claim, result, claimed, started, ended, pid, cpu, peak, quiet, limited)
 UPDATE genba.job AS j
    SET state = 'succeeded', result = e.result, finished_at = /* now */, claim_id = NULL, node = NULL, reason = NULL, error = NULL,
        key_hash = CASE WHEN j.unique_until > /* now */ THEN j.key_hash END
@@ -42,7 +44,7 @@ UPDATE genba.job AS j
  WHERE j.id = e.id AND j.attempt = e.attempt AND j.claim_id = e.claim AND j.cancel_requested IS NULL AND j.schedule_id IS NULL
 RETURNING e.id, e.attempt;
 
--- name: succeed_history(id, attempt, claim, result, claimed, started, ended, pid, cpu, peak)
+-- name: succeed_history(id, attempt, claim, result, claimed, started, ended, pid, cpu, peak, quiet, limited)
 -- Done by succeed itself.
 
 -- name: end(id, attempt, claim, state, attempt_after, due_at, due_from, rank, retries, crashes, losses, reason, error, result, progress)

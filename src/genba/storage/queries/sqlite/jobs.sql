@@ -29,7 +29,7 @@ UPDATE genba.job
        key_hash = CASE WHEN once_waiting THEN NULL ELSE key_hash END
  WHERE id IN (SELECT value FROM json_each(:ids));
 
--- name: succeed(id, attempt, claim, result, claimed, started, ended, pid, cpu, peak)
+-- name: succeed(id, attempt, claim, result, claimed, started, ended, pid, cpu, peak, quiet, limited)
 UPDATE genba.job
    SET state = 'succeeded', result = batch.result, finished_at = /* now */, claim_id = NULL, node = NULL, reason = NULL, error = NULL,
        key_hash = CASE WHEN unique_until > /* now */ THEN key_hash END
@@ -37,7 +37,7 @@ UPDATE genba.job
  WHERE genba.job.id = batch.id AND attempt = batch.attempt AND claim_id = batch.claim AND cancel_requested IS NULL AND schedule_id IS NULL
 RETURNING id, attempt;
 
--- name: succeed_quietly(id, attempt, claim, result, claimed, started, ended, pid, cpu, peak)
+-- name: succeed_quietly(id, attempt, claim, result, claimed, started, ended, pid, cpu, peak, quiet, limited)
 UPDATE genba.job
    SET state = 'succeeded', result = batch.result, finished_at = /* now */, claim_id = NULL, node = NULL, reason = NULL, error = NULL,
        key_hash = CASE WHEN unique_until > /* now */ THEN key_hash END
@@ -45,7 +45,7 @@ UPDATE genba.job
  WHERE genba.job.id = batch.id AND attempt = batch.attempt AND claim_id = batch.claim AND cancel_requested IS NULL AND schedule_id IS NULL
 RETURNING id, attempt;
 
--- name: succeed_history(id, attempt, claim, result, claimed, started, ended, pid, cpu, peak)
+-- name: succeed_history(id, attempt, claim, result, claimed, started, ended, pid, cpu, peak, quiet, limited)
 INSERT INTO genba.attempt (job_id, attempt, claimed_at, started_at, ended_at, cause, node, pid, cpu, peak)
 SELECT batch.id, batch.attempt, batch.claimed, batch.started, batch.ended, 'returned', :node, batch.pid, batch.cpu, batch.peak
   FROM /* rows */ AS batch;
