@@ -124,7 +124,7 @@ def test_what_sqlite_has_chosen_it_leases_by_the_primary_key(database, engine):
 @pytest.mark.parametrize("query", ["succeed", "succeed_quietly"])
 @pytest.mark.parametrize("size", [1, 100, 500])
 def test_a_finish_goes_by_the_primary_key(database, engine, size, query):
-    rows = [(i * 10, 1, CLAIM, b"1", 1, 2, 3, 4, 5, 6) for i in range(1, size + 1)]
+    rows = [(i * 10, 1, CLAIM, b"1", 1, 2, 3, 4, 5, 6, False, False) for i in range(1, size + 1)]
     with database.statement() as tx:
         plan = words(tx.batch(query, rows, node=1))
         history = words(tx.batch("succeed_history", rows, node=1))
