@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -17,7 +18,7 @@ from genba.schedule import When, check_schedule, wanted
 from genba.settings import Settings
 from genba.steer import fair, obey
 from genba.storage.policy import Rules
-from genba.storage.records import Edge, JobRecord, NewJob
+from genba.storage.records import Alike, Edge, JobRecord, NewJob
 from genba.storage.series import Wanted
 from genba.tasks import Call, parents_first
 from genba.trace import current
@@ -37,7 +38,8 @@ class _Usual(NamedTuple):
     job: NewJob
 
     def fits(self, call: Call[Any], settings: Settings) -> bool:
-        return self.options is call.options and self.policy is call.policy and self.settings is settings
+        same = self.options is call.options and self.policy is call.policy and self.settings is settings
+        return same and self.job.task == call.task
 
 
 class Intake:
@@ -59,6 +61,9 @@ class Intake:
 
     def rows(self, calls: Sequence[Call[Any]], rules: Rules, trace: str | None = None) -> list[NewJob]:
         """`rules` are those of operators."""
+        usual = self._usual.get(calls[0].task) if trace is None else None
+        if usual is not None and all(map(usual.fits, calls, repeat(self._app.settings))):
+            return fair(calls, Alike([msgspec.structs.replace(usual.job, args=call.args) for call in calls]), rules)
         places = {id(call): i for i, call in enumerate(calls)}
         prepared: dict[tuple[int, int, str], NewJob] = {}
         unknown = {call.task for call in calls if call.arguments is None}
@@ -89,9 +94,6 @@ class Intake:
         trace: str | None,
     ) -> NewJob:
         options, policy = call.options, call.policy
-        usual = self._usual.get(call.task)
-        if usual is not None and trace is None and usual.fits(call, self._app.settings):
-            return msgspec.structs.replace(usual.job, args=call.args)
         same = (id(options), id(policy), call.task)  # most calls of a batch share all
         if same not in prepared:
             options = self._registry.conditions.of_call(options, known=call.task in self._registry.tasks)

@@ -729,3 +729,58 @@ def test_a_call_by_name_has_the_options_of_the_task_wherever_its_code_is(url):
     assert (stored["timeout"], stored["retry"]["times"]) == (60_000_000, 2)
     for app in (code, client):
         app.close()
+
+
+# many alike take a shorter way in, and nobody may see it
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"queue": "side", "priority": 7, "history": "final"},
+        {"delay": "PT1H", "expires": "PT2H"},
+        {"tags": ["a", "b"]},
+        {"max_waiting": 100},
+        {"fair_by": "{n}"},
+        {"timeout": "PT5S", "retry": 3},
+    ],
+)
+def test_jobs_in_bulk_are_those_that_would_have_come_one_by_one(url, options):
+    with closing(Genba(url)) as app:
+        one = app.task(name="one", **options)(lambda n: n)
+        other = app.task(name="other")(lambda n: n)
+
+        def calls():
+            return [one.call(n) for n in range(3)]
+
+        singly = [app.submit([call])[0] for call in [*calls(), other.call(5), *calls()]]
+        mixed = app.enqueue_many([*calls(), other.call(5), *calls()])
+        alike = [*app.enqueue_many(calls()), *app.enqueue_many([other.call(5)]), *app.enqueue_many(calls())]
+        by_task = [*app.enqueue_many([one.call(1), one.call(2)]), *app.enqueue_many([other.call(1), other.call(2)])]
+
+        assert [_seen(job) for job in mixed] == [_seen(job) for job in singly]
+        assert [_seen(job) for job in alike] == [_seen(job) for job in singly]
+        assert [job.task for job in by_task] == ["one", "one", "other", "other"]
+        assert len({job.id for job in [*singly, *mixed, *alike, *by_task]}) == 25
+        assert one.using(priority=2).enqueue(1).record.priority == 2
+        told = {event.job.id for event in app.events(kinds=["waiting", "scheduled"])}
+        quiet = options.get("history") == "final"
+        assert ({job.id for job in alike if job.task == "one"} <= told) is not quiet
+
+
+def _seen(job):
+    record = job.record
+    told = {name: getattr(record, name) for name in ("queue", "task", "state", "priority", "options", "args", "tags")}
+    return {**told, "waits": record.due_at - record.created_at, "expires": record.expires_at is not None}
+
+
+def test_what_an_operator_says_holds_for_the_next_in_bulk(url):
+    with closing(Genba(url)) as app, closing(Genba(url)) as operator:
+        task = app.task(name="one")(lambda n: n)
+        operator.task(name="one")(lambda n: n)
+        app.enqueue_many([task.call(1), task.call(2)])
+        operator.tasks["one"].set(priority=9)
+
+        assert [job.record.priority for job in app.enqueue_many([task.call(1), task.call(2)])] == [9, 9]
+        assert task.enqueue(3).record.priority == 9

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from genba.errors import KeyTaken, StoreError, StoreUnreachable
 from genba.storage.database import AnswerLost, Database, Tx
 from genba.storage.lines import LINE
 from genba.storage.policy import RulesChanged
-from genba.storage.records import NAMED, Enqueued, JobId, Micros, NewJob, is_quiet
+from genba.storage.records import NAMED, Alike, Enqueued, JobId, Micros, NewJob, is_quiet
 
 if TYPE_CHECKING:
     from genba.storage.store import Store
@@ -51,10 +51,10 @@ class Intake:
         except AnswerLost:
             done = self._commit_again(jobs, ids, epoch)
         with suppress(StoreError):  # the jobs are in: what fails from here on must not say otherwise
-            if any(job.after for job in jobs):
+            if not isinstance(jobs, Alike) and any(job.after for job in jobs):
                 self._store.settle()
             if not (self._alone(jobs) and self._db.lanes > 1):  # else it was done with the insert
-                for queue, count in Counter(job.queue for job in jobs).items():
+                for queue, count in _queues(jobs).items():
                     self._store.presence.ring(self._namespace, queue, count)
         return done
 
@@ -109,6 +109,8 @@ class Intake:
         *,
         ours: bool = True,
     ) -> list[Enqueued]:
+        if isinstance(jobs, Alike) and jobs[0].plain:
+            return self._insert_alike(tx, jobs, given or tx.ids(len(jobs)), epoch)
         limited = any(job.limited for job in jobs)
         if limited:
             self._check_waiting(tx, jobs)
@@ -116,9 +118,7 @@ class Intake:
         done: list[Enqueued] = [Enqueued(0, False)] * len(jobs)
         rows: list[tuple[Any, ...]] = []
         edges: list[tuple[int, int, str]] = []
-        moment, known = tx.one("now_and_epoch", namespace=self._namespace) or (0, None)
-        if epoch is not None and known != epoch:
-            raise RulesChanged("the rules have changed")
+        moment = self._moment(tx, epoch)
         now = moment if limited or len(jobs) > 1 else 0
         replaced: list[JobId] = []
         for i, job in enumerate(jobs):
@@ -145,6 +145,21 @@ class Intake:
             self._limit(tx, [job for job, made in zip(jobs, done, strict=True) if made.created], ours)
         self._store.limits.moved(tx, replaced)
         return done
+
+    def _insert_alike(self, tx: Tx, jobs: Alike, ids: Sequence[JobId], epoch: int | None) -> list[Enqueued]:
+        first = self._row(jobs[0], ids[0], 0, self._moment(tx, epoch), limited=False)
+        same = first[1:-1]  # between the id and the arguments
+        tx.insert_jobs(_COLUMNS, [(id, *same, job.args) for id, job in zip(ids, jobs, strict=True)])
+        if not is_quiet(jobs[0].options):
+            self._store.events.tell(tx, first[_STATE], ids)
+        return [Enqueued(id, True) for id in ids]
+
+    def _moment(self, tx: Tx, epoch: int | None) -> Micros:
+        """Now; RulesChanged if an operator has changed something since `epoch`."""
+        now, known = tx.one("now_and_epoch", namespace=self._namespace) or (0, None)
+        if epoch is not None and known != epoch:
+            raise RulesChanged("the rules have changed")
+        return int(now)
 
     def _limit(self, tx: Tx, made: Sequence[NewJob], ours: bool) -> None:
         rules = {rule.template: rule for job in made for rule in job.rules}
@@ -288,3 +303,7 @@ class Intake:
                 by_state.setdefault(row[_STATE], []).append(row[0])
         for state, ids in by_state.items():
             self._store.events.tell(tx, state, ids)
+
+
+def _queues(jobs: Sequence[NewJob]) -> Mapping[str, int]:
+    return {jobs[0].queue: len(jobs)} if isinstance(jobs, Alike) else Counter(job.queue for job in jobs)

@@ -58,6 +58,10 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.needs) or self.capped
 
 
+class Alike(list[NewJob]):
+    """Jobs that differ in nothing but their arguments, as most of a bulk enqueue do."""
+
+
 class Edge(NamedTuple):
     """A wish to run after `job`: an id, or (with `inside`) the place of a job in the same call."""
 
