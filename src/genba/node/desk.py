@@ -7,7 +7,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -194,6 +194,8 @@ class Desk(threading.Thread):
     _busy = False
 
     def run(self) -> None:
+        with suppress(StoreError):  # whoever has work to do will hear it again
+            self._store.warm_up(self._node)
         while True:
             with self._cond:
                 while not self._pile and not self._ended:
