@@ -96,7 +96,7 @@ class Attempt:
 class Job(Generic[R]):
     """One requested run.  What it tells is what was last seen; `refresh()` looks again."""
 
-    __slots__ = ("_app", "_arguments", "_record", "created", "id")
+    __slots__ = ("__weakref__", "_app", "_arguments", "_record", "created", "id")
 
     def __init__(
         self,

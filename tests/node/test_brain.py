@@ -282,6 +282,26 @@ def test_long_jobs_are_never_given_in_advance() -> None:
     assert stage.given() == [1]
 
 
+def test_a_tiny_job_that_was_held_up_hardly_counts() -> None:
+    stage = a_stage(mean=20)
+    stage.claimed(a_job(1))
+    stage.work_off(1, 1, spent=20 * MS)
+
+    stage.claimed(*jobs(2, 4000))
+
+    assert len(stage.given()) > 1000
+
+
+def test_a_long_job_after_tiny_ones_counts_at_once() -> None:
+    stage = a_stage(mean=20)
+    stage.claimed(a_job(1))
+    stage.work_off(1, 1, spent=10_000 * MS)
+
+    stage.claimed(*jobs(2, 4000))
+
+    assert len(stage.given()) == 1
+
+
 def test_what_is_ready_is_shared_among_the_workers() -> None:
     stage = a_stage(3, mean=MS)
 

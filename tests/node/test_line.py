@@ -653,3 +653,28 @@ def test_a_recursion_without_end_is_told() -> None:
 
     assert told["type"] == "RecursionError"
     assert len(told["traceback"]) < ERROR_LIMIT
+
+
+# what a job has used
+
+
+def spin(ms: int) -> None:
+    until = time.process_time() + ms / 1000
+    while time.process_time() < until:
+        pass
+
+
+def nap(ms: int) -> None:
+    time.sleep(ms / 1000)
+
+
+def test_the_cpu_time_of_a_job_is_its_own_also_right_after_tiny_ones() -> None:
+    with in_process(add, spin, nap) as (end, _):
+        end.give(1, *[("add", {"x": 1})] * 200, ("spin", {"ms": 50}), ("nap", {"ms": 50}), ("spin", {"ms": 50}))
+        *tiny, spun, slept, again = end.hear(203)
+
+    used = [each.cpu or 0 for each in (*tiny, spun, slept, again)]
+    assert all(cpu <= max(1_000, each.ended - each.started) for each, cpu in zip(tiny[1:], used[1:], strict=False))
+    assert 45_000 <= used[-3] <= spun.ended - spun.started
+    assert used[-2] < 25_000
+    assert used[-1] >= 45_000

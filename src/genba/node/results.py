@@ -15,7 +15,7 @@ from genba.node.floor import Floor
 from genba.node.hands import Bunch, Hand, Held, Sight
 from genba.storage.records import Ending, Micros, Success
 
-UNUSUAL = 16  # times the mean: what took longer, and may just have been held up, counts as so long
+UNUSUAL, HICCUP = 16, 50_000  # times the mean, µs: what took longer than that, but not very long, may have been held up
 
 _new = tuple.__new__  # a NamedTuple without a call of its Python constructor
 _STRAYS = {"strays"}  # all that is told of a call that ended well and left processes behind
@@ -47,7 +47,7 @@ def take_results(
         if spent < 1:
             spent = 1  # the clock may have been set back
         if worker_is_hand:
-            mean = mean + (min(spent, UNUSUAL * mean) - mean) * 0.05 if mean else spent
+            mean = mean + (_usual(spent, mean) - mean) * 0.05 if mean else spent
         job, snapshot, pid = held.job, held.snapshot, hand.pid
         if extra is not None:
             pid = extra.pop("pid", pid)  # it had a process of its own
@@ -87,6 +87,11 @@ def take_results(
     if not hand.outstanding:
         hand.alone = hand.weighed = False
     return fine, other
+
+
+def _usual(spent: Micros, mean: float) -> float:
+    """For the mean: a tiny job that had to wait for the processor must not make a node claim one by one."""
+    return UNUSUAL * mean if UNUSUAL * mean < spent < HICCUP else spent
 
 
 def _other_end(floor: Floor, hand: Hand, held: Held, result: wire.Result, now: Micros) -> Ending:

@@ -44,7 +44,7 @@ Packed = Sequence[Any]  # a wire.Job as it came; most jobs never need it by name
 UNABLE = 4  # exit code
 BELL_AFTER = 4_000  # µs: how long a result may lie in the ring before the node is told
 BELL_AFTER_FORKS = 50_000  # ... if each job has a process: what it costs to be told is then most of what the node does
-QUICK = 100  # µs: too short to start a process, or to fill so much memory that one could see it
+QUICK = 50  # µs: too short to start a process, or to fill so much memory that one could see it
 
 
 class App(Protocol):
