@@ -50,11 +50,24 @@ async function at_times({ first, count, size }) {
   return { sent };
 }
 
+async function at_pace({ first, count, pace }) {
+  const sent = [];
+  let moment = performance.now();
+  for (let n = first; n < first + count; n++) {
+    moment -= (Math.log(1 - Math.random()) / pace) * 1000;
+    await pause(Math.max(0, moment - performance.now()));
+    sent.push(Number(now()));
+    await peer.enqueue(n, "");
+  }
+  return { sent };
+}
+
 const answers = {
   prepare: async () => ({ done: (await peer.prepare()) === undefined }),
   singly,
   many,
   at_times,
+  at_pace,
   left: async () => ({ left: await peer.left() }),
   verify: async () => ({ fault: null }),
   clean: async () => ({ done: false }),
