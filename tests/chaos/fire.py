@@ -185,7 +185,7 @@ class Fire:
 
         def wake_up() -> None:
             try:
-                eventually(lambda: self._knows(lambda record: record.pid != node.pid), within=40, every=0.1)
+                eventually(lambda: self._knows(lambda record: record.pid != node.pid), within=120, every=0.1)
             finally:
                 _signal(signal.SIGCONT, [node.pid])
 

@@ -6,7 +6,6 @@ import json
 import signal
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -314,8 +313,12 @@ class SimNode(Process):
                 self._take_in(each)
         self._perform(brain.on_tick(world.now, {each.slot: each.sight() for each in self._all() if each.alive}))
         if brain.draining and brain.empty and not self._workers and self._desk.clear:
-            with suppress(StoreError):
+            try:
                 self.store.nodes.leave(self.id)
+            except StoreError:
+                pass
+            except Gone:   # killed on its way out
+                return
             self.die()
             return
         world.at(50 * MS if brain.timed or brain.draining else 250 * MS if brain.busy else SECOND, self._tick, self)

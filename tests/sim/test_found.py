@@ -6,7 +6,7 @@ import pytest
 
 from tests.sim.locks import Visitor
 from tests.sim.story import Asked, Story, _locking
-from tests.sim.test_seeds import silence
+from tests.sim.test_seeds import play, silence
 from tests.sim.world import LEASE, SECOND, Mood, Stage
 
 __all__ = ["silence"]  # a fixture
@@ -55,3 +55,8 @@ def test_one_who_waits_for_a_lock_and_is_suspended_in_an_outage_buries_nobody():
 
     story.calm()
     story.check()   # nobody was buried who was there
+
+
+def test_a_job_given_back_twice_and_ended_in_the_same_breath_has_one_end():
+    """Seed 23869: that it was given back was told again (its answer was lost) with the end of its next claim."""
+    play(Stage(), 23869)

@@ -434,3 +434,19 @@ def test_regression_03_jobs_that_wait_longer_than_any_watchdog_are_not_failed(st
         settle(store)
 
     assert set(states(store, ids)) == {"waiting"}
+
+
+def test_what_was_given_back_and_is_told_again_does_not_end_a_second_time_with_the_next_claim(store, url):
+    id = one(store)
+    (job,) = claimed(store)
+    back = ending(job, "waiting", "drain", happened=False)
+    store.end(1, [back])
+    (again,) = store.claim(1, CLAIM + 1, {"default": 1}, [TASK])
+    assert again.attempt == job.attempt
+
+    returned = ending(again, "succeeded", "returned", claim=CLAIM + 1, started=10, ended=20)
+    store.end(1, [back, returned, returned])  # the answer to the first was lost
+
+    assert rows(url, "SELECT job_id FROM genba.event WHERE kind = 'succeeded'") == [(id,)]
+    assert [one.cause for one in store.attempts(id)] == ["returned"]
+    assert state(store, id) == "succeeded"

@@ -25,6 +25,10 @@ _UNHAPPY = FINAL - {State.SUCCEEDED}
 _OVER = (*FINAL, "held")  # for the schedule of a job: a held one does not stop the series
 
 
+def _fence(ending: Ending) -> tuple[JobId, int, int]:
+    return ending.id, ending.attempt, ending.claim
+
+
 def _columns(ended: Sequence[Success]) -> dict[str, tuple[Any, ...]]:
     return dict(zip(Success._fields, zip(*ended, strict=True), strict=True))
 
@@ -114,18 +118,20 @@ class Running:
             for e in ended
         ]
         found = tx.batch("end", rows)
-        matched = {row[:2]: row[2:] for row in found}
+        matched = {(row[0], row[1], row[-1]): row[2:] for row in found}
         if not matched:
             return set()
         self.runs_ended(tx, [(row[0], row[3], row[4]) for row in found])
-        mine = [e for e in ended if (e.id, e.attempt) in matched]
+        # By the whole fence: an attempt that was given back before it began has its number again in the next claim, and
+        # that it was given back may be told once more, if the answer was lost, beside how it then ended.
+        mine = [e for e in {_fence(e): e for e in ended}.values() if _fence(e) in matched]
         tx.batch(
             "history",
             [
                 (
                     e.id,
                     e.attempt,
-                    matched[e.id, e.attempt][0],
+                    matched[_fence(e)][0],
                     e.started,
                     e.ended or now,
                     e.cause,
@@ -146,9 +152,9 @@ class Running:
         for e in mine:
             if e.attempt % SHORTEN == 0:
                 tx.run("shorten_history", job_id=e.id, before=e.attempt - ATTEMPTS)
-        self._enqueue_clones(tx, [e for e in mine if e.clones and matched[e.id, e.attempt][1] == "succeeded"])
-        self._tell_of_ends(tx, node, [(e, matched[e.id, e.attempt][1]) for e in mine], now)
-        self._call_hooks(tx, [e.id for e in mine if e.hooked and matched[e.id, e.attempt][1] in FINAL])
+        self._enqueue_clones(tx, [e for e in mine if e.clones and matched[_fence(e)][1] == "succeeded"])
+        self._tell_of_ends(tx, node, [(e, matched[_fence(e)][1]) for e in mine], now)
+        self._call_hooks(tx, [e.id for e in mine if e.hooked and matched[_fence(e)][1] in FINAL])
         aside = {e.id for e in mine if e.cause == Cause.NOT_READY}  # free their slots, and do not stand in line again
         limited = [
             Limited(row[0], row[5], row[6], "held" if row[0] in aside and row[3] == "waiting" else row[3])

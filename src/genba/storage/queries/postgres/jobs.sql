@@ -68,7 +68,7 @@ UPDATE genba.job AS j
                        AND (j.unique_until IS NULL OR j.unique_until <= /* now */) THEN NULL ELSE j.key_hash END
   FROM e
  WHERE j.id = e.id AND j.attempt = e.attempt AND j.claim_id = e.claim
-RETURNING j.id, e.attempt, j.claimed_at, j.state, j.schedule_id, j.buckets, j.granted_at;
+RETURNING j.id, e.attempt, j.claimed_at, j.state, j.schedule_id, j.buckets, j.granted_at, e.claim;
 
 -- name: history(job_id, attempt, claimed_at, started_at, ended_at, cause, node, pid, cpu, peak, error, log)
 INSERT INTO genba.attempt (job_id, attempt, claimed_at, started_at, ended_at, cause, node, pid, cpu, peak, error, log)

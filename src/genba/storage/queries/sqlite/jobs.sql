@@ -65,7 +65,7 @@ UPDATE genba.job
        key_hash = CASE WHEN (:state IN ('succeeded', 'failed', 'timed_out', 'cancelled') OR cancel_requested IS NOT NULL)
                        AND (unique_until IS NULL OR unique_until <= /* now */) THEN NULL ELSE key_hash END
  WHERE id = :id AND attempt = :attempt AND claim_id = :claim
-RETURNING id, :attempt, claimed_at, state, schedule_id, buckets, granted_at;
+RETURNING id, :attempt, claimed_at, state, schedule_id, buckets, granted_at, :claim;
 
 -- name: history(job_id, attempt, claimed_at, started_at, ended_at, cause, node, pid, cpu, peak, error, log)
 INSERT INTO genba.attempt (job_id, attempt, claimed_at, started_at, ended_at, cause, node, pid, cpu, peak, error, log)
