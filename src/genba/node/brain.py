@@ -201,6 +201,8 @@ class Brain:
             ending = self._floor.ending(victim, End(cause=cause, started=True), now)
             seen = self._floor.last_seen(ending, hand, sight)
             spent = max(0, cpu - hand.cpu_told)
+            if hand.ended and seen.started is not None and seen.ended is not None:
+                spent = min(spent, max(0, seen.ended - seen.started))  # what lay between earlier jobs is told of none
             endings.append(replace(seen, cpu=spent, peak=max(peak, hand.heaviest // 1024)))
         cancelled = self._floor.put_back([h for h in hand.unfinished() if h is not victim], now)
         for number in hand.seats:

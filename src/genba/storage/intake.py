@@ -109,7 +109,7 @@ class Intake:
         *,
         ours: bool = True,
     ) -> list[Enqueued]:
-        if isinstance(jobs, Alike) and jobs[0].plain:
+        if isinstance(jobs, Alike) and len(jobs) > 1 and jobs[0].plain:
             return self._insert_alike(tx, jobs, given or tx.ids(len(jobs)), epoch)
         limited = any(job.limited for job in jobs)
         if limited:

@@ -177,7 +177,7 @@ class Worker:
             log=self._slate.log(),
             ran=max(0, self._clock.now() - self._started),
             pid=os.getpid(),
-            cpu=_cpu() - self._cpu,
+            cpu=self._used(_cpu(), max(0, self._clock.now() - self._started)),
             peak=int(usage.ru_maxrss),
         )
 
@@ -272,7 +272,7 @@ class Worker:
         serial, jobs, each = self._bunches.pop(0)
         mine = token
         if len(jobs) == 1:  # short ones travel in company, and would be gone before anybody could look
-            self._show(f"{self._title} {jobs[0][3]} #{jobs[0][0]}")
+            self._show(f"{self._title} {jobs[0][wire.TASK]} #{jobs[0][0]}")
         last = len(jobs) - 1
         self._slate.move(0)
         for index, job in enumerate(jobs):
@@ -369,18 +369,16 @@ class Worker:
         else:
             self._peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
             extra = self._without_strays(extra)
-            cpu = self._used(cpu)
+            now = _cpu()
+            cpu = self._used(now, max(0, cpu))
+            self._cpu, self._cpu_is_old = now, False
         self._tell(place, (serial, index, outcome, payload, started, ended, cpu, self._peak, extra))
         self._ring_soon(ended, BELL_AFTER)
 
-    def _used(self, ran: int) -> int:
+    def _used(self, now: int, ran: int) -> int:
         """The CPU time of a job that ran so long; right after short ones, which are in it too, at most that."""
-        now = _cpu()
-        used, self._cpu = now - self._cpu, now
-        if self._cpu_is_old:
-            self._cpu_is_old = False
-            return min(used, max(0, ran))
-        return used
+        used = now - self._cpu
+        return min(used, ran) if self._cpu_is_old else used
 
     def _live(self, place: int, job: Packed, started: int) -> tuple[int, bytes | None, dict[str, Any] | None, int]:
         """Run it; gives how that ended, and when."""
@@ -414,7 +412,7 @@ class Worker:
         killed = end_strays(self._kept) if children() is not None else 0
         return {**(extra or {}), "strays": killed} if killed else extra
 
-    def _tell(self, place: int, result: wire.Told) -> None:
+    def _tell(self, place: int, result: wire.Bare) -> None:
         slate = self._slate
         if not slate.put(result):
             self._sock.sendall(wire.frame((wire.RESULTS, [result])))
@@ -511,13 +509,15 @@ class Worker:
             task, callee, args, kwargs = self._prepared(job[wire.TASK], job[wire.ARGS])
             run = self._run_async if callee.is_async else self._run_plain
             value = run(callee, args, kwargs)
-            if forks() != self._forks:
-                end_forked()
+            self._end_if_forked()
             return returned(task, value)
         except BaseException as error:  # noqa: BLE001  whatever the user's code raises ends this attempt, and only it
-            if forks() != self._forks:
-                end_forked(error)
+            self._end_if_forked(error)
             return self._raised(wire.Job(*job), error)
+
+    def _end_if_forked(self, error: BaseException | None = None) -> None:
+        if forks() != self._forks:
+            end_forked(error)
 
     def _prepared(self, name: str, payload: bytes) -> tuple[Task[..., Any], Callee, tuple[Any, ...], dict[str, Any]]:
         task = self._tasks[name]

@@ -13,7 +13,7 @@ from typing import Any
 
 from genba import context, trace, wire
 from genba.context import RunningJob
-from genba.worker.leavings import children, end_forked, end_strays, forks
+from genba.worker.leavings import children, end_strays
 from genba.worker.lines import JobLines
 from genba.worker.run import App, Worker
 from genba.worker.telling import Told, returned
@@ -75,12 +75,10 @@ class Seat(Worker):
         try:
             task, callee, args, kwargs = self._prepared(job.task, job.args)
             value = await callee.call_here(args, kwargs)
-            if forks() != self._forks:
-                end_forked()
+            self._end_if_forked()
             return returned(task, value)
         except BaseException as error:  # noqa: BLE001  whatever the user's code raises ends this attempt, and only it
-            if forks() != self._forks:
-                end_forked(error)
+            self._end_if_forked(error)
             return self._raised(job, error)
 
 
