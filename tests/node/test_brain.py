@@ -257,6 +257,31 @@ def test_while_nothing_is_measured_each_worker_gets_one_job() -> None:
     assert (stage.given(1), stage.given(2)) == ([1], [2])
 
 
+def patience(actions: list[Action]) -> list[int]:
+    return [one.patience for one in of(do.Succeed, actions)]
+
+
+@pytest.mark.parametrize(
+    ("mean", "count", "waits"),
+    [(MS, 50, True), (MS, 5, False), (20, 2000, False), (10 * MS, 5, False)],
+    ids=["short", "short, but few", "tiny", "long"],
+)
+def test_the_end_of_a_short_job_may_wait_for_others_while_there_are_more(mean: int, count: int, waits: bool) -> None:
+    stage = a_stage(mean=mean)
+    stage.claimed(*jobs(1, count))
+    stage.start()
+
+    assert [time > 0 for time in patience(stage.end(spent=mean))] == [waits]
+
+
+def test_an_end_that_frees_a_slot_of_a_limit_does_not_wait() -> None:
+    stage = a_stage(mean=MS)
+    stage.claimed(*(job._replace(buckets="b") for job in jobs(1, 50)))
+    stage.start()
+
+    assert patience(stage.end(spent=MS)) == [0]
+
+
 def test_short_jobs_are_given_in_advance_as_much_as_fifty_milliseconds_of_work() -> None:
     stage = a_stage(mean=MS)
 

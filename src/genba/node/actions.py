@@ -129,6 +129,7 @@ class ClaimDedicated:
 @dataclass(frozen=True, slots=True)
 class Succeed:
     ended: list[Success]
+    patience: Micros = 0  # so long may a commit wait for others
 
 
 @dataclass(frozen=True, slots=True)

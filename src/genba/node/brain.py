@@ -32,6 +32,8 @@ from genba.node.stopping import DRAIN_LEAVE, end_drain, press, release_hit, stop
 from genba.storage.records import Claimed, Ending, JobId, Micros, Success
 from genba.storage.verdicts import UNREADABLE, read_options
 
+BRIEF = 200  # µs: of jobs that are shorter, many end at once
+GATHER = 8_000  # µs for which others are waited for
 LEAVE_WITHIN = 10 * SECOND  # for a worker that was told to go: its app may have something to put away
 
 _NO_SEATS: Mapping[int, Sight] = MappingProxyType({})
@@ -342,10 +344,18 @@ class Brain:
                 self._floor.dismiss(rest, worker, now)
         actions: list[Action] = []
         if fine:
-            actions.append(Succeed(fine))
+            actions.append(Succeed(fine, self._patience(fine)))
         if other:
             actions.append(Finish(other))
         return actions + rest + self._flow(now)
+
+    def _patience(self, fine: Sequence[Success]) -> Micros:
+        """Short jobs end by ones and twos: a commit may wait for the next, if nobody waits for what these have held."""
+        mean = self._floor.mean
+        if not BRIEF <= mean < GATHER:
+            return 0
+        more = any(hand.outstanding * mean > GATHER for hand in self._floor.workers())
+        return GATHER if more and not any(one.limited for one in fine) else 0
 
     def on_answer(self, slot: int, answer: Sequence[Any], now: Micros) -> list[Action]:
         """What a worker says about the conditions of a job."""

@@ -79,6 +79,7 @@ class Pile:
     """What lies on the desk."""
 
     succeeded: list[Success] = field(default_factory=list)
+    patience: float = 0  # seconds that it is worth while to wait for more of them
     ended: list[Ending] = field(default_factory=list)
     marks: list[tuple[JobId, int, int, int]] = field(default_factory=list)
     first: list[tuple[JobId, int, int, int]] = field(default_factory=list)
@@ -95,6 +96,12 @@ class Pile:
 
     def __bool__(self) -> bool:
         return self.about_jobs or bool(self.events or self.opened) or self.draining or self.slots is not None
+
+    @property
+    def can_wait(self) -> bool:
+        """More will come, and nobody waits for what is here."""
+        urgent = self.ended or self.first or self.answers or self.wanted or self.opened or self.wants or self.dedicated
+        return bool(self.patience) and len(self.succeeded) < MANY and not urgent
 
     @property
     def about_jobs(self) -> bool:
@@ -133,6 +140,7 @@ class Desk(threading.Thread):
         self,
         *,
         succeeded: Sequence[Success] = (),
+        patience: float = 0,
         ended: Sequence[Ending] = (),
         marks: Sequence[tuple[JobId, int, int, int]] = (),
         first: Sequence[tuple[JobId, int, int, int]] = (),
@@ -149,7 +157,9 @@ class Desk(threading.Thread):
     ) -> None:
         with self._cond:
             pile = self._pile
-            pile.succeeded += succeeded
+            if succeeded:
+                pile.succeeded += succeeded
+                pile.patience = patience
             pile.ended += ended
             pile.marks += marks
             pile.first += first
@@ -175,8 +185,9 @@ class Desk(threading.Thread):
         self._hungry = False
 
     def load(self) -> int:
-        """How much is ahead of what would be added now."""
-        return len(self._pile.succeeded) + (LARGEST if self._busy else 0)
+        """How much is ahead of what would be added now; nothing, if it would be waited for."""
+        ahead = 0 if self._pile.patience else len(self._pile.succeeded)
+        return ahead + (LARGEST if self._busy else 0)
 
     @property
     def clear(self) -> bool:
@@ -207,6 +218,8 @@ class Desk(threading.Thread):
                     return
                 if self._many:  # in full flow a commit should pay for hundreds, not for dozens
                     self._cond.wait_for(lambda: self._ended or len(self._pile.succeeded) >= MANY, GATHER)
+                elif self._pile.can_wait:
+                    self._cond.wait_for(lambda: self._ended or not self._pile.can_wait, self._pile.patience)
                 pile, self._pile = self._take()
                 self._many = len(pile.succeeded) >= FLOW
                 self._busy = pile.about_jobs

@@ -582,8 +582,8 @@ class Node:
                     writer.add(wanted=wanted)
                 case do.Opened(key):
                     writer.add(opened=[key])
-                case do.Succeed(ended):
-                    self._office.finisher.add(succeeded=ended)
+                case do.Succeed(ended, patience):
+                    self._office.finisher.add(succeeded=ended, patience=patience / SECOND)
                 case do.Claim(wants, only):
                     claimer.add(wants=wants, only=only)
                 case do.ClaimDedicated(queues, count):

@@ -43,6 +43,7 @@ Packed = Sequence[Any]  # a wire.Job as it came; most jobs never need it by name
 
 UNABLE = 4  # exit code
 BELL_AFTER = 4_000  # µs: how long a result may lie in the ring before the node is told
+BELL_AFTER_FEW = 10_000  # ... if only a few come in that time
 BELL_AFTER_FORKS = 50_000  # ... if each job has a process: what it costs to be told is then most of what the node does
 QUICK = 50  # µs: too short to start a process, or to fill so much memory that one could see it
 
@@ -366,14 +367,16 @@ class Worker:
         cpu = ended - started
         if 0 <= cpu < QUICK:
             self._cpu_is_old = True  # to ask for it would cost as much as such a job does
+            after = BELL_AFTER
         else:
             self._peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
             extra = self._without_strays(extra)
             now = _cpu()
             cpu = self._used(now, max(0, cpu))
             self._cpu, self._cpu_is_old = now, False
+            after = BELL_AFTER_FEW
         self._tell(place, (serial, index, outcome, payload, started, ended, cpu, self._peak, extra))
-        self._ring_soon(ended, BELL_AFTER)
+        self._ring_soon(ended, after)
 
     def _used(self, now: int, ran: int) -> int:
         """The CPU time of a job that ran so long; right after short ones, which are in it too, at most that."""

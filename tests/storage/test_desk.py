@@ -1,0 +1,96 @@
+"""A desk: when it writes."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Iterator
+
+import pytest
+from tests.storage.builders import TASK, claimed, enqueued, joined, state, states, success
+
+from genba.domain.clock import SystemClock
+from genba.node.desk import MANY, ClaimedJobs, Desk, Ended
+from genba.node.doubts import Doubts
+from genba.storage.records import Success
+from genba.storage.store import Store
+
+LONG = 600.0  # seconds, in which the test would have failed
+SOON = 30.0
+
+
+@pytest.fixture
+def posts() -> queue.Queue:
+    return queue.Queue()
+
+
+@pytest.fixture
+def desk(store: Store, posts: queue.Queue) -> Iterator[Desk]:
+    joined(store, 1)
+    desk = Desk("writer", store, 1, [TASK], Doubts(SystemClock()), posts.put)
+    desk.start()
+    yield desk
+    desk.finish(SOON)
+    assert not desk.is_alive()
+
+
+def ends(store: Store, count: int) -> list[Success]:
+    return [success(job) for job in claimed(store, count)]
+
+
+def nothing_is_said(posts: queue.Queue) -> bool:
+    with pytest.raises(queue.Empty):
+        posts.get(timeout=0.2)
+    return True
+
+
+def test_successes_that_can_wait_are_written_with_the_next_that_cannot(store, desk, posts):
+    ids = enqueued(store, 2)
+    first, second = ends(store, 2)
+
+    desk.add(succeeded=[first], patience=LONG)
+    assert nothing_is_said(posts)
+    desk.add(succeeded=[second])
+
+    assert isinstance(posts.get(timeout=SOON), Ended)
+    assert states(store, ids) == ["succeeded", "succeeded"]
+    assert posts.empty()  # it was one commit
+
+
+def test_they_wait_no_longer_than_they_may(store, desk, posts):
+    (id,) = enqueued(store, 1)
+
+    desk.add(succeeded=ends(store, 1), patience=0.01)
+
+    assert isinstance(posts.get(timeout=SOON), Ended)
+    assert state(store, id) == "succeeded"
+
+
+def test_nor_longer_than_it_takes_to_have_many(store, desk, posts):
+    enqueued(store, MANY)
+    many = ends(store, MANY)
+
+    for at in range(0, MANY, 100):
+        desk.add(succeeded=many[at : at + 100], patience=LONG)
+
+    assert isinstance(posts.get(timeout=SOON), Ended)
+
+
+def test_whoever_wants_work_does_not_wait_for_them(store, desk, posts):
+    enqueued(store, 2)
+
+    desk.add(succeeded=ends(store, 1), patience=LONG)
+    desk.add(wants={"default": 1})
+
+    assert isinstance(posts.get(timeout=SOON), Ended)
+    claimed = posts.get(timeout=SOON)
+    assert isinstance(claimed, ClaimedJobs)
+    assert len(claimed.jobs) == 1
+
+
+def test_a_desk_that_ends_writes_them(store, desk, posts):
+    (id,) = enqueued(store, 1)
+    desk.add(succeeded=ends(store, 1), patience=LONG)
+
+    desk.finish(SOON)
+
+    assert state(store, id) == "succeeded"
