@@ -24,6 +24,7 @@ LOOK = 0.005  # seconds between two looks at the marks
 MANY = 1 << 16  # bytes
 START_WITHIN = 60.0
 END_WITHIN = 10.0
+FILLERS, FEW = 4, 500  # processes that enqueue a backlog one by one, and what is not worth a second one
 PREFETCHED = 2_000  # jobs that a peer may have taken from its store and not yet run
 
 
@@ -96,6 +97,19 @@ class Stage:
         lines = (self._folder / f"{name}.log").read_text(errors="replace").strip().splitlines()
         told = [line for line in lines if "Error" in line] or lines or ["it ended and said nothing"]
         return f"{name}: {told[-1].strip()[:200]}"
+
+    def fill(self, count: int, first: int = 0, size: int = 0) -> float | None:
+        """The seconds that it took in bulk; who cannot do that has several processes for it, and gets no figure."""
+        made = self.ask("many", first=first, count=count, size=size)
+        if made["bulk"]:
+            return float(made["seconds"])
+        each = max(-(-count // FILLERS), FEW)
+        parts = [
+            {"first": at, "count": min(each, first + count - at), "size": size}
+            for at in range(first, first + count, each)
+        ]
+        self.asked_all(len(parts), "singly", parts)
+        return None
 
     def settle(self) -> None:
         """What autovacuum would have done by now, so that no peer's plans are made for an empty table."""

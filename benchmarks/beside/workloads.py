@@ -51,7 +51,7 @@ def small_payload(contender: Contender, services: Services, plan: Plan) -> Figur
 
 
 def middle_payload(contender: Contender, services: Services, plan: Plan) -> Figures:
-    return _with(contender, services, plan, "10 kB", jobs=plan.backlog // 10, size=10_000)
+    return _with(contender, services, plan, "10 kB", jobs=plan.backlog // 3, size=10_000)
 
 
 def great_payload(contender: Contender, services: Services, plan: Plan) -> Figures:
@@ -106,7 +106,7 @@ def events(contender: Contender, services: Services, plan: Plan) -> Figures:
     with stage(contender, services, slots=jobs, workers=2) as place:
         if place.ask("consume")["lacking"]:
             return {}
-        place.ask("many", first=0, count=jobs, size=0)
+        place.fill(jobs)
         place.settle()
         place.start(2)
         drained = place.drain(jobs, 6 * plan.within)
@@ -137,9 +137,9 @@ def _filled(
         made: Figures = {}
         if singles:
             made["enqueue"] = singles / place.ask("singly", first=0, count=singles, size=size)["seconds"]
-        filled = place.ask("many", first=singles, count=jobs - singles, size=size)
-        if filled["bulk"]:
-            made["enqueue, bulk"] = (jobs - singles) / filled["seconds"]
+        seconds = place.fill(jobs - singles, singles, size)
+        if seconds is not None:
+            made["enqueue, bulk"] = (jobs - singles) / seconds
         place.settle()
         yield place, made
 
@@ -164,7 +164,7 @@ def half_load(contender: Contender, services: Services, plan: Plan) -> Figures:
     warm = max(100, plan.samples * 3)
     most = 10 * plan.samples
     with stage(contender, services, slots=warm + most, workers=2, work="cpu") as place:
-        place.ask("many", first=0, count=warm, size=0)
+        place.fill(warm)
         place.start(2)
         if place.wait_for(warm, START_WITHIN) < warm:
             raise Wrong(f"{warm} jobs did not run in {START_WITHIN:g} s")
@@ -182,7 +182,7 @@ def steady(contender: Contender, services: Services, plan: Plan) -> Figures:
     """A load that does not end, half of what it can do, but 2,000/s at most: what grows meanwhile?"""
     warm, most = 3_000, 2_000.0
     with stage(contender, services, slots=warm + int(most * plan.steady), workers=2) as place:
-        place.ask("many", first=0, count=warm, size=0)
+        place.fill(warm)
         place.start(2)
         if place.wait_for(warm, START_WITHIN) < warm:
             raise Wrong(f"{warm} jobs did not run in {START_WITHIN:g} s")

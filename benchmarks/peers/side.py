@@ -24,7 +24,7 @@ def many(peer: Any, first: int, count: int, size: int, kind: str = "") -> dict[s
         getattr(peer, f"enqueue_{kind}")(range(first, first + count))
         return {"lacking": False}
     if not hasattr(peer, "enqueue_many"):
-        return {**singly(peer, first, count, size), "bulk": False}
+        return {"bulk": False}
     payload = "x" * size
     began = time.perf_counter()
     peer.enqueue_many(range(first, first + count), payload)
