@@ -9,8 +9,10 @@ import sqlite3
 import stat
 import subprocess
 import sys
+import threading
 import time
-from contextlib import closing
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -241,6 +243,57 @@ sys.stdin.read()
         assert sum(map(len, made)) == 3
 
 
+@contextmanager
+def another_has_the_turn(path):
+    """A process, which has it until it is killed."""
+    hold = "import fcntl, os, sys; fcntl.lockf(os.open(sys.argv[1], os.O_RDWR), fcntl.LOCK_EX); print(flush=True)"
+    command = [sys.executable, "-c", f"{hold}; sys.stdin.read()", f"{path}-turn"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout
+        other.stdout.readline()
+        yield other
+        other.kill()
+
+
+def somebody_waits(path) -> bool:
+    """In the kernel's queue."""
+    inode = f":{os.stat(f'{path}-turn').st_ino}"
+    return any("->" in line and inode in line for line in Path("/proc/locks").read_text().splitlines())
+
+
+def _kill_when(other, happened) -> None:
+    eventually(happened)
+    other.kill()
+
+
+def waiting_thread() -> int | None:
+    return next((thread.native_id for thread in threading.enumerate() if thread.name == "genba-turn"), None)
+
+
+def test_one_thread_waits_for_all_who_come_soon_and_goes_when_nobody_does(path, monkeypatch):
+    eventually(lambda: waiting_thread() is None)  # that of a test before
+    turns, seen = Turns.of(path), set()
+    for rest in (60.0, 60.0, 0.01):
+        monkeypatch.setattr("genba.storage.turns.REST", rest)
+        with another_has_the_turn(path) as other, ThreadPoolExecutor(1) as pool:
+            pool.submit(_kill_when, other, lambda: somebody_waits(path))
+            turns.take(10)
+            seen.add(waiting_thread())
+            turns.give()
+
+    assert len(seen) == 1
+    eventually(lambda: waiting_thread() is None)
+
+
+def test_who_has_waited_too_long_is_told_who_writes_and_does_not_get_the_turn_later(path):
+    turns = Turns.of(path)
+    with another_has_the_turn(path) as other, pytest.raises(StoreUnreachable, match=str(other.pid)):
+        turns.take(0.1)
+
+    turns.take(10)
+    turns.give()
+
+
 def test_who_is_stopped_while_waiting_for_the_turn_does_not_keep_it_when_it_comes(path):
     """The worker of a cancelled job lives on, and with the turn in its hands nobody else could write."""
 
@@ -251,11 +304,7 @@ def test_who_is_stopped_while_waiting_for_the_turn_does_not_keep_it_when_it_come
         raise Stop
 
     turns = Turns.of(path)
-    hold = "import fcntl, os, sys; fcntl.lockf(os.open(sys.argv[1], os.O_RDWR), fcntl.LOCK_EX); print(flush=True)"
-    command = [sys.executable, "-c", f"{hold}; sys.stdin.read()", f"{path}-turn"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
-        assert other.stdout
-        other.stdout.readline()
+    with another_has_the_turn(path) as other:
         before = signal.signal(signal.SIGALRM, stop)
         try:
             signal.setitimer(signal.ITIMER_REAL, 0.2)

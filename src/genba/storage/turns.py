@@ -9,12 +9,26 @@ from __future__ import annotations
 
 import fcntl
 import os
+import queue
 import threading
 from pathlib import Path
 
 from genba.errors import StoreUnreachable
 
 BUSY = 10.0  # seconds a writer waits for its turn before it gives up
+REST = 1.0  # seconds after which a thread goes that nobody needs
+
+
+class _Waiting:
+    """Somebody in line."""
+
+    __slots__ = ("came", "state", "story")
+
+    def __init__(self) -> None:
+        self.came = threading.Lock()  # open once the turn has come
+        self.came.acquire()
+        self.story = threading.Lock()
+        self.state = ""  # then "waiting", and "ours" or "late"
 
 
 class Turns:
@@ -34,6 +48,9 @@ class Turns:
         self._path = path
         self._mine = threading.Lock()
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._line: queue.SimpleQueue[_Waiting] = queue.SimpleQueue()
+        self._hall = threading.Lock()
+        self._has_usher = False
 
     @classmethod
     def of(cls, database: Path) -> Turns:
@@ -71,33 +88,47 @@ class Turns:
 
     def _stand_in_line(self, within: float) -> None:
         """A thread waits in the kernel's queue, since a lock has no deadline of its own."""
-        came = threading.Event()
-        story = threading.Lock()
-        state = "waiting"
-
-        def wait() -> None:
-            nonlocal state
-            fcntl.lockf(self._fd, fcntl.LOCK_EX)
-            with story:
-                if state == "late":
-                    self.give()
-                state = "ours"
-            came.set()
-
-        threading.Thread(target=wait, name="genba-turn", daemon=True).start()
+        me = _Waiting()
         try:
-            came.wait(within)
+            self._send(me)
+            me.came.acquire(timeout=within)
         except BaseException:  # a stop: the turn will come all the same, and must not stay here; raised again
-            with story:
-                if state == "ours":
+            with me.story:
+                if me.state != "waiting":  # ours, or nobody was sent
                     self.give()
-                state = "late"
+                me.state = "late"
             raise
-        with story:
-            if state == "ours":
+        with me.story:
+            if me.state == "ours":
                 return
-            state = "late"
+            me.state = "late"
         raise StoreUnreachable(f"{self._path}: process {self.holder() or '?'} has been writing for {within:g} s")
+
+    def _send(self, me: _Waiting) -> None:
+        with self._hall:
+            if not self._has_usher:
+                threading.Thread(target=self._be_usher, name="genba-turn", daemon=True).start()
+                self._has_usher = True
+            me.state = "waiting"
+            self._line.put(me)
+
+    def _be_usher(self) -> None:
+        """Waits for whoever holds `_mine`; to start anew for each would cost more than what most of them write."""
+        while True:
+            try:
+                one = self._line.get(timeout=REST)
+            except queue.Empty:
+                with self._hall:
+                    if self._line.empty():
+                        self._has_usher = False
+                        return
+                continue
+            fcntl.lockf(self._fd, fcntl.LOCK_EX)
+            with one.story:
+                if one.state == "late":
+                    self.give()
+                one.state = "ours"
+            one.came.release()
 
     def give(self) -> None:
         fcntl.lockf(self._fd, fcntl.LOCK_UN)
