@@ -257,6 +257,27 @@ def test_while_nothing_is_measured_each_worker_gets_one_job() -> None:
     assert (stage.given(1), stage.given(2)) == ([1], [2])
 
 
+def test_heavy_jobs_are_given_in_advance_by_their_weight() -> None:
+    stage = a_stage(mean=MS)
+
+    stage.claimed(*(job._replace(args=bytes(1 << 20)) for job in jobs(1, 200)))
+
+    assert stage.given() == list(range(1, 9))
+
+
+def test_after_heavy_jobs_light_ones_are_given_as_before() -> None:
+    stage = a_stage(mean=MS)
+    stage.claimed(*(job._replace(args=bytes(1 << 20)) for job in jobs(1, 8)))
+    stage.work_off(1, 8)
+    for id in range(9, 19):
+        stage.claimed(a_job(id))
+        stage.work_off(1, 1)
+
+    stage.claimed(*jobs(20, 200))
+
+    assert len(stage.given()) == 50
+
+
 def patience(actions: list[Action]) -> list[int]:
     return [one.patience for one in of(do.Succeed, actions)]
 

@@ -266,6 +266,7 @@ class Brain:
     def _take_in(self, jobs: Sequence[Claimed], claim: int, now: Micros) -> list[Action]:
         unfit: list[Ending] = []
         floor = self._floor
+        floor.weigh(jobs)
         in_company, ready = bool(floor.concurrency), floor.ready
         for job in jobs:
             if job.options is None and not (job.losses or in_company):  # as most are

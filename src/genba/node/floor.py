@@ -13,7 +13,7 @@ from genba.node.endings import progress_text, unhappened
 from genba.node.hands import Hand, Held, Sight
 from genba.node.meter import Meter
 from genba.node.settings import NodeSettings
-from genba.storage.records import Ending, JobId, Micros
+from genba.storage.records import Claimed, Ending, JobId, Micros
 from genba.storage.verdicts import judged
 
 SECOND = 1_000_000
@@ -45,6 +45,7 @@ class Floor:
         self.disabled: frozenset[str] = frozenset()  # tasks that operators have switched off
         self.sweeps: dict[int, list[Ending]] = {}
         self.mean: float = 0.0  # µs of one job, lately; 0: not known yet
+        self.heft: float = 0.0  # bytes of the arguments of one job, lately
         self.draining_until: Micros | None = None
         self.safe_until: Micros | None = None  # then others may soon take us for dead
         self.dead_by: Micros = 0
@@ -119,6 +120,12 @@ class Floor:
 
     def in_company(self) -> Counter[str]:
         return Counter(held.job.task for held in self.shared)
+
+    def weigh(self, jobs: Sequence[Claimed]) -> None:
+        """So much memory do jobs take that are held here; what has become heavy counts at once."""
+        if jobs:
+            heft = sum([len(job.args) for job in jobs]) / len(jobs)
+            self.heft = heft if heft > self.heft else (heft + self.heft) / 2
 
     def put_back(self, back: Sequence[Held], now: Micros) -> list[Ending]:
         """What had not started goes to the front of what is ready; whose job was cancelled or

@@ -13,6 +13,7 @@ from genba.storage.records import Micros
 
 BUNCH = 64  # jobs in one frame
 DEEPEST = 2048  # with half of it, workers ran dry while the desk wrote: a sixth less of tiny jobs on SQLite
+LOAD = 8 << 20  # bytes of arguments that a worker may have in hand
 FORK = 3_000  # µs that a process of its own costs a job
 APART_AGAIN = 2 * SECOND  # a dedicated job for which there is no room here comes back after this
 
@@ -135,14 +136,14 @@ class Giving:
         """How many jobs a worker may have in hand."""
         if self._floor.settings.pool == "ondemand" or not self._floor.mean or self._floor.mean > WORTH / 2:
             return 1
-        return max(1, min(DEEPEST, int(WORTH / self._floor.mean)))
+        return max(1, min(DEEPEST, int(WORTH / self._floor.mean), int(LOAD / (self._floor.heft or 1))))
 
     def ahead(self) -> int:
         """How many jobs to have here for each worker, in its hand or on the pile."""
         mean = self._floor.mean
         if self._floor.settings.pool != "ondemand" or not mean or mean > WORTH / 2:
             return self.depth()
-        return max(1, int(4 * WORTH / (mean + FORK)))
+        return max(1, min(int(4 * WORTH / (mean + FORK)), int(LOAD / (self._floor.heft or 1))))
 
     def give_up_surplus(self, now: Micros) -> list[Action]:
         """Everyone here is busy for long: let other nodes have what is ready."""
