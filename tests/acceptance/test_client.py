@@ -11,6 +11,7 @@ from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
+from statistics import median
 from uuid import UUID
 
 import pytest
@@ -364,14 +365,21 @@ def test_a_job_that_failed_shows_how_far_it_came(shop, path):
     [{"delay": 0.5}, {"delay": timedelta(milliseconds=500)}, {"at": "+0.5s"}, {"delay": "500ms"}],
     ids=repr,
 )
-def test_a_scheduled_job_starts_on_time(shop, options):
+def test_a_scheduled_job_does_not_start_too_early(shop, options):
     before = datetime.now(UTC)
     job = shop.jobs.add.using(**options).enqueue(1)
     assert job.state == "scheduled"
 
     assert job.result(timeout=10) == 2
-    late = (job.attempts[0].started or before) - before - timedelta(seconds=0.5)
-    assert timedelta(0) <= late < timedelta(seconds=0.5)
+    assert (job.attempts[0].started or before) - before >= timedelta(seconds=0.5)
+
+
+def test_scheduled_jobs_start_at_their_moments_not_when_the_node_looks_once_a_second(shop):
+    jobs = [shop.jobs.add.using(delay=0.5 + 0.2 * i).enqueue(i) for i in range(5)]
+
+    assert [job.result(timeout=10) for job in jobs] == [1, 2, 3, 4, 5]
+    late = [started - job.due for job in jobs if job.due and (started := job.attempts[0].started)]
+    assert median(late) < timedelta(seconds=0.3)  # looks once a second would make it 0.4 to 0.6
 
 
 def test_a_moment_may_be_a_datetime(jobs):

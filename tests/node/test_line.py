@@ -207,13 +207,16 @@ def test_of_very_many_bunches_taken_back_none_is_taken_for_the_one_that_stays() 
 def test_a_result_can_be_read_before_the_next_job_starts() -> None:
     lines: list[Line] = []
     seen: list[list[Any]] = []
+    looked = threading.Event()
 
     def look() -> None:
         seen.extend(lines[0].slate.take())
+        looked.set()
 
     with in_thread(add, look) as end:
         lines.append(end.line)
         end.give(1, ("add", {"x": 1}), ("look", {}))
+        assert looked.wait(10)  # nobody else may take it
         end.hear(1)
 
     assert [result[:4] for result in seen] == [[1, 0, wire.RETURNED, b"2"]]
