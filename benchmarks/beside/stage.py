@@ -112,10 +112,12 @@ class Stage:
         return None
 
     def settle(self) -> None:
-        """What autovacuum would have done by now, so that no peer's plans are made for an empty table."""
+        """No plan is to be made for an empty table, and no drain to wait until its backlog is on the disk."""
         if self._contender.on == "postgres":
             with psycopg.connect(self._env["BENCH_URL"], autocommit=True) as conn:
                 conn.execute("VACUUM ANALYZE")
+                conn.execute("CHECKPOINT")
+        os.sync()
 
     def start(self, workers: int) -> None:
         with (self._folder / "workers.log").open("ab") as log:
