@@ -94,3 +94,24 @@ def test_a_desk_that_ends_writes_them(store, desk, posts):
     desk.finish(SOON)
 
     assert state(store, id) == "succeeded"
+
+
+def test_a_desk_that_is_called_while_it_still_says_that_it_is_hungry_says_so_again(store, desk, posts, monkeypatch):
+    """It once took the answer for the flag, which the caller had cleared, and nobody called it any more."""
+    told: list[bool] = []
+    say = store.nodes.hungry
+
+    def say_and_be_called(node: int, hungry: bool) -> None:
+        say(node, hungry)
+        if not told:
+            say(node, False)  # as whoever enqueues does
+            desk.rung()
+        told.append(hungry)
+
+    monkeypatch.setattr(store.nodes, "hungry", say_and_be_called)
+    for _ in range(2):
+        desk.add(wants={"default": 1})
+        claims = iter(lambda: posts.get(timeout=SOON), None)
+        assert next(post for post in claims if isinstance(post, ClaimedJobs)).jobs == []
+
+    assert told == [True, True]

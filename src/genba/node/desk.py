@@ -363,6 +363,15 @@ class Desk(threading.Thread):
         with self._claiming() as claim:
             self._exchange_as(claim, pile)
 
+    def _say_hungry(self) -> None:
+        """Whoever rings because of it may be heard before we come back: nothing may be noted down after that."""
+        self._hungry = True
+        try:
+            self._store.nodes.hungry(self._node, True)
+        except BaseException:  # nobody knows; raised again
+            self._hungry = False
+            raise
+
     def _exchange_as(self, claim: int, pile: Pile) -> None:
         jobs: list[Claimed] = []
         tasks = pile.only or self._tasks
@@ -377,8 +386,7 @@ class Desk(threading.Thread):
             jobs = self._store.claim(self._node, claim, pile.wants, tasks)
             if not jobs and not self._hungry:
                 # Say so first, then look once more, and soon again: a job that came in between has not seen the flag.
-                self._store.nodes.hungry(self._node, True)
-                self._hungry = True
+                self._say_hungry()
                 self._just_hungry = self._store.lanes > 1
                 jobs = self._store.claim(self._node, claim, pile.wants, tasks)
         if pile.wants:
