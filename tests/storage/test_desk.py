@@ -56,6 +56,20 @@ def test_successes_that_can_wait_are_written_with_the_next_that_cannot(store, de
     assert posts.empty()  # it was one commit
 
 
+def test_one_that_cannot_wait_does_not_wait_for_those_who_can(store, posts):
+    joined(store, 1)
+    enqueued(store, 2)
+    first, second = ends(store, 2)
+    desk = Desk("writer", store, 1, [TASK], Doubts(SystemClock()), posts.put)
+    desk.add(succeeded=[first])
+    desk.add(succeeded=[second], patience=LONG)
+
+    desk.start()  # it finds both
+
+    assert isinstance(posts.get(timeout=SOON), Ended)
+    desk.finish(SOON)
+
+
 def test_they_wait_no_longer_than_they_may(store, desk, posts):
     (id,) = enqueued(store, 1)
 

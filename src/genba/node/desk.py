@@ -158,8 +158,8 @@ class Desk(threading.Thread):
         with self._cond:
             pile = self._pile
             if succeeded:
+                pile.patience = min(pile.patience, patience) if pile.succeeded else patience
                 pile.succeeded += succeeded
-                pile.patience = patience
             pile.ended += ended
             pile.marks += marks
             pile.first += first

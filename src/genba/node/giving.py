@@ -136,14 +136,17 @@ class Giving:
         """How many jobs a worker may have in hand."""
         if self._floor.settings.pool == "ondemand" or not self._floor.mean or self._floor.mean > WORTH / 2:
             return 1
-        return max(1, min(DEEPEST, int(WORTH / self._floor.mean), int(LOAD / (self._floor.heft or 1))))
+        return max(1, min(DEEPEST, int(WORTH / self._floor.mean), self._bearable()))
 
     def ahead(self) -> int:
         """How many jobs to have here for each worker, in its hand or on the pile."""
         mean = self._floor.mean
         if self._floor.settings.pool != "ondemand" or not mean or mean > WORTH / 2:
             return self.depth()
-        return max(1, min(int(4 * WORTH / (mean + FORK)), int(LOAD / (self._floor.heft or 1))))
+        return max(1, min(int(4 * WORTH / (mean + FORK)), self._bearable()))
+
+    def _bearable(self) -> int:
+        return int(LOAD / (self._floor.heft or 1))
 
     def give_up_surplus(self, now: Micros) -> list[Action]:
         """Everyone here is busy for long: let other nodes have what is ready."""
