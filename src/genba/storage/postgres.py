@@ -17,7 +17,8 @@ from genba.domain.clock import Clock
 from genba.errors import BadOption, StoreError, StoreUnreachable
 from genba.storage.arrays import BytesColumn, IntColumn, TextColumn, register
 from genba.storage.database import PARAMETER, TABLES, AnswerLost, Home, Query, Row, Step
-from genba.storage.deadline import deadlined
+from genba.storage.deadline import LIMIT, deadlined
+from genba.storage.direct import PREPARED, Direct
 
 # statement_timestamp() is the same for the whole statement; as a sub-select it is computed once, not per row
 NOW = "(SELECT (extract(epoch FROM statement_timestamp()) * 1000000)::bigint)"
@@ -51,19 +52,15 @@ LENT = {
     "client_connection_check_interval": "500ms",  # of a killed worker no statement keeps the job's row locked
 }
 SEQUENCES = ("job_id", "token")
-PREPARED = 400  # statements that stay prepared on a connection: all that we have, and the sizes of claims
 MIGRATION_LOCK = 0x67656E6261  # "genba"
 _UNKNOWN = "unsupported startup parameter"  # what PgBouncer says to our settings
 
 
 class Tx:
-    def __init__(self, conn: Any, database: PostgresDatabase, foreign: bool = False) -> None:
+    def __init__(self, conn: Any, database: PostgresDatabase) -> None:
         self._conn = conn
         self._database = database
         self._sql = database.queries
-        self._cursor = conn.cursor(binary=True, row_factory=database.tuples)
-        if foreign:
-            register(self._cursor.adapters)
 
     def _execute(self, query: Query, values: Mapping[str, Any]) -> Any:
         text = query.text
@@ -72,11 +69,10 @@ class Tx:
         clock = self._database.clock
         if clock is not None:
             values = {**values, "now": clock.now(), "boot": clock.boot()}
-        return self._cursor.execute(text, values, prepare=not self._database.pooled)
+        return self.ask(text, values)
 
-    def send(self, name: str, values: Mapping[str, Any]) -> Any:
-        """In a pipeline: a cursor that will have the answer; None if this engine has nothing to ask."""
-        return self._execute(self._sql[name], values) if self._sql[name].text else None
+    def ask(self, text: str, values: Mapping[str, Any]) -> Any:
+        return self._conn.direct.execute(text, values)
 
     def all(self, name: str, /, **values: Any) -> list[Row]:
         return self._execute(self._sql[name], values).fetchall()  # type: ignore[no-any-return]
@@ -114,7 +110,7 @@ class Tx:
         return self.all("claim", **values)
 
     def insert_jobs(self, columns: Sequence[str], rows: Sequence[Row]) -> None:
-        with self._cursor.copy(f"COPY genba.job ({', '.join(columns)}) FROM STDIN") as copy:
+        with self._cursor().copy(f"COPY genba.job ({', '.join(columns)}) FROM STDIN") as copy:
             for start in range(0, len(rows), 2000):
                 copy.write(copy_text(rows[start : start + 2000]))
 
@@ -122,6 +118,7 @@ class Tx:
         text = PARAMETER.sub(r"%(\1)s", text.replace("%", "%%"))
         # The values are written into it (force_generic_plan holds for parameters): a plan for all would take a task
         # that few have for one that every second job has.
+        self._open()
         cursor = self._database.literal_cursor(self._conn, row_factory=self._database.tuples)
         return cursor.execute(text, values).fetchall()
 
@@ -132,11 +129,43 @@ class Tx:
         return IntColumn(values)
 
     def ids(self, count: int) -> list[int]:
-        return self._database.ids(self._cursor, count)
+        return self._database.ids(self, count)
 
     def now(self) -> int:
         ((now,),) = self.all("now")
         return int(now)
+
+    def _open(self) -> None:
+        """Before a cursor goes on."""
+        self._conn.direct.begun()
+
+    def _cursor(self) -> Any:
+        self._open()
+        return self._conn.cursor(binary=True, row_factory=self._database.tuples)
+
+
+class CursorTx(Tx):
+    """By cursors of psycopg: in a pipeline, and on a user's connection, where they may have to begin a transaction."""
+
+    def __init__(self, conn: Any, database: PostgresDatabase, foreign: bool = False) -> None:
+        super().__init__(conn, database)
+        self._foreign = foreign
+
+    def ask(self, text: str, values: Mapping[str, Any]) -> Any:
+        return self._cursor().execute(text, values, prepare=not self._database.pooled)
+
+    def _open(self) -> None:
+        pass
+
+    def send(self, name: str, values: Mapping[str, Any]) -> Any:
+        """A cursor that will have the answer; None if this engine has nothing to ask."""
+        return self._execute(self._sql[name], values) if self._sql[name].text else None
+
+    def _cursor(self) -> Any:
+        cursor = super()._cursor()
+        if self._foreign:
+            register(cursor.adapters)
+        return cursor
 
 
 def _column(cells: tuple[Any, ...]) -> Any:
@@ -231,6 +260,7 @@ class PostgresDatabase:
             self._pooler = "transaction" if self.pooler_found else "none"
         if self.pooled:
             conn.prepare_threshold = None
+        conn.direct = Direct(self._psycopg, conn, prepare=not self.pooled)
         return conn
 
     def _deadlines(self) -> dict[str, Any]:
@@ -287,8 +317,14 @@ class PostgresDatabase:
 
     @contextmanager
     def transaction(self) -> Iterator[Tx]:
-        with self._connection() as conn, conn.transaction():
-            yield Tx(conn, self)
+        with self._connection() as conn:
+            conn.direct.begin()
+            try:
+                yield Tx(conn, self)
+            except BaseException:  # also a stop must not leave it open; raised again
+                conn.direct.rollback()
+                raise
+            conn.direct.commit()
 
     @contextmanager
     def single(self) -> Iterator[Tx]:
@@ -298,7 +334,7 @@ class PostgresDatabase:
     def in_turn(self, *steps: Step) -> list[list[Row]]:
         with self._connection() as conn:
             with conn.pipeline(), conn.transaction():
-                sent = [Tx(conn, self).send(name, values) for name, values in steps]
+                sent = [CursorTx(conn, self).send(name, values) for name, values in steps]
             return [cursor.fetchall() if cursor and cursor.description else [] for cursor in sent]
 
     @contextmanager
@@ -324,7 +360,7 @@ class PostgresDatabase:
         if conn.autocommit and conn.info.transaction_status == idle:
             raise StoreError("conn has no open transaction: use `with conn.transaction():` or autocommit=False")
         try:
-            yield Tx(conn, self, foreign=True)
+            yield CursorTx(conn, self, foreign=True)
         except self._psycopg.Error as error:
             raise self._spoken(error) from error
 
@@ -351,7 +387,7 @@ class PostgresDatabase:
             return AnswerLost(f"{masked(self._url)}: {str(error).strip()}")
         return self._spoken(error)
 
-    def ids(self, cursor: Any, count: int) -> list[int]:
+    def ids(self, tx: Tx, count: int) -> list[int]:
         """From the blocks at hand; new ones come from a sequence, which no rollback gives back."""
         with self._lock:
             now = time.monotonic()
@@ -361,9 +397,8 @@ class PostgresDatabase:
             if held < count:
                 self._blocks_until = now + AGE_OF_IDS if not held else self._blocks_until
                 steps = -(-(count - held) // BLOCK)
-                got = cursor.execute(
-                    "SELECT nextval('genba.job_id') FROM generate_series(1, %s)", (steps,), prepare=not self.pooled
-                ).fetchall()
+                more = "SELECT nextval('genba.job_id') FROM generate_series(1, %(steps)s)"
+                got = tx.ask(more, {"steps": steps}).fetchall()
                 self._blocks += [range(start, start + BLOCK) for (start,) in sorted(got)]
             ids: list[int] = []
             while len(ids) < count:
@@ -403,7 +438,7 @@ class PostgresDatabase:
 @contextmanager
 def _without_limit(conn: Any) -> Iterator[None]:
     """For what may take longer than a statement of ours; the server has its own deadlines for it."""
-    before, conn.limit = getattr(conn, "limit", None), None
+    before, conn.limit = getattr(conn, "limit", LIMIT), None
     try:
         yield
     finally:
@@ -437,7 +472,7 @@ class Joint:
     @contextmanager
     def ours(self) -> Iterator[Tx]:
         try:
-            yield Tx(self.connection, self._database, foreign=True)
+            yield CursorTx(self.connection, self._database, foreign=True)
         except self._database.errors as error:
             raise self._database.spoken(self.connection, error) from error
 
