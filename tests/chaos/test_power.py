@@ -6,6 +6,8 @@ processes are killed; that its own log is on the disk is PostgreSQL's part, and 
 
 from __future__ import annotations
 
+import errno
+import os
 import random
 import shutil
 import threading
@@ -20,7 +22,8 @@ from tests.server import Server, a_server
 from tests.storage.builders import CLAIM, TASK, joined, one, success
 from tests.support import eventually, sqlite_url
 
-from genba.errors import StoreError
+from genba.errors import StoreError, StoreUnreachable
+from genba.storage import sqlite
 from genba.storage.store import Store, open_store
 
 SECTOR = 512
@@ -43,6 +46,13 @@ class Disk(apsw.VFS):
         super().xDelete(name, sync)
         self.synced.pop(name, None)
         self.pending.pop(name, None)
+
+    def sync(self, path: str) -> None:
+        if path in self.pending:   # else it is none of ours: what was left after a cut
+            for offset, data in self.pending[path]:
+                write(self.synced[path], offset, data)
+            self.pending[path].clear()
+            self.written()
 
     def cut(self, chance: random.Random, folder: Path) -> None:
         """The files as the next start of the machine finds them."""
@@ -72,10 +82,7 @@ class Recorded(apsw.VFSFile):
         del self._disk.synced[self._path][size:]
 
     def xSync(self, flags: int) -> None:   # noqa: N802
-        for offset, data in self._disk.pending[self._path]:
-            write(self._disk.synced[self._path], offset, data)
-        self._disk.pending[self._path].clear()
-        self._disk.written()
+        self._disk.sync(self._path)
 
 
 def write(file: bytearray, offset: int, data: bytes) -> None:
@@ -84,8 +91,9 @@ def write(file: bytearray, offset: int, data: bytes) -> None:
 
 
 @pytest.fixture
-def disk() -> Iterator[Disk]:
+def disk(monkeypatch) -> Iterator[Disk]:
     disk = Disk()
+    monkeypatch.setattr(sqlite, "sync", disk.sync)
     before = apsw.vfs_names()[0]
     apsw.set_default_vfs("genba-power")
     yield disk
@@ -142,6 +150,31 @@ def test_after_a_power_cut_a_sqlite_file_has_all_that_was_promised(disk, tmp_pat
 
     assert checked > 20
     print(f"{checked} power cuts while {len(told.promised)} jobs came and ended: nothing lost")
+
+
+def test_who_finds_a_job_there_has_it_on_the_disk_too(monkeypatch, tmp_path):
+    with closing(open_store(sqlite_url(tmp_path))) as store:
+        first = one(store, identity="the same")
+        synced: list[str] = []
+        monkeypatch.setattr(sqlite, "sync", synced.append)
+
+        assert one(store, identity="the same") == first
+
+    assert synced == [f"{tmp_path}/genba.db-wal"]   # whoever has written it may still be waiting for the disk
+
+
+def test_a_disk_that_does_not_keep_it_is_said(monkeypatch, tmp_path):
+    def fail(file: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with closing(open_store(sqlite_url(tmp_path))) as store:
+        one(store)
+        monkeypatch.setattr(os, "fdatasync", fail)
+
+        with pytest.raises(StoreUnreachable, match=r"genba\.db: Input/output error, when what was just written"):
+            one(store)
+        monkeypatch.undo()
+        one(store)   # nobody is left in the way
 
 
 @pytest.fixture

@@ -295,7 +295,8 @@ class SqliteDatabase:
             return self._idle.pop()
         return self._connect()
 
-    def _connect(self) -> Any:
+    def _connect(self, synchronous: str = "NORMAL") -> Any:
+        """With FULL, a commit by whoever gets it is on the disk; with NORMAL, once `_sync` was called."""
         path = self._place.path
         try:
             with Turns.opening:
@@ -305,13 +306,25 @@ class SqliteDatabase:
                 conn = self.driver.connect(str(path) if path else ":memory:")
             if path is not None:
                 conn.execute("PRAGMA journal_mode = WAL").fetchall()
-            conn.execute("PRAGMA synchronous = FULL").fetchall()
+            conn.execute(f"PRAGMA synchronous = {synchronous}").fetchall()
             conn.execute("PRAGMA wal_autocheckpoint = 4000").fetchall()
             conn.execute("PRAGMA cache_size = -65536").fetchall()
             conn.execute("PRAGMA foreign_keys = OFF").fetchall()
         except self.driver.errors as error:
             raise StoreUnreachable(f"cannot open {path}: {error}") from error
         return conn
+
+    def _sync(self) -> None:
+        """What is committed is on the disk, also what others have committed and we have seen.
+
+        After the turn was given away: to wait for the disk takes longer than all that a small transaction does, and
+        those who wait for it together wait once.
+        """
+        try:
+            sync(f"{self._place.path}-wal")
+        except OSError as error:
+            text = f"{self._place.path}: {error.strerror}, when what was just written was to be kept on the disk"
+            raise StoreUnreachable(text) from error
 
     def _turn(self) -> Turns | None:
         return Turns.of(self._place.path) if self._place.path else None
@@ -347,6 +360,8 @@ class SqliteDatabase:
                 self._idle.append(conn)
                 if turn:
                     turn.give()
+            if turn:
+                self._sync()
 
     def single(self) -> AbstractContextManager[Tx]:
         return self.transaction()
@@ -387,7 +402,7 @@ class SqliteDatabase:
 
     def joint(self, within: float) -> Joint:
         with self.wrapped():
-            conn = self._connect()
+            conn = self._connect("FULL")
             turn = self._turn()
             try:
                 if turn:
@@ -430,6 +445,8 @@ class SqliteDatabase:
                 if turn:
                     turn.give()
                 self._idle.append(conn)
+            if turn:
+                self._sync()
 
     def close(self) -> None:
         if self._pid != os.getpid():
@@ -585,6 +602,18 @@ def split_script(script: str) -> list[str]:
 def _translated(query: Query) -> Query:
     text = query.text.replace("genba.", "genba_").replace("/* now */", ":now").replace("/* boot */", ":boot")
     return Query(query.name, text.replace("/* lock */", ""), query.columns, query.literals)
+
+
+def sync(log: str) -> None:
+    """SQLite locks nothing in its log, so that it may be opened and closed beside it."""
+    try:
+        file = os.open(log, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:  # all of it is in the database, and synced there
+        return
+    try:
+        os.fdatasync(file)
+    finally:
+        os.close(file)
 
 
 @contextmanager
