@@ -1,8 +1,8 @@
 """Statements straight through libpq.
 
-A cursor of psycopg takes a hundred microseconds of Python for each statement, as much as a commit may take; a single
-enqueue is little else.  What a cursor offers beyond this is not needed for most of ours.  Values and rows are still
-psycopg's: its own adapters write and read them.  BEGIN travels with the first statement of its transaction.
+What a cursor of psycopg does around a statement takes longer than the statement needs to be sent, and a single enqueue
+is little else; most of it is not needed for ours.  Values and rows are still psycopg's: its own adapters write and read
+them.  BEGIN travels with the first statement of its transaction.
 """
 
 from __future__ import annotations
@@ -10,15 +10,17 @@ from __future__ import annotations
 import re
 import select
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from genba.storage.database import Row
 from genba.storage.deadline import LIMIT
 
 PREPARED = 400  # statements that stay prepared on a connection: all that we have, and the sizes of claims
 _PLACE = re.compile(r"%\((\w+)\)s|%%")
+
+Asked = tuple[str, Mapping[str, Any]]  # the text has %(name)s for its values, as a cursor would take it
 
 
 class Answer:
@@ -38,6 +40,16 @@ class Answer:
         return self.rows[0] if self.rows else None
 
 
+class _Ready(NamedTuple):
+    """A statement that can be sent; without a name it is not prepared."""
+
+    name: bytes | None
+    text: bytes
+    params: Sequence[Any]
+    types: tuple[int, ...]
+    formats: Sequence[Any] | None
+
+
 class Direct:
     """One connection that nobody else uses meanwhile; `prepare` unless each statement may meet another session."""
 
@@ -48,6 +60,7 @@ class Direct:
         self._values = psycopg.adapt.Transformer(conn)
         self._auto = psycopg.adapt.PyFormat.AUTO
         self._binary = psycopg.pq.Format.BINARY
+        self._good = (psycopg.pq.ExecStatus.TUPLES_OK, psycopg.pq.ExecStatus.COMMAND_OK)
         self._prepare = prepare
         self._names: dict[tuple[str, tuple[int, ...]], bytes] = {}  # by text and types
         self._begin = False  # with the next statement
@@ -56,10 +69,52 @@ class Direct:
 
     @property
     def _limit(self) -> float | None:
-        return getattr(self._conn, "limit", LIMIT)  # older connections of psycopg have none of their own
+        return getattr(self._conn, "limit", LIMIT)  # connections of an older psycopg have none of their own
 
     def execute(self, text: str, values: Mapping[str, Any]) -> Answer:
-        """`text` has %(name)s for its values, as a cursor would take it."""
+        ready = self._made_ready(text, values)
+        if self._begin:
+            self._begin = False
+            return self._read(self._at_once([_BEGIN, ready])[1])
+        self._send(ready)
+        return self._read(self._result())
+
+    def in_turn(self, asked: Sequence[Asked]) -> list[Answer]:
+        """A whole transaction at once."""
+        ready = [self._made_ready(text, values) for text, values in asked]
+        try:
+            return [self._read(result) for result in self._at_once([_BEGIN, *ready, _COMMIT])[1:-1]]
+        except BaseException:  # also a stop must not leave it open; raised again
+            self.rollback()
+            raise
+
+    def begin(self) -> None:
+        self._begin = True
+
+    def begun(self) -> None:
+        """For whoever goes on with a cursor: from here on the transaction is open."""
+        if self._begin:
+            self._begin = False
+            self._command(_BEGIN)
+
+    def commit(self) -> None:
+        if not self._begin:  # else there was no statement
+            done = self._command(_COMMIT)
+            if done.command_status != b"COMMIT":  # of one in which a statement has failed PostgreSQL says ROLLBACK
+                raise self._psycopg.InternalError("a statement had failed, and all of the transaction was undone")
+        self._begin = False
+
+    def rollback(self) -> None:
+        """As well as it can be: a connection that was cut off in a statement is of no use any more."""
+        self._begin = False
+        status = self._psycopg.pq.TransactionStatus
+        if self._pgconn.transaction_status in (status.INTRANS, status.INERROR):
+            try:
+                self._command(_ROLLBACK)
+            except self._psycopg.Error:
+                self._pgconn.finish()
+
+    def _made_ready(self, text: str, values: Mapping[str, Any]) -> _Ready:
         numbered, places = _numbered(text)
         params = self._values.dump_sequence([values[place] for place in places], (self._auto,) * len(places))
         types, formats = self._values.types or (), self._values.formats
@@ -69,62 +124,35 @@ class Direct:
             self._pgconn.send_prepare(name, numbered, types)
             self._result()
             self._names[text, types] = name
-        begin, self._begin = self._begin, False
-        if begin:
-            self._pgconn.enter_pipeline_mode()
-            self._pgconn.send_query_params(b"BEGIN", None)
-        if name is None:
-            self._pgconn.send_query_params(numbered, params, types, formats, self._binary)
+        return _Ready(name, numbered, params, types, formats)
+
+    def _send(self, ready: _Ready) -> None:
+        if ready.name is None:
+            self._pgconn.send_query_params(ready.text, ready.params, ready.types, ready.formats, self._binary)
         else:
-            self._pgconn.send_query_prepared(name, params, formats, self._binary)
-        return self._read(self._last_of_pipeline() if begin else self._result())
+            self._pgconn.send_query_prepared(ready.name, ready.params, ready.formats, self._binary)
 
-    def begin(self) -> None:
-        self._begin = True
+    def _command(self, ready: _Ready) -> Any:
+        self._send(ready)
+        return self._result()
 
-    def begun(self) -> None:
-        """For whoever goes on with a cursor: from here on the transaction is open."""
-        if self._begin:
-            self._begin = False
-            self._command(b"BEGIN")
-
-    def commit(self) -> None:
-        if not self._begin:  # else there was no statement
-            self._command(b"COMMIT")
-        self._begin = False
-
-    def rollback(self) -> None:
-        """As well as it can be: a connection that was cut off in a statement is of no use any more."""
-        self._begin = False
-        status = self._psycopg.pq.TransactionStatus
-        if self._pgconn.transaction_status in (status.INTRANS, status.INERROR):
-            try:
-                self._command(b"ROLLBACK")
-            except self._psycopg.Error:
-                self._pgconn.finish()
-
-    def _command(self, text: bytes) -> None:
-        self._pgconn.send_query(text)
-        self._result()
-
-    def _last_of_pipeline(self) -> Any:
-        """The answer to the second of two statements that were sent at once."""
+    def _at_once(self, steps: Sequence[_Ready]) -> list[Any]:
+        """The answers to all of them, in one round trip; the error of the first that has failed."""
+        self._pgconn.enter_pipeline_mode()
+        for ready in steps:
+            self._send(ready)
         self._pgconn.pipeline_sync()
         until = self._until()
         self._flush(until)
-        results = [self._next(until) for _ in range(5)]  # each is followed by None, and all by the end of the pipeline
+        results = []
+        for _ in steps:
+            results.append(self._next(until))
+            self._next(until)  # each is followed by None
+        self._next(until)  # and all by the end of the pipeline
         self._pgconn.exit_pipeline_mode()
-        for result in results[:4:2]:
+        for result in results:
             self._check(result)
-        return results[2]
-
-    def _read(self, result: Any) -> Answer:
-        rows: list[Row] = []
-        if result.ntuples:
-            self._values.set_pgresult(result)
-            rows = self._values.load_rows(0, result.ntuples, tuple)
-            self._values.set_pgresult(None)  # it may be large
-        return Answer(rows, result.command_tuples or 0, result.nfields > 0)
+        return results
 
     def _result(self) -> Any:
         """The answer to the one statement that was sent; an error as a cursor would raise it."""
@@ -136,11 +164,18 @@ class Direct:
         self._check(last)
         return last
 
+    def _read(self, result: Any) -> Answer:
+        rows: list[Row] = []
+        if result.ntuples:
+            self._values.set_pgresult(result)
+            rows = self._values.load_rows(0, result.ntuples, tuple)
+            self._values.set_pgresult(None)  # it may be large
+        return Answer(rows, result.command_tuples or 0, result.nfields > 0)
+
     def _check(self, result: Any) -> None:
-        good = self._psycopg.pq.ExecStatus
         if result is None:
             raise self._psycopg.OperationalError("the connection was lost")
-        if result.status not in (good.TUPLES_OK, good.COMMAND_OK):
+        if result.status not in self._good:
             raise self._psycopg.errors.error_from_result(result)
 
     def _next(self, until: float | None) -> Any:
@@ -164,6 +199,9 @@ class Direct:
         if not self._poll.poll(left):
             self._pgconn.finish()  # nobody knows whether it has happened
             raise self._psycopg.OperationalError(f"no answer within {self._limit:g} s")
+
+
+_BEGIN, _COMMIT, _ROLLBACK = (_Ready(None, text, (), (), None) for text in (b"BEGIN", b"COMMIT", b"ROLLBACK"))
 
 
 @lru_cache(maxsize=1000)

@@ -18,7 +18,7 @@ from genba.errors import BadOption, StoreError, StoreUnreachable
 from genba.storage.arrays import BytesColumn, IntColumn, TextColumn, register
 from genba.storage.database import PARAMETER, TABLES, AnswerLost, Home, Query, Row, Step
 from genba.storage.deadline import LIMIT, deadlined
-from genba.storage.direct import PREPARED, Direct
+from genba.storage.direct import PREPARED, Asked, Direct
 
 # statement_timestamp() is the same for the whole statement; as a sub-select it is computed once, not per row
 NOW = "(SELECT (extract(epoch FROM statement_timestamp()) * 1000000)::bigint)"
@@ -63,13 +63,7 @@ class Tx:
         self._sql = database.queries
 
     def _execute(self, query: Query, values: Mapping[str, Any]) -> Any:
-        text = query.text
-        for literal in query.literals:
-            text = text.replace(f"%({literal})s", str(int(values[literal])))
-        clock = self._database.clock
-        if clock is not None:
-            values = {**values, "now": clock.now(), "boot": clock.boot()}
-        return self.ask(text, values)
+        return self.ask(*self._database.bound(query, values))
 
     def ask(self, text: str, values: Mapping[str, Any]) -> Any:
         return self._conn.direct.execute(text, values)
@@ -145,11 +139,7 @@ class Tx:
 
 
 class CursorTx(Tx):
-    """By cursors of psycopg: in a pipeline, and on a user's connection, where they may have to begin a transaction."""
-
-    def __init__(self, conn: Any, database: PostgresDatabase, foreign: bool = False) -> None:
-        super().__init__(conn, database)
-        self._foreign = foreign
+    """By cursors of psycopg: on a user's connection, where they may have to begin a transaction."""
 
     def ask(self, text: str, values: Mapping[str, Any]) -> Any:
         return self._cursor().execute(text, values, prepare=not self._database.pooled)
@@ -157,14 +147,9 @@ class CursorTx(Tx):
     def _open(self) -> None:
         pass
 
-    def send(self, name: str, values: Mapping[str, Any]) -> Any:
-        """A cursor that will have the answer; None if this engine has nothing to ask."""
-        return self._execute(self._sql[name], values) if self._sql[name].text else None
-
     def _cursor(self) -> Any:
         cursor = super()._cursor()
-        if self._foreign:
-            register(cursor.adapters)
+        register(cursor.adapters)
         return cursor
 
 
@@ -315,6 +300,14 @@ class PostgresDatabase:
             return StoreUnreachable(f"{masked(self._url)}: {text}")
         return StoreError(f"{masked(self._url)}: {text}")
 
+    def bound(self, query: Query, values: Mapping[str, Any]) -> Asked:
+        text = query.text
+        for literal in query.literals:
+            text = text.replace(f"%({literal})s", str(int(values[literal])))
+        if self.clock is not None:
+            values = {**values, "now": self.clock.now(), "boot": self.clock.boot()}
+        return text, values
+
     @contextmanager
     def transaction(self) -> Iterator[Tx]:
         with self._connection() as conn:
@@ -332,10 +325,11 @@ class PostgresDatabase:
             yield Tx(conn, self)
 
     def in_turn(self, *steps: Step) -> list[list[Row]]:
+        there = [place for place, (name, _) in enumerate(steps) if self.queries[name].text]
+        asked = [self.bound(self.queries[name], values) for name, values in (steps[place] for place in there)]
         with self._connection() as conn:
-            with conn.pipeline(), conn.transaction():
-                sent = [CursorTx(conn, self).send(name, values) for name, values in steps]
-            return [cursor.fetchall() if cursor and cursor.description else [] for cursor in sent]
+            found = dict(zip(there, conn.direct.in_turn(asked), strict=True))
+        return [found[place].rows if place in found else [] for place in range(len(steps))]
 
     @contextmanager
     def statement(self) -> Iterator[Tx]:
@@ -360,7 +354,7 @@ class PostgresDatabase:
         if conn.autocommit and conn.info.transaction_status == idle:
             raise StoreError("conn has no open transaction: use `with conn.transaction():` or autocommit=False")
         try:
-            yield CursorTx(conn, self, foreign=True)
+            yield CursorTx(conn, self)
         except self._psycopg.Error as error:
             raise self._spoken(error) from error
 
@@ -472,7 +466,7 @@ class Joint:
     @contextmanager
     def ours(self) -> Iterator[Tx]:
         try:
-            yield CursorTx(self.connection, self._database, foreign=True)
+            yield CursorTx(self.connection, self._database)
         except self._database.errors as error:
             raise self._database.spoken(self.connection, error) from error
 
