@@ -22,6 +22,9 @@ UNITS = {
     **dict.fromkeys(("steady load, left over", "steady load, dead rows at most"), "jobs"),
     **dict.fromkeys(("steady load, memory in the beginning", "steady load, memory in the end"), "MB"),
     "steady load, stored": "bytes a job",
+    **dict.fromkeys(("enqueue, of a bare commit", "enqueue, bulk, of a copy of the same rows"), "%"),
+    "idle node, of a core": "%",
+    "idle node, supervisor": "MB",
 }
 
 

@@ -119,9 +119,10 @@ class Stage:
                 conn.execute("CHECKPOINT")
         os.sync()
 
-    def start(self, workers: int) -> None:
+    def start(self, workers: int, how: str = "workers") -> None:
+        """`how` is the question that gives the commands."""
         with (self._folder / "workers.log").open("ab") as log:
-            for command in self.ask("workers", count=workers)["commands"]:
+            for command in self.ask(how, count=workers)["commands"]:
                 self._workers.append(
                     subprocess.Popen(
                         command,

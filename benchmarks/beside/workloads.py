@@ -11,6 +11,7 @@ from statistics import median
 from beside.services import Services
 from beside.stage import START_WITHIN, Contender, Stage, Wrong, stage
 from beside.steady import Watch
+from genba.bench import measure
 
 PRODUCERS = 8
 
@@ -113,6 +114,39 @@ def events(contender: Contender, services: Services, plan: Plan) -> Figures:
         if (seen := place.ask("consumed", jobs=jobs, within=START_WITHIN)["seen"]) != jobs:
             raise Wrong(f"the ends of {seen} of {jobs} jobs were seen")
         return {"events read along": drained.rate}
+
+
+def ondemand(contender: Contender, services: Services, plan: Plan) -> Figures:
+    """A process for each job, two at a time; for those who have it."""
+    jobs = plan.singles
+    with stage(contender, services, slots=jobs, workers=2) as place:
+        if not place.ask("ondemand", count=2)["commands"]:
+            return {}
+        place.fill(jobs)
+        place.settle()
+        place.start(2, "ondemand")
+        return {"a process for each job": place.drain(jobs, plan.within).rate}
+
+
+def own(contender: Contender, services: Services, plan: Plan) -> Figures:
+    """What `genba bench` measures of genba alone, each beside its own limit, as far as there are bars for it."""
+    if not contender.adapter.is_ours:
+        return {}
+    less = measure.Plan(repeat=3, singles=plan.singles, samples=plan.samples // 2, idle_seconds=plan.within)
+    bench = measure.Bench(contender.on, services.fresh(contender.on), less)
+    bench.enqueue_singly()
+    bench.enqueue_in_bulk()
+    bench.idle()
+    if faults := [check for check in bench.checks if check.fault]:
+        raise Wrong(f"{faults[0].name}: {faults[0].fault}")
+    found = {figure.name: figure for figure in bench.figures}
+    single, bulk = found["enqueue, one by one"], found[f"enqueue, bulk of {less.bulk:,}"]
+    return {
+        "enqueue, of a bare commit": 100 * (single.ratio or 0),
+        "enqueue, bulk, of a copy of the same rows": 100 * (bulk.ratio or 0),
+        "idle node, of a core": found["idle node, all processes"].value,
+        "idle node, supervisor": found["idle node, supervisor"].value,
+    }
 
 
 def over(contender: Contender, services: Services, plan: Plan, *, backlog: int) -> Figures:
@@ -226,6 +260,8 @@ WORKLOADS: dict[str, Workload] = {
     "graph": graph,
     "events": events,
     "half-load": half_load,
+    "ondemand": ondemand,
+    "own": own,
     "over-10k": partial(over, backlog=10_000),
     "over-100k": partial(over, backlog=100_000),
     "over-1M": partial(over, backlog=1_000_000),

@@ -19,6 +19,7 @@ and it has these functions, of which those after `workers` may be missing:
     left()                          how many jobs are not finished in the peer's own store
     workers(count)                  the commands that start worker processes, `count` at a time in all
     enqueue_many(numbers, payload)  many, in the quickest way the peer documents
+    ondemand(count)                 as `workers`, with a process for each job
     enqueue_limited(numbers), enqueue_graph(numbers)   jobs that hold a slot of a limit; that wait for each other
     verify(jobs)                    after a whole drain: what is wrong with the records of so many jobs, or None
     clean()                         removes what a broker that is not ours would keep

@@ -105,3 +105,7 @@ def left():
 def workers(count):
     bounds = ["--min", str(count), "--max", str(count)]
     return [[*GENBA, "node", "start", "peers.genba:app", *bounds]]
+
+
+def ondemand(count):
+    return [[*GENBA, "node", "start", "peers.genba:app", "--pool", "ondemand", "--max", str(count)]]

@@ -71,6 +71,8 @@ const answers = {
   left: async () => ({ left: await peer.left() }),
   verify: async () => ({ fault: null }),
   clean: async () => ({ done: false }),
+  consume: async () => ({ lacking: true }),
+  ondemand: async () => ({ commands: [] }),
   workers: async ({ count }) => ({
     commands: Array.from({ length: count }, () => [process.execPath, process.argv[1], process.argv[2], "work"]),
   }),

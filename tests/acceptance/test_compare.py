@@ -26,12 +26,14 @@ def test_every_peer_says_in_its_head_how_it_is_run(tmp_path):
 
 
 def test_the_comparison_drains_every_job_and_finds_nothing_wrong(tmp_path):
-    few = ("--quick", "--backlog", "300", "--only", "nobody", "--on", "sqlite", "--workloads", "drain,events")
-    ended = compare(tmp_path, *few)
+    few = ("--quick", "--backlog", "300", "--only", "nobody", "--on", "sqlite")
+    ended = compare(tmp_path, *few, "--workloads", "drain,events,ondemand,own")
 
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "| genba (SQLite) |" in ended.stdout
     assert "| raw limit (SQLite) |" in ended.stdout
     assert "### Events read along" in ended.stdout
+    assert "### A process for each job" in ended.stdout
+    assert "| enqueue, of a bare commit, genba (SQLite) | ≥ 85 % |" in ended.stdout
     assert "Not measured" not in ended.stdout
     assert list(tmp_path.iterdir()) == []
