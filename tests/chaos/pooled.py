@@ -2,7 +2,8 @@
 
     pytest -p tests.chaos.pooled -k postgres tests/storage
 
-What a test connects by itself goes straight to the server.
+It is PgBouncer where that is installed, else one of our own, which is slow.  What a test connects by itself goes
+straight to the server.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ from typing import Any
 
 import psycopg
 import pytest
+from tests.chaos.pgbouncer import PROGRAM, PgBouncer
 from tests.chaos.pooler import Pooler
 from tests.support import Databases
 
-_poolers: dict[str, Pooler] = {}
+_poolers: dict[str, Pooler | PgBouncer] = {}
 _straight: dict[str, str] = {}   # of a pooled URL
 _url, _fresh, _connect = Databases.url, Databases.fresh, psycopg.connect
 
@@ -24,7 +26,7 @@ _url, _fresh, _connect = Databases.url, Databases.fresh, psycopg.connect
 def url(databases: Databases, name: str) -> str:
     if name not in _poolers:
         straight = _url(databases, name)
-        _poolers[name] = Pooler(straight, 8)
+        _poolers[name] = Pooler(straight, 8) if PROGRAM is None else PgBouncer(straight, 8)
         _straight[_poolers[name].url] = straight
     return _poolers[name].url
 

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import socket
-import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import closing, suppress
-from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from contextlib import closing
 
 import psycopg
 import pytest
+from tests.chaos.pgbouncer import PROGRAM, WANTED, PgBouncer
 from tests.chaos.pooler import Pooler
 from tests.support import eventually, load_jobs
 
@@ -34,42 +27,13 @@ def pooler(url: str) -> Iterator[Pooler]:
 
 
 @pytest.fixture(params=["named", "found"])
-def pgbouncer(request: pytest.FixtureRequest, url: str, tmp_path: Path) -> Iterator[str]:
-    """The URL behind the real one, in transaction mode; it says so, or nobody does."""
-    program = shutil.which("pgbouncer", path=f"{os.environ['PATH']}:/usr/sbin")
-    if program is None:
-        pytest.skip("needs PgBouncer, which no Python package brings: apt-get install pgbouncer")
-    parts = urlsplit(url)
-    server = parse_qs(parts.query)["host"][0]
-    owner = os.stat(server)
-    identity: dict[str, Any] = (
-        {"user": owner.st_uid, "group": owner.st_gid, "extra_groups": []} if os.geteuid() == 0 else {}
-    )
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    with TemporaryDirectory(prefix="genba-bouncer-") as home:   # where its user may read, too
-        os.chmod(home, 0o755)
-        settings = Path(home) / "pgbouncer.ini"
-        settings.write_text(
-            f"[databases]\n* = host={server} user=postgres\n[pgbouncer]\npool_mode = transaction\nauth_type = any\n"
-            f"listen_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\ndefault_pool_size = 3\n"
-        )
-        with (tmp_path / "pgbouncer.log").open("wb") as log:
-            process = subprocess.Popen([program, str(settings)], stdout=log, stderr=log, **identity)
-        try:
-            behind = f"postgresql://postgres@127.0.0.1:{port}{parts.path}"
-            eventually(lambda: _answers(behind), within=30)
-            yield behind + "?pooler=transaction" * (request.param == "named")
-        finally:
-            process.terminate()
-            process.wait(30)
-
-
-def _answers(url: str) -> bool:
-    with suppress(psycopg.OperationalError):
-        psycopg.connect(url, connect_timeout=5).close()
-        return True
-    return False
+def pgbouncer(request: pytest.FixtureRequest, url: str) -> Iterator[str]:
+    """The URL behind the real one; it says so, or nobody does."""
+    if PROGRAM is None:
+        pytest.skip(WANTED)
+    bouncer = PgBouncer(url, said=request.param == "named")
+    yield bouncer.url
+    bouncer.end()
 
 
 @pytest.fixture
