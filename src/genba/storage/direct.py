@@ -201,7 +201,7 @@ class Direct:
             raise self._psycopg.OperationalError(f"no answer within {self._limit:g} s")
 
 
-_BEGIN, _COMMIT, _ROLLBACK = (_Ready(None, text, (), (), None) for text in (b"BEGIN", b"COMMIT", b"ROLLBACK"))
+_BEGIN, _COMMIT, _ROLLBACK = (_Ready(None, text, [], (), None) for text in (b"BEGIN", b"COMMIT", b"ROLLBACK"))
 
 
 @lru_cache(maxsize=1000)
