@@ -78,8 +78,8 @@ class Bar:
 
 
 SINGLE = {"sqlite": Bar(share=0.85), "postgres": Bar(share=0.85)}
-BULK = {"sqlite": Bar(share=0.40), "postgres": Bar(share=0.40)}
-DRAIN = {"sqlite": Bar(share=0.25), "postgres": Bar(share=0.35)}  # with two workers
+BULK = {"sqlite": Bar(share=0.50), "postgres": Bar(share=0.50)}
+DRAIN = {"sqlite": Bar(share=0.35), "postgres": Bar(share=0.45)}  # with two workers
 LIMITED = Bar(share=0.50)
 FREED = Bar(most=50.0)  # ms
 HISTORY = Bar(share=0.70)
