@@ -62,31 +62,71 @@ class Result(NamedTuple):
     extra: dict[str, Any] | None
 
 
-def frame(message: tuple[Any, ...]) -> bytes:
-    body = _encoder.encode(message)
-    return _length.pack(len(body)) + body
+def frame(message: tuple[Any, ...]) -> bytearray:
+    made = bytearray()
+    add_frame(made, message)
+    return made
+
+
+def add_frame(stream: bytearray, message: tuple[Any, ...]) -> None:
+    """Written where it goes off from: arguments may be long, and each copy of them costs as much as a short job."""
+    start = len(stream)
+    stream += _length.pack(0)
+    _encoder.encode_into(message, stream, -1)
+    _length.pack_into(stream, start, len(stream) - start - _length.size)
 
 
 class Frames:
-    """Bytes as they come, frames as they are complete."""
+    """Bytes as they come, frames as they are complete.
+
+    All of them come into the same memory: to get pages from the kernel for each anew takes longer than to fill them.
+    """
+
+    ROOM = 1 << 18
+    KEPT = 1 << 21  # bytes; what was needed beyond that for one frame is given back after it
 
     def __init__(self) -> None:
-        self._buffer = bytearray()
+        self._view = memoryview(bytearray(self.ROOM))
+        self._start = self._end = 0
 
-    def feed(self, data: bytes) -> Iterator[list[Any]]:
-        self._buffer += data
-        start = 0
-        view = self._buffer
-        try:
-            while len(view) - start >= 4:
-                (size,) = _length.unpack_from(view, start)
-                if len(view) - start - 4 < size:
-                    break
-                message = _decoder.decode(bytes(view[start + 4 : start + 4 + size]))
-                start += 4 + size
-                yield message
-        finally:
-            del view[:start]
+    def feed(self, data: bytes | bytearray) -> Iterator[list[Any]]:
+        self.room(len(data))[: len(data)] = data
+        return self.filled(len(data))
+
+    def room(self, least: int = 1) -> memoryview:
+        """Where the next bytes may be put, by whoever then says how many they were."""
+        start, held = self._start, self._end - self._start
+        if not held and len(self._view) > self.KEPT:
+            self._view = memoryview(bytearray(self.ROOM))
+        wanted = max(held + least, self._size() + _length.size)
+        if wanted > len(self._view):
+            larger = memoryview(bytearray(wanted))
+            larger[:held] = self._view[start : self._end]
+            self._view = larger
+        elif start:
+            self._view[:held] = self._view[start : self._end]
+        self._start, self._end = 0, held
+        return self._view[held:]
+
+    def filled(self, size: int) -> Iterator[list[Any]]:
+        """The frames that are complete with so many bytes more."""
+        self._end += size
+        return self._complete()
+
+    def _complete(self) -> Iterator[list[Any]]:
+        while self._end - self._start >= _length.size:
+            start = self._start + _length.size
+            end = start + self._size()
+            if end > self._end:
+                return
+            self._start = end
+            yield _decoder.decode(self._view[start:end])
+
+    def _size(self) -> int:
+        """Of the frame that has begun; 0 as long as that is not known."""
+        if self._end - self._start < _length.size:
+            return 0
+        return int(_length.unpack_from(self._view, self._start)[0])
 
 
 def token(serial: int) -> bytes:

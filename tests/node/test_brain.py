@@ -258,11 +258,21 @@ def test_while_nothing_is_measured_each_worker_gets_one_job() -> None:
 
 
 def test_heavy_jobs_are_given_in_advance_by_their_weight() -> None:
-    stage = a_stage(mean=MS)
+    few, many = a_stage(mean=MS), a_stage(10, mean=MS)
 
-    stage.claimed(*(job._replace(args=bytes(1 << 20)) for job in jobs(1, 200)))
+    for stage in (few, many):
+        stage.claimed(*(job._replace(args=bytes(1 << 20)) for job in jobs(1, 200)))
 
-    assert stage.given() == list(range(1, 9))
+    assert few.given() == list(range(1, 41))
+    assert [len(many.given(slot)) for slot in range(1, 11)] == [8] * 10
+
+
+def test_heavy_jobs_travel_in_smaller_bunches() -> None:
+    stage = a_stage(mean=1)
+
+    given = of(do.Give, stage.claimed(*(job._replace(args=bytes(10_000)) for job in jobs(1, 30))))
+
+    assert [len(give.jobs) for give in given] == [13, 13, 4]
 
 
 def test_after_heavy_jobs_light_ones_are_given_as_before() -> None:

@@ -549,6 +549,26 @@ def test_what_does_not_fit_into_the_socket_waits_and_nothing_is_lost() -> None:
     line.close()
 
 
+def test_what_waits_for_room_arrives_in_the_order_in_which_it_was_sent() -> None:
+    line = Line(1)
+    theirs, _, _ = line.ends()
+    jobs = [wire.Job(1, 1, 1, "t", b"x" * 100_000, None)] * 30
+
+    for serial in range(4):
+        line.give(serial, jobs)
+    line.send((wire.EXIT,))
+    frames = wire.Frames()
+    found: list[list[Any]] = []
+    while len(found) < 5:
+        found += list(frames.feed(theirs.recv(1 << 20)))
+        line.flush()
+
+    assert [message[1] for message in found[:4]] == [0, 1, 2, 3]
+    assert found[4] == [wire.EXIT]
+    assert not line.stuffed
+    line.close()
+
+
 def test_a_message_to_a_dead_worker_is_no_error() -> None:
     line = Line(1)
     line.handed_over()

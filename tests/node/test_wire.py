@@ -65,6 +65,31 @@ def test_a_reader_that_stops_in_the_middle_loses_no_frame() -> None:
     assert [first, *frames.feed(b"")] == [[1], [2]]
 
 
+def test_a_frame_may_be_larger_than_the_memory_that_is_kept_for_them() -> None:
+    frames = Frames()
+    stream = bytes(wire.frame((1, b"a" * (Frames.KEPT + 1))) + wire.frame((2, b"b")))
+
+    found = []
+    while stream:
+        room = frames.room()
+        size = min(len(room), 100_000, len(stream))
+        room[:size] = stream[:size]
+        stream = stream[size:]
+        found += list(frames.filled(size))
+
+    assert found == [[1, b"a" * (Frames.KEPT + 1)], [2, b"b"]]
+    assert len(frames.room()) == Frames.ROOM
+
+
+def test_what_was_read_stays_as_it_is_when_more_comes_to_the_same_place() -> None:
+    frames = Frames()
+
+    (first,) = frames.feed(bytes(wire.frame((1, b"first"))))
+    (second,) = frames.feed(bytes(wire.frame((2, b"other"))))
+
+    assert (first, second) == ([1, b"first"], [2, b"other"])
+
+
 # places and tokens
 
 

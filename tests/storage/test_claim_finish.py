@@ -40,6 +40,14 @@ def test_the_best_rank_is_claimed_first(store, clock):
     assert [job.id for job in claimed(store, 4)] == [high, late, low]
 
 
+@pytest.mark.parametrize("limit", [1024, 2048])
+def test_a_large_claim_takes_the_best_jobs_and_each_once(store, url, limit):
+    low, high = enqueued(store, 800), enqueued(store, 400, priority=1)
+
+    assert [job.id for job in claimed(store, limit)] == [*high, *low][:limit]
+    assert len(rows(url, "SELECT id FROM genba.job WHERE state = 'running'")) == min(limit, 1200)
+
+
 def test_one_priority_is_worth_an_hour_of_waiting(store, clock):
     old = one(store)
     clock.advance(3601)

@@ -12,8 +12,10 @@ from genba.node.staffing import Staffing
 from genba.storage.records import Micros
 
 BUNCH = 64  # jobs in one frame
+FRAME = 1 << 17  # bytes of arguments in one frame: a worker starts with the first when it has all of them
 DEEPEST = 2048  # with half of it, workers ran dry while the desk wrote: a sixth less of tiny jobs on SQLite
 LOAD = 8 << 20  # bytes of arguments that a worker may have in hand
+TOGETHER = 40 << 20  # ... and so many for all, if few share them: 800 jobs of 10 kB are gone before the next come
 FORK = 3_000  # µs that a process of its own costs a job
 APART_AGAIN = 2 * SECOND  # a dedicated job for which there is no room here comes back after this
 
@@ -74,6 +76,7 @@ class Giving:
         if not self._floor.ready:
             return
         depth = self.depth()
+        bunch = min(BUNCH, self._bearable(FRAME))
         hands = [
             hand
             for hand in self._floor.hands.values()
@@ -92,7 +95,7 @@ class Giving:
                 continue
             share = min(room, -(-len(self._floor.ready) // (len(hands) - i)))
             while share > 0:
-                size = min(share, BUNCH)
+                size = min(share, bunch)
                 self.give(actions, hand, [self._floor.ready.popleft() for _ in range(size)], now)
                 share -= size
 
@@ -136,17 +139,21 @@ class Giving:
         """How many jobs a worker may have in hand."""
         if self._floor.settings.pool == "ondemand" or not self._floor.mean or self._floor.mean > WORTH / 2:
             return 1
-        return max(1, min(DEEPEST, int(WORTH / self._floor.mean), self._bearable()))
+        return max(1, min(DEEPEST, int(WORTH / self._floor.mean), self._bearable(self._load())))
 
     def ahead(self) -> int:
         """How many jobs to have here for each worker, in its hand or on the pile."""
         mean = self._floor.mean
         if self._floor.settings.pool != "ondemand" or not mean or mean > WORTH / 2:
             return self.depth()
-        return max(1, min(int(4 * WORTH / (mean + FORK)), self._bearable()))
+        return max(1, min(int(4 * WORTH / (mean + FORK)), self._bearable(self._load())))
 
-    def _bearable(self) -> int:
-        return int(LOAD / (self._floor.heft or 1))
+    def _load(self) -> int:
+        return max(LOAD, TOGETHER // max(1, self._floor.slots))
+
+    def _bearable(self, load: int) -> int:
+        """How many jobs have so many bytes of arguments; one at least."""
+        return max(1, int(load / (self._floor.heft or 1)))
 
     def give_up_surplus(self, now: Micros) -> list[Action]:
         """Everyone here is busy for long: let other nodes have what is ready."""

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import socket
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from genba import wire
 from genba.node.hands import Sight
+
+AT_ONCE = 1 << 17  # bytes of frames that are made before they are sent: few enough that they are still in the cache
 
 
 class Murmur:
@@ -55,7 +58,8 @@ class Line:
         self._slate_fd = wire.Slate.create()
         self.slate = wire.Slate(self._slate_fd)
         self._frames = wire.Frames()
-        self._unsent = bytearray()
+        self._unsent: deque[tuple[Any, ...]] = deque()
+        self._part = memoryview(b"")  # of what is unsent, the next bytes
         self.seats: list[Seat] = []
         self.answers: list[list[Any]] = []
         self.open = True
@@ -100,24 +104,32 @@ class Line:
             return 0
 
     def send(self, message: tuple[Any, ...], *, now: bool = True) -> None:
-        self._unsent += wire.frame(message)
+        self._unsent.append(message)
         if now:
             self.flush()
 
     def flush(self) -> None:
+        """As much as there is room for; the rest is made into frames when there is, and not copied before."""
         try:
-            while self._unsent:
-                sent = self.sock.send(self._unsent)
-                del self._unsent[:sent]
+            while self._part or self._unsent:
+                self._part = self._part or self._next_part()
+                self._part = self._part[self.sock.send(self._part) :]
         except BlockingIOError:
             return
         except (BrokenPipeError, ConnectionResetError):
             self._unsent.clear()  # its death will be told
+            self._part = memoryview(b"")
+
+    def _next_part(self) -> memoryview:
+        stream = bytearray()
+        while self._unsent and len(stream) < AT_ONCE:
+            wire.add_frame(stream, self._unsent.popleft())
+        return memoryview(stream)
 
     @property
     def stuffed(self) -> bool:
         """True if something waits for room in the socket."""
-        return bool(self._unsent)
+        return bool(self._part or self._unsent)
 
     def receive(self) -> tuple[list[list[Any]], int | None]:
         """(results, pid if it has just said that it is ready)"""

@@ -34,6 +34,7 @@ from genba.node.desk import ClaimedDedicated, ClaimedJobs, Ended, Handed, Marked
 from genba.node.keeper import Commands, DeclaredDead, Disabled, Found, Renewed, Work
 from genba.node.line import Line
 from genba.node.lines import Lines
+from genba.node.linux import keep_memory
 from genba.node.lookout import Lookout
 from genba.node.loud import log_environ, set_up_log, tell_of_ends, words
 from genba.node.machine import use_of
@@ -73,6 +74,7 @@ def run(settings: NodeSettings, reread: Callable[[], NodeSettings] | None = None
         raise GenbaError(f"a node needs Linux (this is {sys.platform}); enqueueing and asking work everywhere")
     gc.freeze()
     gc.set_threshold(200_000, 20, 20)  # thousands of jobs come and go here, and none refers to itself
+    keep_memory()
     while True:
         node = Node(settings, reread)
         try:

@@ -289,11 +289,11 @@ class Worker:
         return b""
 
     def _listen(self) -> bool:
-        data = self._sock.recv(1 << 18)
-        if not data:
+        size = self._sock.recv_into(self._frames.room())
+        if not size:
             self._leaving = True
             return False
-        heard = list(self._frames.feed(data))
+        heard = list(self._frames.filled(size))
         while heard:
             message = heard.pop(0)
             if message[0] in (wire.BUNCH, wire.EACH):
