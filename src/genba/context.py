@@ -438,6 +438,12 @@ def find_job() -> RunningJob | None:
     return make() if found is None and make is not None else found
 
 
+def find_slate() -> Slate | None:
+    """The shared memory of the job that is running here."""
+    job = find_job()
+    return None if job is None else job._slate
+
+
 def enter_task(job: RunningJob) -> None:
     """For a worker that runs several at a time: the job of this asyncio task, and of what it starts."""
     _current.set(job)
