@@ -17,10 +17,27 @@ from genba import context, trace, wire
 from genba.context import RunningJob
 from genba.worker.leavings import children, end_strays
 from genba.worker.lines import JobLines
-from genba.worker.run import BELL_AFTER, App, Worker
+from genba.worker.run import BELL_AFTER, App, Packed, Worker
 from genba.worker.telling import Told, returned
 
 _BELL = wire.frame((wire.BELL,))
+
+
+class Sitting:
+    """One job at a seat.  What running code may ask is made when somebody asks."""
+
+    __slots__ = ("_job", "_place", "_seat", "made")
+
+    def __init__(self, seat: Seat, place: int, job: Packed) -> None:
+        self._seat = seat
+        self._place = place
+        self._job = job
+        self.made: RunningJob | None = None
+
+    def __call__(self) -> RunningJob:
+        if self.made is None:
+            self.made = RunningJob(wire.Job(*self._job), self._place, self._seat)
+        return self.made
 
 
 class Seat(Worker):
@@ -44,45 +61,50 @@ class Seat(Worker):
             self._signalled = True
             asyncio.get_running_loop().call_soon(self.task.cancel)  # after its first step, if it is still to come
 
-    def start(self, loop: asyncio.AbstractEventLoop, serial: int, index: int, job: list[Any]) -> None:
+    def start(self, loop: asyncio.AbstractEventLoop, serial: int, index: int, job: Packed) -> None:
         self._place = wire.place(serial, index)
         self._signalled = self.begun = False
-        self.task = loop.create_task(self._live_here(serial, index, wire.Job(*job)), name=f"genba job {job[0]}")
+        self.task = loop.create_task(self._sit(serial, index, job), name=f"genba job {job[0]}")
 
-    async def _live_here(self, serial: int, index: int, job: wire.Job) -> None:
+    async def _sit(self, serial: int, index: int, job: Packed) -> None:
         """Run one job, and tell how it ended."""
         self.begun = True
+        place = self._place
+        started = self._started = self._clock.now()
+        self._slate.begin(place, started)
+        sitting = Sitting(self, place, job)
+        context.enter_task(sitting)
         try:
-            place, slate = self._place, self._slate
-            started = self._started = self._clock.now()
-            slate.begin(place, started)
-            running = RunningJob(job, place, self)
-            context.enter_task(running)
-            outcome, payload, extra = self._as_asked(running, *await self._await_call(job))
-            if slate.logged() and outcome != wire.APPLIED:
-                extra = {**(extra or {}), "log": slate.log()}
-            if slate.locked(place):
-                extra = {**(extra or {}), "locks": True}
-            # The CPU time of one among several is not known.
-            peak = self._company.peak()
-            self._company.tell((serial, index, outcome, payload, started, self._clock.now(), None, peak, extra))
-            slate.done(place)
-            if slate.logged():
-                slate.forget_log()
-            self.task = None
-            self._company.ended(self)
+            task, callee, args, kwargs = self._prepared(job[wire.TASK], job[wire.ARGS])
+            value = await callee.call_here(args, kwargs)
+            self._end_if_forked()
+            told = returned(task, value)
+        except BaseException as error:  # noqa: BLE001  whatever the user's code raises ends this attempt, and only it
+            self._end_if_forked(error)
+            told = self._raised(wire.Job(*job), error)
+        try:
+            self._stand_up(serial, index, sitting.made, told)
         except BaseException as error:  # noqa: BLE001  ours, not the job's
             self._company.fail(error)
 
-    async def _await_call(self, job: wire.Job) -> Told:
-        try:
-            task, callee, args, kwargs = self._prepared(job.task, job.args)
-            value = await callee.call_here(args, kwargs)
-            self._end_if_forked()
-            return returned(task, value)
-        except BaseException as error:  # noqa: BLE001  whatever the user's code raises ends this attempt, and only it
-            self._end_if_forked(error)
-            return self._raised(job, error)
+    def _stand_up(self, serial: int, index: int, job: RunningJob | None, told: Told) -> None:
+        place, slate, company = self._place, self._slate, self._company
+        outcome, payload, extra = told
+        if job is not None:
+            outcome, payload, extra = self._as_asked(job, outcome, payload, extra)
+            if slate.locked(place):
+                extra = {**(extra or {}), "locks": True}
+        logged = slate.logged()
+        if logged and outcome != wire.APPLIED:
+            extra = {**(extra or {}), "log": slate.log()}
+        # The CPU time of one among several is not known.
+        ended = self._clock.now()
+        company.tell((serial, index, outcome, payload, self._started, ended, None, company.peak(), extra))
+        slate.done(place)
+        if logged:
+            slate.forget_log()
+        self.task = None
+        company.ended(self)
 
 
 class Shared:
@@ -101,7 +123,7 @@ class Shared:
         self._free: list[Seat] = []
         self._busy: set[Seat] = set()
         self._fresh: list[Seat] = []  # what they were given has not begun
-        self._waiting: deque[tuple[int, int, list[Any]]] = deque()  # (serial, index, job) of which we may have a token
+        self._waiting: deque[tuple[int, int, Packed]] = deque()  # (serial, index, job) of which we may have a token
         self._tokens: deque[int] = deque()  # read, and their jobs are still on their way
         self._kept = children() or frozenset()
         self.leaving = False
