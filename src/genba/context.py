@@ -19,7 +19,7 @@ from genba.domain.outcome import Fence, Report, Wish
 from genba.errors import BadOption, GenbaError, IllegalMove, Stopped, WaitWouldDeadlock
 from genba.wire import NOTE_LIMIT, Job, Slate
 
-_current: ContextVar[RunningJob | None] = ContextVar("genba_job", default=None)
+_current: ContextVar[Callable[[], RunningJob] | None] = ContextVar("genba_job", default=None)
 _only: list[Callable[[], RunningJob] | None] = [None]  # of a worker that runs one job at a time, for its threads too
 
 
@@ -433,14 +433,19 @@ def current_job() -> RunningJob:
 
 def find_job() -> RunningJob | None:
     """The job that is running here, if one is."""
-    found = _current.get()
-    make = _only[0]
-    return make() if found is None and make is not None else found
+    make = _current.get() or _only[0]
+    return None if make is None else make()
 
 
-def enter_task(job: RunningJob) -> None:
-    """For a worker that runs several at a time: the job of this asyncio task, and of what it starts."""
-    _current.set(job)
+def find_slate() -> Slate | None:
+    """The shared memory of the job that is running here."""
+    job = find_job()
+    return None if job is None else job._slate
+
+
+def enter_task(make: Callable[[], RunningJob]) -> None:
+    """For a worker that runs several at a time: who to ask for the job of this asyncio task, and of what it starts."""
+    _current.set(make)
 
 
 def enter(make: Callable[[], RunningJob] | None) -> Callable[[], RunningJob] | None:

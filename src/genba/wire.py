@@ -15,12 +15,11 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-# node → worker: [BUNCH, serial, jobs], [STOP, seat, place], [EXIT], [SHARE, seats], [SEAT, seat, serial, job],
-#                [ASK, serial, job, conditions], [EACH, serial, jobs]: a bunch, each job in a process of its own
-BUNCH, STOP, EXIT, SHARE, SEAT, ASK, EACH = range(7)
-# worker → node: [READY, pid], [BELL], [RESULTS, [result, …]], [SEATED, seat, [result]],
-#                [ANSWER, [serial, ways, wait, said, error]]
-READY, BELL, RESULTS, SEATED, ANSWER = range(5)
+# node → worker: [BUNCH, serial, jobs], [STOP, seat, place], [EXIT], [SHARE, seats], [ASK, serial, job, conditions],
+#                [EACH, serial, jobs]: a bunch, each job in a process of its own
+BUNCH, STOP, EXIT, SHARE, ASK, EACH = range(6)
+# worker → node: [READY, pid], [BELL], [RESULTS, [result, …]], [ANSWER, [serial, ways, wait, said, error]]
+READY, BELL, RESULTS, ANSWER = range(4)
 
 IDLE, RUNNING, DONE = range(3)  # phases of the status word
 
@@ -135,6 +134,10 @@ def token(serial: int) -> bytes:
 
 
 TOKEN_SIZE = _length.size
+
+
+def serials(tokens: bytes) -> list[int]:
+    return [serial for (serial,) in _length.iter_unpack(tokens)]
 
 
 def place(serial: int, index: int) -> int:

@@ -154,7 +154,7 @@ class Stage:
     def read(self, slot: int = 1) -> list[Action]:
         worker = self.workers[slot]
         results, worker.results = worker.results, []
-        return self.perform(self.brain.on_results([(slot, results)], self.now))
+        return self.perform(self.brain.on_results(slot, results, self.now))
 
     def work_off(self, slot: int, count: int, *, spent: int = MS) -> None:
         for _ in range(count):
@@ -1413,7 +1413,7 @@ def test_a_result_that_is_told_twice_counts_once() -> None:
     stage.read()
     stage.ended.clear()
 
-    stage.perform(stage.brain.on_results([(1, twice)], stage.now))
+    stage.perform(stage.brain.on_results(1, twice, stage.now))
 
     assert stage.ended == {}
 

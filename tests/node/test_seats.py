@@ -42,16 +42,23 @@ def a_brain(workers: int = 1, concurrency: int = 3) -> Brain:
 
 
 def given(actions: Sequence[Action]) -> dict[int, int]:
-    """Which job has gone to which seat or slot."""
+    """Which job has gone to which worker."""
     return {job.id: give.slot for give in of(do.Give, actions) for job in give.jobs}
 
 
-def running(give: do.Give) -> Sight:
-    return Sight(wire.place(give.serial, 0), wire.RUNNING, 0, False, None)
+def places(actions: Sequence[Action]) -> dict[int, int]:
+    """Where in its bunch each job is."""
+    return {
+        job.id: wire.place(give.serial, index) for give in of(do.Give, actions) for index, job in enumerate(give.jobs)
+    }
 
 
-def result(give: do.Give) -> list[Any]:
-    return [give.serial, 0, wire.RETURNED, b"1", 1, 2, None, 5, None]
+def running(place: int) -> Sight:
+    return Sight(place, wire.RUNNING, 0, False, None)
+
+
+def result(place: int, spent: int = 1) -> list[Any]:
+    return [place >> 24, place & 0xFFFFFF, wire.RETURNED, b"1", 1, 1 + spent, None, 5, None]
 
 
 NOTHING = Sight(0, wire.IDLE, 0, False, None)
@@ -62,7 +69,7 @@ def test_jobs_of_a_task_with_concurrency_sit_together_and_more_of_it_is_claimed_
     done = brain.on_claimed([a_job(1), a_job(2)], CLAIM, 1)
 
     assert of(do.Share, done) == [do.Share(1, (2, 3, 4))]
-    assert given(done) == {1: 2, 2: 3}
+    assert given(done) == {1: 1, 2: 1}
     assert of(do.Claim, done) == [do.Claim({"default": 1})]   # one of any task, now and then
     done = brain.on_claimed([], CLAIM, 2)
     assert of(do.Claim, done) == [do.Claim({"default": 1}, ("fetch",))]
@@ -102,12 +109,11 @@ def test_what_is_limited_must_run_once_or_has_crashed_runs_alone():
 
 def test_a_shared_worker_that_others_need_gets_no_more_company_and_then_is_theirs():
     brain = a_brain()
-    done = brain.on_claimed([a_job(1), a_job(2)], CLAIM, 1)
-    gives = of(do.Give, done)
+    at = places(brain.on_claimed([a_job(1), a_job(2)], CLAIM, 1))
     brain.on_claimed([a_job(3, "plain")], CLAIM, 2)
     assert given(brain.on_claimed([a_job(4)], CLAIM, 3)) == {}
-    brain.on_results([(gives[0].slot, [result(gives[0])])], 4)
-    done = brain.on_results([(gives[1].slot, [result(gives[1])])], 5)
+    brain.on_results(1, [result(at[1])], 4)
+    done = brain.on_results(1, [result(at[2])], 5)
 
     assert do.Share(1, ()) in done
     assert given(done) == {3: 1}
@@ -116,23 +122,23 @@ def test_a_shared_worker_that_others_need_gets_no_more_company_and_then_is_their
 def test_an_idle_shared_worker_goes_over_to_another_task_in_company():
     brain = a_brain()
     brain.concurrency = {"fetch": 3, "other": 2}
-    (give,) = of(do.Give, brain.on_claimed([a_job(1)], CLAIM, 1))
+    at = places(brain.on_claimed([a_job(1)], CLAIM, 1))
     assert given(brain.on_claimed([a_job(2, "other")], CLAIM, 2)) == {}   # its worker has company of another task
     assert given(brain.on_claimed([a_job(3)], CLAIM, 3)) == {}   # and gets no more of it
-    done = brain.on_results([(give.slot, [result(give)])], 4)
+    done = brain.on_results(1, [result(at[1])], 4)
 
     assert of(do.Share, done) == [do.Share(1, ()), do.Share(1, (5, 6))]
-    assert given(done) == {2: 5}
+    assert given(done) == {2: 1}
 
 
 def test_a_stop_is_for_one_seat_and_what_has_to_be_killed_takes_its_neighbours_with_it_uncounted():
     brain = a_brain()
-    first, second = of(do.Give, brain.on_claimed([a_job(1, options='{"grace":1000000}'), a_job(2)], CLAIM, 1))
-    sights = {1: NOTHING, first.slot: running(first), second.slot: running(second), 4: NOTHING}
+    at = places(brain.on_claimed([a_job(1, options='{"grace":1000000}'), a_job(2)], CLAIM, 1))
+    sights = {1: NOTHING, 2: NOTHING, 3: running(at[2]), 4: running(at[1])}   # any seat may have taken it
     brain.on_tick(2, sights)
     brain.on_cancel(1, "cancel", None, 3)
 
-    assert of(do.Interrupt, brain.on_tick(4, sights)) == [do.Interrupt(first.slot, wire.place(first.serial, 0))]
+    assert of(do.Interrupt, brain.on_tick(4, sights)) == [do.Interrupt(4, at[1])]
     assert of(do.Signal, brain.on_tick(SECOND // 2, sights)) == []
     assert of(do.Signal, brain.on_tick(2 * SECOND, sights)) == [do.Signal(1, signal.SIGKILL)]
     seats = {slot: sight for slot, sight in sights.items() if slot != 1}
@@ -145,8 +151,8 @@ def test_a_stop_is_for_one_seat_and_what_has_to_be_killed_takes_its_neighbours_w
 
 def test_a_worker_that_dies_by_itself_has_crashed_for_all_that_had_started_and_for_no_other():
     brain = a_brain()
-    first, second = of(do.Give, brain.on_claimed([a_job(1), a_job(2)], CLAIM, 1))
-    seats = {first.slot: running(first), second.slot: NOTHING, 4: NOTHING}
+    at = places(brain.on_claimed([a_job(1), a_job(2)], CLAIM, 1))
+    seats = {2: running(at[1]), 3: NOTHING, 4: NOTHING}
     done = brain.on_worker_ended(1, signal.SIGSEGV, 0, 0, NOTHING, LONG, seats=seats)
     done += brain.on_swept(of(do.Sweep, done)[0].token, LONG)
 
@@ -157,11 +163,95 @@ def test_a_worker_that_dies_by_itself_has_crashed_for_all_that_had_started_and_f
 
 def test_a_drain_lets_a_shared_worker_go_when_its_last_seat_is_empty():
     brain = a_brain()
-    gives = of(do.Give, brain.on_claimed([a_job(1), a_job(2)], CLAIM, 1))
+    at = places(brain.on_claimed([a_job(1), a_job(2)], CLAIM, 1))
     assert of(do.Dismiss, brain.on_drain(2)) == []
-    assert of(do.Dismiss, brain.on_results([(gives[0].slot, [result(gives[0])])], 3)) == []
-    assert of(do.Dismiss, brain.on_results([(gives[1].slot, [result(gives[1])])], 4)) == [do.Dismiss(1)]
+    assert of(do.Dismiss, brain.on_results(1, [result(at[1])], 3)) == []
+    assert of(do.Dismiss, brain.on_results(1, [result(at[2])], 4)) == [do.Dismiss(1)]
     assert brain.empty
     assert not brain.deserted
     brain.on_worker_ended(1, 0, 0, 0, NOTHING, 5, seats=dict.fromkeys((2, 3, 4), NOTHING))
     assert brain.deserted
+
+
+def a_brain_that_knows(spent: int, workers: int = 1) -> Brain:
+    """How long such jobs take, waits and all."""
+    brain = a_brain(workers)
+    at = places(brain.on_claimed([a_job(1)], CLAIM, 1))
+    brain.on_results(1, [result(at[1], spent)], 2)
+    return brain
+
+
+def test_of_short_ones_a_worker_has_more_in_hand_than_it_has_seats_and_of_long_ones_it_has_not():
+    for spent, in_hand in ((10_000, 18), (40_000, 3)):
+        brain = a_brain_that_knows(spent)
+        done = brain.on_claimed([a_job(n) for n in range(2, 30)], CLAIM, 3)
+        assert len(given(done)) == in_hand
+
+
+def test_short_ones_are_claimed_by_as_many_as_a_worker_may_have_in_hand():
+    brain = a_brain_that_knows(10_000)
+    done = brain.on_claimed([a_job(2)], CLAIM, 3)
+
+    assert of(do.Claim, done) == [do.Claim({"default": 17}, ("fetch",))]
+
+
+def test_every_free_seat_is_taken_before_anybody_has_jobs_to_spare():
+    brain = a_brain_that_knows(10_000, workers=2)
+    done = brain.on_claimed([a_job(n) for n in range(2, 9)], CLAIM, 3)
+    slots = list(given(done).values())
+
+    assert sorted(slots) == [1, 1, 1, 1, 2, 2, 2]
+
+
+def test_what_waits_behind_long_ones_is_taken_back_and_let_go():
+    brain = a_brain_that_knows(10_000)
+    at = places(brain.on_claimed([a_job(n) for n in range(2, 12)], CLAIM, 3))
+    sights = {1: NOTHING, 2: running(at[2]), 3: running(at[3]), 4: NOTHING}
+    assert of(do.TakeBack, brain.on_tick(4, sights)) == []
+    assert of(do.TakeBack, brain.on_tick(4 + LONG, sights)) == [do.TakeBack(1)]
+    brain.on_taken_back(1, 7, 5 + LONG)
+    assert sorted(brain.jobs_in_hand()) == list(range(2, 12))
+    done = brain.on_tick(6 + LONG, sights)
+
+    released = {end.id: end.state for finish in of(do.Finish, done) for end in finish.ended}
+    assert released == dict.fromkeys(range(5, 12), "waiting")
+    assert sorted(brain.jobs_in_hand()) == [2, 3, 4]
+
+
+def test_one_that_has_not_begun_is_cancelled_without_a_word_to_those_that_run():
+    brain = a_brain_that_knows(10_000)
+    at = places(brain.on_claimed([a_job(n) for n in range(2, 12)], CLAIM, 3))
+    sights = {1: NOTHING, 2: running(at[2]), 3: running(at[3]), 4: running(at[4])}
+    brain.on_tick(4, sights)
+    assert of(do.TakeBack, brain.on_cancel(9, "cancel", None, 5)) == [do.TakeBack(1)]
+    done = brain.on_taken_back(1, 7, 6)
+
+    assert [(end.id, end.state) for finish in of(do.Finish, done) for end in finish.ended] == [(9, "cancelled")]
+    assert sorted(given(done)) == [5, 6, 7, 8, 10, 11]
+    done = brain.on_tick(7, sights)
+    assert not of(do.Interrupt, done)
+    assert not of(do.AskToStop, done)
+
+
+def test_several_are_stopped_at_a_time_each_at_its_seat():
+    brain = a_brain()
+    at = places(brain.on_claimed([a_job(1), a_job(2), a_job(3)], CLAIM, 1))
+    sights = {1: NOTHING, 2: running(at[1]), 3: running(at[2]), 4: running(at[3])}
+    brain.on_tick(2, sights)
+    brain.on_cancel(1, "cancel", None, 3)
+    brain.on_cancel(3, "cancel", None, 3)
+
+    assert of(do.Interrupt, brain.on_tick(4, sights)) == [do.Interrupt(2, at[1]), do.Interrupt(4, at[3])]
+
+
+def test_a_pool_that_shrinks_lets_a_shared_worker_end_what_it_runs():
+    brain = a_brain(workers=2)
+    at = places(brain.on_claimed([a_job(n) for n in range(1, 7)], CLAIM, 1))
+    done = brain.on_settings(NodeSettings(target="tasks:app", pool="static", min=1, max=1), 2)
+
+    assert of(do.Dismiss, done) == []
+    (back,) = of(do.TakeBack, done)
+    brain.on_taken_back(back.slot, 0, 3)
+    mine = [at[n] for n in (range(1, 4) if back.slot == 1 else range(4, 7))]
+    done = brain.on_results(back.slot, [result(place) for place in mine], 4)
+    assert of(do.Dismiss, done) == [do.Dismiss(back.slot)]

@@ -64,6 +64,7 @@ class Worker(Process):
         self._node.answer(self, [serial, [] if shut else [[]], SECOND // 2 if shut else None, DOOR, None])
 
     def share(self, slots: Sequence[int]) -> None:
+        """From now on what it is given runs at its seats."""
         self.seats = {slot: Worker(self._world, self._node, slot, self) for slot in slots}
         for seat in self.seats.values():
             seat.alive = self.alive   # its node may not know yet that it is dead
@@ -82,14 +83,15 @@ class Worker(Process):
         self._world.at(0.1 * MS, self._next, self)
 
     def _next(self) -> None:
-        if self.run is not None:
-            return
-        if not self._unread:
-            if self._leaving:
-                self.die(0)
-            return
-        self.place, job = self._unread.popleft()
-        self.phase = wire.RUNNING
+        host = self.host or self
+        for seat in host.seats.values() or [host]:
+            if seat.run is None and host._unread:
+                seat._begin(*host._unread.popleft())
+        if host._leaving and not (host._unread or any(each.run for each in host.all())):
+            host.die(0)
+
+    def _begin(self, place: int, job: wire.Job) -> None:
+        self.place, self.phase = place, wire.RUNNING
         self.run = Run(job.id, job.attempt, job.claim, self._world.now, disturbed=self._node.disturbed)
         self._world.runs.append(self.run)
         told: dict[str, Any] = json.loads(job.args)
@@ -156,12 +158,13 @@ class Worker(Process):
         wall, spent = self._world.clock.now(), self._world.now - run.began
         serial, index = self.place >> 24, self.place & 0xFFFFFF
         extra = {"locks": True} if self.locked else None
-        self.results.append(wire.Result(serial, index, outcome, payload, wall - spent, wall, 5, 6, extra))
+        result = wire.Result(serial, index, outcome, payload, wall - spent, wall, 5, 6, extra)
+        (self.host or self).results.append(result)
         run.end(self._world.now)
         self.run, self.phase = None, wire.DONE
         if self._wish is not None:
             self._wish.drop()
-        self._world.at(0.1 * MS, partial(self._node.hear, self), self._node)
+        self._world.at(0.1 * MS, partial(self._node.hear, self.host or self), self._node)
         self._world.at(0.1 * MS, self._next, self)
 
     def die(self, status: int) -> None:
@@ -342,12 +345,11 @@ class SimNode(Process):
     def _take_in(self, worker: Worker) -> None:
         results, worker.results = worker.results, []
         if results and self._at(worker.slot) is worker:
-            self._perform(self.brain.on_results([(worker.slot, results)], self._world.now))
+            self._perform(self.brain.on_results(worker.slot, results, self._world.now))
 
     def lost(self, worker: Worker, status: int) -> None:
         if self._workers.get(worker.slot) is worker:
-            for each in worker.all():
-                self._take_in(each)
+            self._take_in(worker)
             seats = {slot: seat.sight() for slot, seat in worker.seats.items()}
             del self._workers[worker.slot]
             told = (worker.slot, status, 0, 0, worker.sight(), self._world.now, False, seats)

@@ -91,10 +91,10 @@ class Asking:
                 self._claiming = tuple(wants)
                 actions.append(Claim(wants))
                 return
-        free = [seat.task for seat in self._seats.free_seats() if seat.task]
-        wants = self._shares(len(free), self._no_company) if free else {}
+        room = self._seats.room()
+        wants = self._shares(sum(room.values()), self._no_company) if room else {}
         if wants:
-            self._claiming, self._claiming_tasks = tuple(wants), tuple(sorted(set(free)))
+            self._claiming, self._claiming_tasks = tuple(wants), tuple(sorted(room))
             self._asked_for_any = False
             actions.append(Claim(wants, self._claiming_tasks))
 

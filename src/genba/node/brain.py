@@ -206,10 +206,11 @@ class Brain:
             if hand.ended and seen.started is not None and seen.ended is not None:
                 spent = min(spent, max(0, seen.ended - seen.started))  # what lay between earlier jobs is told of none
             endings.append(replace(seen, cpu=spent, peak=max(peak, hand.heaviest // 1024)))
-        cancelled = self._floor.put_back([h for h in hand.unfinished() if h is not victim], now)
+        victims = [victim]
         for number in hand.seats:
             seat = self._floor.hands.pop(number)
-            cancelled += leave_seat(self._floor, seat, seats[number], hand.forced, status, endings, now)
+            victims.append(leave_seat(self._floor, seat, seats[number], hand.forced, status, endings, now))
+        cancelled = self._floor.put_back([h for h in hand.unfinished() if not any(h is v for v in victims)], now)
         actions: list[Action] = [Finish(cancelled)] if cancelled else []
         if hand.probe is not None:
             actions += self._probing.on_death(hand, status, now)
@@ -236,16 +237,20 @@ class Brain:
         self._staffing.can_spawn = False
         endings: list[Ending] = [ending for held in self._floor.sweeps.values() for ending in held]
         self._floor.sweeps.clear()
-        for slot, hand in list(self._floor.hands.items()):
+        victims: set[JobId] = set()
+        for slot, hand in self._floor.hands.items():
             sight = sights.get(slot)
             victim = hand.at(sight.place) if sight and sight.phase == wire.RUNNING else None
             if sight and victim:
+                victims.add(victim.job.id)
                 ending = self._floor.ending(victim, End(cause=Cause.COLLATERAL, started=True), now)
                 endings.append(self._floor.last_seen(ending, hand, sight))
-            endings += self._floor.put_back([h for h in hand.unfinished() if h is not victim], now)
+        gone = self._floor.workers()
+        self._floor.hands.clear()
+        for hand in gone:
+            endings += self._floor.put_back([h for h in hand.unfinished() if h.job.id not in victims], now)
             if hand.probe is not None:
                 self._probing.on_guard_died(hand, now)
-            del self._floor.hands[slot]
         done: list[Action] = [Finish(endings)] if endings else []
         return done + self._flow(now)
 
@@ -327,22 +332,16 @@ class Brain:
 
     # jobs end
 
-    def on_results(self, told: Sequence[tuple[int, Sequence[Sequence[Any]]]], now: Micros) -> list[Action]:
-        """What a worker tells, or each of its seats, by slot."""
-        fine: list[Success] = []
-        other: list[Ending] = []
+    def on_results(self, slot: int, results: Sequence[Sequence[Any]], now: Micros) -> list[Action]:
+        """What a worker tells."""
+        hand = self._floor.hands.get(slot)
+        if hand is None:
+            return []
         rest: list[Action] = []
-        for slot, results in told:
-            hand = self._floor.hands.get(slot)
-            if hand is None:
-                continue
-            worker = hand if hand.host is None else self._floor.hands[hand.host]
-            returned, ended = take_results(self._floor, rest, hand, worker, results, now)
-            fine += returned
-            other += ended
-            self._staffing.recycle(rest, worker, results)
-            if worker.leaving and not worker.outstanding:
-                self._floor.dismiss(rest, worker, now)
+        fine, other = take_results(self._floor, rest, hand, results, now)
+        self._staffing.recycle(rest, hand, results)
+        if hand.leaving and not hand.outstanding:
+            self._floor.dismiss(rest, hand, now)
         actions: list[Action] = []
         if fine:
             actions.append(Succeed(fine, self._patience(fine)))
@@ -396,7 +395,7 @@ class Brain:
                     return [Finish([self._floor.unstarted(held, Cause.CANCELLED, now)]), *self._flow(now)]
         if id in self._floor.marking or id in self._floor.taking:
             self._floor.cancelled[id] = told  # it ends when the answer is here
-        for hand in self._floor.hands.values():
+        for hand in self._floor.workers():
             if hand.probe is not None and hand.probe.held.job.id == id:
                 self._floor.cancelled[id] = told
             for bunch in hand.bunches.values():
@@ -411,7 +410,7 @@ class Brain:
         """Of these tasks nothing more starts here; what runs is told, by `should_stop`, with the next look at it."""
         self._floor.disabled = frozenset(tasks)
         actions = self._floor.release_disabled(now)
-        for hand in list(self._floor.hands.values()):
+        for hand in self._floor.workers():
             if hand.outstanding > 1 and any(held.job.task in self._floor.disabled for held in hand.unfinished()):
                 actions.append(TakeBack(hand.slot))
         return actions + self._flow(now)
@@ -432,10 +431,10 @@ class Brain:
             if not bunch.left:
                 del hand.bunches[bunch.serial]
         hand.outstanding -= len(back)
-        if hand.stop is not None and hand.at(hand.stop.place) is None:
-            hand.stop = None
+        for place in [place for place in hand.stops if hand.at(place) is None]:
+            del hand.stops[place]
         if not hand.outstanding:
-            hand.alone = hand.weighed = False
+            hand.alone = hand.weighed = hand.timed = False
         cancelled = self._floor.put_back(back, now)
         actions: list[Action] = [Finish(cancelled)] if cancelled else []
         if hand.leaving and not hand.outstanding:
@@ -475,13 +474,14 @@ class Brain:
         actions: list[Action] = []
         for hand in list(self._floor.hands.values()):
             sight = sights.get(hand.slot)
-            if sight is not None and hand.outstanding:
+            if sight is not None and (hand.outstanding or hand.host is not None):
                 watch(self._floor, actions, hand, sight, now)
             if sight is not None and sight.hit:
                 release_hit(self._floor, actions, hand, sights, now)
             press(self._floor, actions, hand, sight, now)
             if hand.told_to_go is not None and now - hand.told_to_go >= LEAVE_WITHIN:
                 actions.append(Signal(hand.slot, signal.SIGKILL))
+        self._seats.look(actions)
         self._staffing.lend(actions, sights, now)
         self._probing.watch(actions, now)
         if self._floor.draining_until is None:

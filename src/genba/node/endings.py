@@ -20,8 +20,9 @@ def unhappened(ending: Ending) -> Ending:
 
 def cause_of_death(hand: Hand, place: int, status: int | None, starved: bool = False) -> str:
     """What a dead worker died of, as far as its job is concerned; `starved`: the kernel has killed for memory."""
-    if hand.stop is not None and hand.stop.place == place:
-        return hand.stop.cause
+    stop = hand.stops.get(place)
+    if stop is not None:
+        return stop.cause
     if status is None:
         return Cause.COLLATERAL
     if starved and os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:

@@ -45,6 +45,7 @@ class Floor:
         self.disabled: frozenset[str] = frozenset()  # tasks that operators have switched off
         self.sweeps: dict[int, list[Ending]] = {}
         self.mean: float = 0.0  # µs of one job, lately; 0: not known yet
+        self.paces: dict[str, float] = {}  # the same of tasks that run several at a time, each with its waits
         self.heft: float = 0.0  # bytes of the arguments of one job, lately
         self.draining_until: Micros | None = None
         self.safe_until: Micros | None = None  # then others may soon take us for dead
@@ -72,12 +73,12 @@ class Floor:
 
     @property
     def busy(self) -> bool:
-        return any(hand.outstanding or hand.stop for hand in self.hands.values())
+        return any(hand.outstanding or hand.stops for hand in self.hands.values())
 
     @property
     def timed(self) -> bool:
         """Something must be looked at soon: a job with a timer, or one that is being stopped."""
-        return any(hand.alone or hand.stop for hand in self.hands.values())
+        return any(hand.alone or hand.timed or hand.stops for hand in self.hands.values())
 
     @property
     def weighed(self) -> list[tuple[int, int]]:
@@ -92,7 +93,7 @@ class Floor:
     def held(self) -> Iterator[Held]:
         yield from (*self.ready, *self.single, *self.apart, *self.shared, *self.unasked)
         yield from (*self.taking.values(), *self.marking.values())
-        for hand in self.hands.values():
+        for hand in self.workers():
             if hand.probe is not None:
                 yield hand.probe.held
             yield from hand.unfinished()
@@ -104,7 +105,7 @@ class Floor:
     def free(self) -> Hand | None:
         for hand in self.hands.values():
             alone = not hand.seats and hand.host is None
-            if alone and hand.ready and not hand.outstanding and not hand.leaving and hand.stop is None:
+            if alone and hand.ready and not hand.outstanding and not (hand.leaving or hand.stops):
                 return hand
         return None
 

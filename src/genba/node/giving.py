@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from genba.domain.states import Cause, State
@@ -76,11 +77,10 @@ class Giving:
         if not self._floor.ready:
             return
         depth = self.depth()
-        bunch = min(BUNCH, self._bearable(FRAME))
         hands = [
             hand
             for hand in self._floor.hands.values()
-            if hand.ready and not (hand.alone or hand.slow or hand.leaving) and hand.stop is None
+            if hand.ready and not (hand.alone or hand.slow or hand.leaving or hand.stops)
             if not hand.seats and hand.host is None
         ]
         hands.sort(key=lambda hand: hand.outstanding)
@@ -94,12 +94,14 @@ class Giving:
             if room <= 0 or (hand.outstanding and room < depth // 2):
                 continue
             share = min(room, -(-len(self._floor.ready) // (len(hands) - i)))
-            while share > 0:
-                size = min(share, bunch)
-                self.give(actions, hand, [self._floor.ready.popleft() for _ in range(size)], now)
-                share -= size
+            self.give_many(actions, hand, [self._floor.ready.popleft() for _ in range(share)], now)
 
-    def give(self, actions: list[Action], hand: Hand, jobs: list[Held], now: Micros, each: bool = False) -> None:
+    def give_many(self, actions: list[Action], hand: Hand, jobs: Sequence[Held], now: Micros) -> None:
+        size = min(BUNCH, self._bearable(FRAME))
+        for start in range(0, len(jobs), size):
+            self.give(actions, hand, jobs[start : start + size], now)
+
+    def give(self, actions: list[Action], hand: Hand, jobs: Sequence[Held], now: Micros, each: bool = False) -> None:
         self._serial = (self._serial + 1) & 0xFFFFFFFF
         hand.bunches[self._serial] = Bunch(self._serial, list(jobs), len(jobs))
         if not hand.outstanding:
@@ -107,10 +109,6 @@ class Giving:
             hand.seen_place = -1
         hand.outstanding += len(jobs)
         hand.worked = True
-        if hand.host is not None:
-            host = self._floor.hands[hand.host]
-            host.outstanding += 1
-            host.worked = True
         if self._floor.settings.pool == "ondemand":
             hand.leaving = True
         actions.append(Give(hand.slot, self._serial, [held.travel() for held in jobs], each))
@@ -141,6 +139,13 @@ class Giving:
             return 1
         return max(1, min(DEEPEST, int(WORTH / self._floor.mean), self._bearable(self._load())))
 
+    def depth_in_company(self, task: str) -> int:
+        """How many jobs a worker may have in hand that runs several at a time; some to spare, if they are short."""
+        seats, pace = self._floor.concurrency.get(task, 1), self._floor.paces.get(task, 0.0)
+        if not pace or pace > WORTH / 2:
+            return seats
+        return max(seats, min(DEEPEST, int(seats * (1 + WORTH / pace)), self._bearable(self._load())))
+
     def ahead(self) -> int:
         """How many jobs to have here for each worker, in its hand or on the pile."""
         mean = self._floor.mean
@@ -158,7 +163,7 @@ class Giving:
     def give_up_surplus(self, now: Micros) -> list[Action]:
         """Everyone here is busy for long: let other nodes have what is ready."""
         there = [hand for hand in self._floor.workers() if hand.outstanding and not hand.apart]
-        long = sum(1 for hand in there if now - (hand.closing or hand.seen_since) >= LONG)
+        long = sum(1 for hand in there if now - (hand.closing or hand.seen_since) >= LONG or (hand.seats and hand.slow))
         if long < self._floor.slots or not (
             self._floor.ready or self._floor.alone_next or self._floor.shared
         ):

@@ -142,7 +142,7 @@ class Hand:
     noted: int = 0
     noted_at: Micros = 0
     hit_at: Micros | None = None  # when it was seen that somebody else has told it to go
-    stop: Stop | None = None
+    stops: dict[int, Stop] = field(default_factory=dict)  # by place
     leaving: bool = False
     told_to_go: Micros | None = None
     farewell: bool = False  # it was told with what it was given to go after it
@@ -150,9 +150,10 @@ class Hand:
     ended: int = 0  # jobs
     cpu_told: Micros = 0  # CPU time that the results of these jobs account for
     apart: bool = False  # outside the slots, for one dedicated job
-    seats: tuple[int, ...] = ()  # of a worker that runs several jobs at a time; what they have is outstanding here, too
-    host: int | None = None  # of a seat: the worker it is in
-    task: str | None = None  # of a seat: what it runs
+    seats: tuple[int, ...] = ()  # of a worker that runs several jobs at a time: what shows the one that runs there
+    host: int | None = None  # of a seat: the worker it is in, which has the jobs in hand
+    task: str | None = None  # of a worker with seats: what it runs
+    timed: bool = False  # ... and some of that is watched
     closing: Micros | None = None  # no seat here is given any more, since then: others need the worker
     forced: bool = False  # we have killed it for one of its seats
     weighed: bool = False
@@ -171,6 +172,10 @@ class Hand:
         bunch = self.bunches.get(place >> 24)
         index = place & 0xFFFFFF
         return bunch.jobs[index] if bunch and index < len(bunch.jobs) else None
+
+    def seat(self, number: int) -> Hand:
+        """Where one of its jobs runs; which one, it shows itself."""
+        return Hand(number, self.pid, ready=True, host=self.slot, bunches=self.bunches, stops=self.stops)
 
     def unfinished(self) -> list[Held]:
         """In the order in which it runs them."""

@@ -184,7 +184,7 @@ class Here:
                     finished = not any(_broken_off(result) for result in results)
                     if not finished:
                         results = [[*result[:2], wire.STOPPED, *result[3:]] for result in results]
-                    todo += brain.on_results([(slot, results)], self._clock.boot())
+                    todo += brain.on_results(slot, results, self._clock.boot())
                 case do.Succeed(ended):
                     matched = self._store.finish(self._id, ended)
                     todo += brain.on_unmatched([one for one in ended if one.id not in matched], now)

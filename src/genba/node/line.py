@@ -86,7 +86,7 @@ class Line:
         self.send((wire.ASK, serial, job, conditions))
 
     def share(self, slots: Sequence[int]) -> list[Seat]:
-        """Let it run so many jobs at a time; each has a line of its own."""
+        """Let it run so many jobs at a time, each at a seat."""
         wire.Slate.make_room(self._slate_fd, len(slots))
         self.seats = [Seat(slot, self, number) for number, slot in enumerate(slots)]
         self.send((wire.SHARE, len(slots)))
@@ -103,10 +103,9 @@ class Line:
         except BlockingIOError:
             return 0
 
-    def send(self, message: tuple[Any, ...], *, now: bool = True) -> None:
+    def send(self, message: tuple[Any, ...]) -> None:
         self._unsent.append(message)
-        if now:
-            self.flush()
+        self.flush()
 
     def flush(self) -> None:
         """As much as there is room for; the rest is made into frames when there is, and not copied before."""
@@ -153,8 +152,6 @@ class Line:
                     ready = message[1]
                 elif message[0] == wire.ANSWER:
                     self.answers.append(message[1])
-                elif message[0] == wire.SEATED:
-                    self.seats[message[1]].large += message[2]
             if whole and len(data) < 1 << 18:
                 break
         results = self.slate.take() + results
@@ -211,26 +208,17 @@ class Line:
 
 
 class Seat:
-    """The line to one job among several of a worker."""
+    """Where one job among several of a worker runs: what it shows, and what it is told."""
 
     def __init__(self, slot: int, host: Line, number: int) -> None:
         self.slot = slot
         self.host = host
-        self.large: list[list[Any]] = []  # results that had no room in the ring
         self.slate = host.slate.seat(number)
         self._number = number
-
-    def give(self, serial: int, jobs: list[wire.Job]) -> None:
-        """Goes off with the next flush of its host: seats are filled by the dozen."""
-        self.host.send((wire.SEAT, self._number, serial, jobs[0]), now=False)
 
     def stop(self, place: int) -> None:
         """CancelledError, in this job only."""
         self.host.send((wire.STOP, self._number, place))
-
-    def receive(self) -> list[list[Any]]:
-        large, self.large = self.large, []
-        return self.slate.take() + large
 
     def sight(self) -> Sight:
         return sight(self.slate)

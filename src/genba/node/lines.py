@@ -16,7 +16,6 @@ class Lines:
         self._lines: dict[int, Line] = {}
         self._seats: dict[int, Seat] = {}
         self._watched: dict[int, int] = {}
-        self._unsent: set[Line] = set()  # hosts whose seats were given something
 
     def open(self, slot: int) -> Line:
         line = self._lines[slot] = Line(slot)
@@ -27,14 +26,10 @@ class Lines:
         return self._lines.get(slot)
 
     def has(self, slot: int) -> bool:
-        return slot in self._lines or slot in self._seats
+        return slot in self._lines
 
     def all(self) -> list[Line]:
         return list(self._lines.values())
-
-    def seated(self, seat: Seat) -> bool:
-        """False: what was heard of its neighbours has ended the company."""
-        return seat.slot in self._seats
 
     def _each(self) -> list[tuple[int, Line | Seat]]:
         return [*self._lines.items(), *self._seats.items()]
@@ -48,22 +43,9 @@ class Lines:
     # deeds
 
     def give(self, slot: int, serial: int, jobs: list[wire.Job], each: bool = False) -> None:
-        seat = self._seats.get(slot)
-        if seat is not None:
-            seat.give(serial, jobs)
-            self._unsent.add(seat.host)
-        else:
-            line = self._lines[slot]
-            line.give(serial, jobs, each)
-            self.watch(line)
-
-    def flush(self) -> None:
-        """What was given to seats goes off."""
-        while self._unsent:
-            line = self._unsent.pop()
-            if line.open:
-                line.flush()
-                self.watch(line)
+        line = self._lines[slot]
+        line.give(serial, jobs, each)
+        self.watch(line)
 
     def ask(self, slot: int, serial: int, job: wire.Job, conditions: Sequence[str]) -> None:
         line = self._lines[slot]
@@ -84,9 +66,9 @@ class Lines:
         seat.stop(place)
         self.watch(seat.host)
 
-    def take_back(self, slot: int) -> int | None:
-        """How many tokens its worker had not read; None of a seat: what is there has started."""
-        return None if slot in self._seats else self._lines[slot].take_back()
+    def take_back(self, slot: int) -> int:
+        """How many tokens its worker had not read."""
+        return self._lines[slot].take_back()
 
     def ask_to_stop(self, slot: int, place: int) -> None:
         (self._seats.get(slot) or self._lines[slot]).slate.ask_to_stop(place)

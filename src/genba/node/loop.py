@@ -321,10 +321,8 @@ class Node:
         if ready is not None:
             self._lookout.came(line.slot, ready)
             self._perform(self._brain.on_worker_ready(line.slot, ready, self._now()))
-        told = [(line.slot, results)] if results else []
-        told += [(seat.slot, found) for seat in line.seats if self._lines.seated(seat) and (found := seat.receive())]
-        if told:
-            self._perform(self._brain.on_results(told, self._now()))
+        if results:
+            self._perform(self._brain.on_results(line.slot, results, self._now()))
         self._take_answers(line)
 
     def _take_answers(self, line: Line) -> None:
@@ -603,8 +601,7 @@ class Node:
                     writer.add(events=[(kind, {"ids": [job], **more})])
                 case do.TakeBack(slot):
                     tokens = self._lines.take_back(slot)
-                    if tokens is not None:
-                        self._perform(self._brain.on_taken_back(slot, tokens, self._now()))
+                    self._perform(self._brain.on_taken_back(slot, tokens, self._now()))
                 case do.Refuse(slot, place):
                     self._lines.refuse(slot, place)
                 case do.AskToStop(slot, place):
@@ -623,7 +620,6 @@ class Node:
                     self._lines.bow_out(slot, place)
                 case do.DrainAll():
                     self._lines.drain()
-        self._lines.flush()
 
     def _spawn(self, slot: int) -> None:
         assert self._brain is not None

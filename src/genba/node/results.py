@@ -22,13 +22,13 @@ _STRAYS = {"strays"}  # all that is told of a call that ended well and left proc
 
 
 def take_results(
-    floor: Floor, actions: list[Action], hand: Hand, worker: Hand, results: Sequence[Sequence[Any]], now: Micros
+    floor: Floor, actions: list[Action], hand: Hand, results: Sequence[Sequence[Any]], now: Micros
 ) -> tuple[list[Success], list[Ending]]:
-    """What they say of the jobs in `hand`, which is a seat in `worker` or the worker itself."""
+    """What they say of the jobs in `hand`."""
     fine: list[Success] = []
     other: list[Ending] = []
-    skew, mean, cancelled, meter = floor.skew, floor.mean, floor.cancelled, floor.meter
-    worker_is_hand = worker is hand
+    skew, cancelled, meter = floor.skew, floor.cancelled, floor.meter
+    mean = floor.mean if hand.task is None else floor.paces.get(hand.task, 0.0)
     came = cpu_told = 0
     bunch: Bunch | None = None
     for serial, index, outcome, payload, started, ended, cpu, peak, extra in results:
@@ -46,8 +46,7 @@ def take_results(
         spent = ended - started
         if spent < 1:
             spent = 1  # the clock may have been set back
-        if worker_is_hand:
-            mean = mean + (_usual(spent, mean) - mean) * 0.05 if mean else spent
+        mean = mean + (_usual(spent, mean) - mean) * 0.05 if mean else spent
         job, snapshot, pid = held.job, held.snapshot, hand.pid
         if extra is not None:
             pid = extra.pop("pid", pid)  # it had a process of its own
@@ -73,19 +72,20 @@ def take_results(
         else:
             result = wire.Result(serial, index, outcome, payload, started, ended, cpu, peak, extra or None)
             other.append(replace(_other_end(floor, hand, held, result, now), pid=pid))
-        if hand.stop is not None and hand.stop.place == wire.place(serial, index):
-            hand.stop = None
-    floor.mean = mean
+        if hand.stops:
+            hand.stops.pop(wire.place(serial, index), None)
+    if hand.task is None:
+        floor.mean = mean
+    else:
+        floor.paces[hand.task] = mean
     hand.outstanding -= came
-    if not worker_is_hand:
-        worker.outstanding -= came
-    if came:
+    if came and not hand.seats:
         hand.slow = False
     hand.cpu_told += cpu_told
-    hand.idle_since = worker.idle_since = now
-    worker.ended += len(results)
+    hand.idle_since = now
+    hand.ended += len(results)
     if not hand.outstanding:
-        hand.alone = hand.weighed = False
+        hand.alone = hand.weighed = hand.timed = False
     return fine, other
 
 
@@ -104,7 +104,8 @@ def _other_end(floor: Floor, hand: Hand, held: Held, result: wire.Result, now: M
         case wire.UNFIT:
             end = End(cause=Cause.EXCEPTION, started=True, wants="hold", reason=reason)
         case wire.STOPPED:
-            cause = hand.stop.cause if hand.stop and hand.stop.place == place else Cause.DRAIN
+            stop = hand.stops.get(place)
+            cause = stop.cause if stop else Cause.DRAIN
             error = None if cause in (Cause.DRAIN, Cause.CANCELLED) else text_of(result.payload)
             end = End(cause=cause, started=True)
         case wire.RETURNED:
@@ -159,11 +160,11 @@ def refused(floor: Floor, lost: Sequence[Success]) -> list[Ending]:
 
 def leave_seat(
     floor: Floor, seat: Hand, sight: Sight, forced: bool, status: int | None, endings: list[Ending], now: Micros
-) -> list[Ending]:
-    """Of a dead worker.  If we had to kill it for one of its jobs, that is not the fault of the others."""
+) -> Held | None:
+    """Of a dead worker: what ran there.  If we had to kill it for one of its jobs, the others are not to blame."""
     victim = seat.at(sight.place) if sight.phase == wire.RUNNING else None
     if victim is not None:
-        stopped = seat.stop is not None and seat.stop.place == sight.place
-        cause = Cause.COLLATERAL if forced and not stopped else cause_of_death(seat, sight.place, status)
+        spared = forced and sight.place not in seat.stops
+        cause = Cause.COLLATERAL if spared else cause_of_death(seat, sight.place, status)
         endings.append(floor.last_seen(floor.ending(victim, End(cause=cause, started=True), now), seat, sight))
-    return floor.put_back([held for held in seat.unfinished() if held is not victim], now)
+    return victim

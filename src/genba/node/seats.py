@@ -1,10 +1,10 @@
-"""Jobs in company: a worker whose seats are filled with jobs of one task, and is one at a time again when empty."""
+"""Jobs in company: a worker that runs several of one task at a time, and is one at a time again when empty."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 
-from genba.node.actions import Action, Share
+from genba.node.actions import Action, Share, TakeBack
 from genba.node.floor import Floor
 from genba.node.giving import Giving
 from genba.node.hands import Hand, Held
@@ -23,27 +23,45 @@ class Seats:
             self._seat(actions, now)
 
     def _seat(self, actions: list[Action], now: Micros) -> None:
-        left: list[Held] = []
-        free: dict[str, list[Hand]] = {}  # the next one last
-        while self._floor.shared:
-            held = self._floor.shared.popleft()
-            task = held.job.task
-            if task not in free:
-                free[task] = list(self.free_seats(task))[::-1]
-            if not free[task]:
-                free[task] = self._one_more(actions, task, now)
-            if not free[task]:
-                left.append(held)
-                continue
-            seat = free[task].pop()
-            self._giving.give(actions, seat, [held], now)
-            seat.alone = True
-        self._floor.shared.extend(left)
+        if not self._floor.shared:
+            return
+        piles: dict[str, list[Held]] = {}
+        for held in self._floor.shared:
+            piles.setdefault(held.job.task, []).append(held)
+        self._floor.shared.clear()
+        for task, jobs in piles.items():
+            self._floor.shared.extend(self._give(actions, task, jobs, now))
+
+    def _give(self, actions: list[Action], task: str, jobs: Sequence[Held], now: Micros) -> Sequence[Held]:
+        """First the free seats, then those of one more worker, then some to spare for all; gives what is left."""
+        hosts = self._hosts(task)
+        for host in hosts:
+            jobs = self._fill(actions, host, len(host.seats), jobs, now)
+        while jobs and (one_more := self._one_more(actions, task)) is not None:
+            jobs = self._fill(actions, one_more, len(one_more.seats), jobs, now)
+            hosts.append(one_more)
+        depth = self._giving.depth_in_company(task)
+        hosts = [host for host in hosts if not host.slow and 2 * host.outstanding <= depth]
+        hosts.sort(key=lambda host: host.outstanding)
+        for i, host in enumerate(hosts):
+            fair = -(-len(jobs) // (len(hosts) - i))
+            jobs = self._fill(actions, host, min(depth, host.outstanding + fair), jobs, now)
+        return jobs
+
+    def _fill(
+        self, actions: list[Action], host: Hand, upto: int, jobs: Sequence[Held], now: Micros
+    ) -> Sequence[Held]:
+        """Until it has so many; gives the rest."""
+        room = max(0, upto - host.outstanding)
+        given = jobs[:room]
+        host.timed = host.timed or any(held.alone for held in given)
+        self._giving.give_many(actions, host, given, now)
+        return jobs[room:]
 
     def _make_room(self, actions: list[Action], now: Micros) -> bool:
         """Others wait for a worker: a shared one is theirs as soon as its seats are empty.  True if one is."""
         hosts = [hand for hand in self._floor.workers() if hand.seats and hand.told_to_go is None]
-        seated = {hand.task for hand in self._floor.hands.values() if hand.host is not None}
+        seated = {hand.task for hand in self._floor.workers() if hand.seats}
         if not (self._floor.ready or self._floor.alone_next or self._floor.in_company().keys() - seated):
             for host in hosts:
                 host.closing = None
@@ -58,29 +76,49 @@ class Seats:
             min(hosts, key=lambda host: host.outstanding).closing = now
         return bool(empty)
 
-    def _one_more(self, actions: list[Action], task: str, now: Micros) -> list[Hand]:
-        """The seats of a worker that has nothing in hand, if there is one."""
+    def _one_more(self, actions: list[Action], task: str) -> Hand | None:
+        """A worker that has nothing in hand, with seats now; None if there is none."""
         host = self._floor.free()
         if host is None:
-            return []
+            return None
         first = self._floor.slot + 1
         self._floor.slot += self._floor.concurrency.get(task, 1)  # a reload may have changed it
-        host.seats = tuple(range(first, self._floor.slot + 1))
+        host.seats, host.task = tuple(range(first, self._floor.slot + 1)), task
         for number in host.seats:
-            self._floor.hands[number] = Hand(number, host.pid, ready=True, host=host.slot, task=task, idle_since=now)
+            self._floor.hands[number] = host.seat(number)
         actions.append(Share(host.slot, host.seats))
-        return [self._floor.hands[number] for number in reversed(host.seats)]
+        return host
 
-    def free_seats(self, task: str | None = None) -> Iterator[Hand]:
-        for hand in self._floor.hands.values():
-            free = hand.host is not None and not hand.outstanding and task in (None, hand.task)
-            host = self._floor.hands[hand.host] if free and hand.host is not None else None
-            if host is not None and not host.leaving and host.closing is None:
-                yield hand
+    def _hosts(self, task: str | None = None) -> list[Hand]:
+        """Those whom more may be given."""
+        return [
+            hand
+            for hand in self._floor.workers()
+            if hand.seats and task in (None, hand.task) and not hand.leaving and hand.closing is None
+        ]
+
+    def room(self) -> dict[str, int]:
+        """How many more of each task can be given now; asked for by the hundred, if they are short."""
+        found: dict[str, int] = {}
+        for host in self._hosts():
+            assert host.task is not None
+            depth = len(host.seats) if host.slow else self._giving.depth_in_company(host.task)
+            if host.outstanding < len(host.seats) or 2 * host.outstanding <= depth:
+                found[host.task] = found.get(host.task, 0) + depth - host.outstanding
+        return found
+
+    def look(self, actions: list[Action]) -> None:
+        """Where most of those that run are long, what was given to spare goes to others."""
+        for host in self._floor.workers():
+            if host.seats:
+                long = sum(self._floor.hands[number].slow for number in host.seats)
+                host.slow = 2 * long >= len(host.seats)
+                if host.slow and host.outstanding > len(host.seats):
+                    actions.append(TakeBack(host.slot))
 
     def _stand_up(self, actions: list[Action], host: Hand) -> None:
         """One at a time again."""
         for number in host.seats:
             del self._floor.hands[number]
-        host.seats, host.closing = (), None
+        host.seats, host.task, host.closing, host.slow = (), None, None, False
         actions.append(Share(host.slot, ()))

@@ -82,7 +82,7 @@ class Staffing:
     def resize(self, settings: NodeSettings, now: Micros) -> list[Action]:
         """The pool has another size or another way: who is too many leaves, when it has ended what it runs."""
         self._floor.settings = settings
-        there = [hand for hand in self._floor.hands.values() if not hand.leaving]
+        there = [hand for hand in self._floor.workers() if not hand.leaving]
         there.sort(key=lambda hand: hand.outstanding)
         actions: list[Action] = []
         for hand in there[: max(0, len(there) - settings.slots)]:
@@ -119,8 +119,9 @@ class Staffing:
                 continue
             hand.lends = True
             lent += 1
-            if hand.host is None and hand.outstanding > 1:
-                actions.append(TakeBack(hand.slot))  # what it waits for may stand behind it
+            worker = hand if hand.host is None else self._floor.hands[hand.host]
+            if worker.outstanding > 1:
+                actions.append(TakeBack(worker.slot))  # what it waits for may stand behind it
         there = [hand for hand in self._floor.workers() if not hand.apart and not hand.leaving]
         spare = len(there) - self._floor.slots
         for hand in there:

@@ -23,13 +23,13 @@ DRAIN_LEAVE = SECOND * 7 // 4  # ... of which it keeps a quarter, for a machine 
 def stop_for(hand: Hand, place: int, held: Held, how: str, now: Micros) -> None:
     """If it has started; else it comes back by its token.  To ask again never gives it more time."""
     cause, grace = (Cause.KILLED, 0) if how == "kill" else (Cause.CANCELLED, held.options.grace)
-    before = hand.stop
-    if before is not None and before.place == place:
+    before = hand.stops.get(place)
+    if before is not None:
         before.kill_at = min(before.kill_at, now + grace)
         if before.cause != Cause.KILLED:
             before.cause = cause
     else:
-        hand.stop = Stop(place, cause, now, now + grace)
+        hand.stops[place] = Stop(place, cause, now, now + grace)
 
 
 def watch(floor: Floor, actions: list[Action], hand: Hand, sight: Sight, now: Micros) -> None:
@@ -65,13 +65,14 @@ def watch(floor: Floor, actions: list[Action], hand: Hand, sight: Sight, now: Mi
         actions.append(Note([(job.id, job.attempt, held.claim, progress_text(noted))]))
     if sight.use is not None and not floor.settings.debug:
         _weigh(hand, held, sight.place, sight.use, now)
-    if hand.stop is None and not floor.settings.debug:
+    place = sight.place
+    if place not in hand.stops and not floor.settings.debug:
         if options.timeout is not None and ran >= options.timeout:
-            hand.stop = Stop(sight.place, Cause.TIMEOUT, now, now + options.grace)
+            hand.stops[place] = Stop(place, Cause.TIMEOUT, now, now + options.grace)
         elif options.stall_timeout is not None and now - hand.beat_at >= options.stall_timeout:
-            hand.stop = Stop(sight.place, Cause.STALL, now, now + options.grace)
+            hand.stops[place] = Stop(place, Cause.STALL, now, now + options.grace)
         elif floor.too_late(held, now, sight.locked):
-            hand.stop = Stop(sight.place, Cause.LEASE_LOST, now, min(now + options.grace, floor.dead_by))
+            hand.stops[place] = Stop(place, Cause.LEASE_LOST, now, min(now + options.grace, floor.dead_by))
 
 
 def _weigh(hand: Hand, held: Held, place: int, use: Use, now: Micros) -> None:
@@ -81,20 +82,23 @@ def _weigh(hand: Hand, held: Held, place: int, use: Use, now: Micros) -> None:
     if hand.cpu_before is None:
         hand.cpu_before = use.cpu
     if options.memory is not None and use.memory > options.memory:
-        hand.stop = Stop(place, Cause.OUT_OF_MEMORY, now, now)
-    elif options.cpu is not None and use.cpu - hand.cpu_before >= options.cpu and hand.stop is None:
-        hand.stop = Stop(place, Cause.CPU_LIMIT, now, now + options.grace)
+        hand.stops[place] = Stop(place, Cause.OUT_OF_MEMORY, now, now)
+    elif options.cpu is not None and use.cpu - hand.cpu_before >= options.cpu and place not in hand.stops:
+        hand.stops[place] = Stop(place, Cause.CPU_LIMIT, now, now + options.grace)
 
 
 def press(floor: Floor, actions: list[Action], hand: Hand, sight: Sight | None, now: Micros) -> None:
     """Flag, then SIGTERM (at half the grace for one that looks at the flag), then SIGKILL."""
-    stop = hand.stop
+    running = sight is not None and sight.phase == wire.RUNNING
+    stop = hand.stops.get(sight.place) if sight is not None and running else None
+    if stop is None and hand.host is None and not hand.seats and len(hand.stops) == 1:
+        (stop,) = hand.stops.values()  # it may be about to start, and shall see the flag at once
     if stop is None:
         return
     if not stop.flagged:
         stop.flagged = True
         actions.append(AskToStop(hand.slot, stop.place))
-    if sight is None or sight.place != stop.place or sight.phase != wire.RUNNING:
+    if sight is None or sight.place != stop.place or not running:
         return  # its result is on the way; whoever runs now must not be hit
     term_at = (stop.asked_at + stop.kill_at) // 2 if sight.looked else stop.asked_at
     if now >= stop.kill_at:
@@ -126,8 +130,9 @@ def release_hit(floor: Floor, actions: list[Action], hand: Hand, sights: dict[in
     for number in (hand.slot, *hand.seats):
         busy, sight = floor.hands[number], sights.get(number)
         held = busy.at(sight.place) if sight and sight.phase == wire.RUNNING else None
-        if sight and held and busy.stop is None:
-            busy.stop = Stop(sight.place, _cause_of_hit(floor, held.job.id), now, now + held.options.grace)
+        if sight and held and sight.place not in busy.stops:
+            cause = _cause_of_hit(floor, held.job.id)
+            busy.stops[sight.place] = Stop(sight.place, cause, now, now + held.options.grace)
 
 
 def _cause_of_hit(floor: Floor, job: JobId) -> str:
@@ -140,8 +145,8 @@ def end_drain(floor: Floor, actions: list[Action], sights: dict[int, Sight], sin
     """The grace is over: stop what runs, and who was told to go and has not gone has no more time than that."""
     for slot, sight in sights.items():
         hand = floor.hands.get(slot)
-        if hand and hand.stop is None and sight.phase == wire.RUNNING and hand.at(sight.place):
-            hand.stop = Stop(sight.place, Cause.DRAIN, now, now + DRAIN_KILL)
+        if hand and sight.place not in hand.stops and sight.phase == wire.RUNNING and hand.at(sight.place):
+            hand.stops[sight.place] = Stop(sight.place, Cause.DRAIN, now, now + DRAIN_KILL)
     if now >= since + DRAIN_KILL:
         slow = [hand for hand in floor.workers() if hand.told_to_go is not None]
         actions += [Signal(hand.slot, signal.SIGKILL) for hand in slow]
