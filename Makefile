@@ -10,7 +10,7 @@ WORKERS ?= $(shell expr $$(nproc) '*' 2)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test check lint types layers bench guard soak clean
+.PHONY: help venv demo test check lint types layers bench guard soak audit clean
 
 help:             ## this list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -50,6 +50,11 @@ guard: $(READY)   ## has the drain become slower? beside the limit of the same m
 soak: $(READY)    ## the tests that take minutes or hours
 	@$(BIN)/python -m pytest -m soak -o faulthandler_timeout=0 $(ARGS)
 
+audit: $(READY)   ## known vulnerabilities of what we stand on; needs PyPI's own service, a mirror does not do
+	@test -x $(VENV)-audit/bin/pip-audit || { $(GENBA_PYTHON) -m venv $(VENV)-audit && $(VENV)-audit/bin/pip install --quiet pip-audit; }
+	@$(BIN)/python -m pip freeze --exclude-editable --disable-pip-version-check > $(VENV)-audit/installed.txt
+	@$(VENV)-audit/bin/pip-audit --strict --no-deps --disable-pip -r $(VENV)-audit/installed.txt
+
 clean:            ## removes .venv and what the tools left
-	@rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	@rm -rf $(VENV) $(VENV)-audit build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	@find src tests -name __pycache__ -prune -exec rm -rf {} +
