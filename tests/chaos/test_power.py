@@ -163,6 +163,21 @@ def test_who_finds_a_job_there_has_it_on_the_disk_too(monkeypatch, tmp_path):
     assert synced == [f"{tmp_path}/genba.db-wal"]   # whoever has written it may still be waiting for the disk
 
 
+def test_a_link_to_a_file_elsewhere_leads_to_what_must_be_synced(monkeypatch, tmp_path):
+    (tmp_path / "here").mkdir()
+    (tmp_path / "there").mkdir()
+    (tmp_path / "here" / "genba.db").symlink_to(tmp_path / "there" / "genba.db")
+    with closing(open_store(f"sqlite:///{tmp_path}/there/genba.db")) as store:
+        one(store)
+    synced: list[Path] = []
+    monkeypatch.setattr(os, "fdatasync", lambda file: synced.append(Path(os.readlink(f"/proc/self/fd/{file}"))))
+
+    with closing(open_store(f"sqlite:///{tmp_path}/here/genba.db")) as store:
+        one(store)
+
+    assert set(synced) == {tmp_path / "there" / "genba.db-wal"}
+
+
 def test_a_disk_that_does_not_keep_it_is_said(monkeypatch, tmp_path):
     def fail(file: int) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))

@@ -273,6 +273,8 @@ class SqliteDatabase:
         self.clock = clock
         self.driver: Apsw | StandardLibrary = Apsw() if place.driver == "apsw" else StandardLibrary()
         self._place = place
+        # SQLite follows links before it adds the ending.
+        self._log = f"{os.path.realpath(place.path)}-wal" if place.path else None  # where commits go first
         self._idle: list[Any] = []
         self._pid = os.getpid()
         self._inherited: list[Any] = []  # a child must never close what its parent opened
@@ -304,8 +306,8 @@ class SqliteDatabase:
                     check_place(self._place, path)
                     self._opened = True
                 conn = self.driver.connect(str(path) if path else ":memory:")
-            if path is not None:
-                conn.execute("PRAGMA journal_mode = WAL").fetchall()
+            if path is not None and conn.execute("PRAGMA journal_mode = WAL").fetchall() != [("wal",)]:
+                self._log, synchronous = None, "FULL"  # some network file systems, for those who know better
             conn.execute(f"PRAGMA synchronous = {synchronous}").fetchall()
             conn.execute("PRAGMA wal_autocheckpoint = 4000").fetchall()
             conn.execute("PRAGMA cache_size = -65536").fetchall()
@@ -320,8 +322,10 @@ class SqliteDatabase:
         After the turn was given away: to wait for the disk takes longer than all that a small transaction does, and
         those who wait for it together wait once.
         """
+        if self._log is None:
+            return
         try:
-            sync(f"{self._place.path}-wal")
+            sync(self._log)
         except OSError as error:
             text = f"{self._place.path}: {error.strerror}, when what was just written was to be kept on the disk"
             raise StoreUnreachable(text) from error
@@ -360,8 +364,7 @@ class SqliteDatabase:
                 self._idle.append(conn)
                 if turn:
                     turn.give()
-            if turn:
-                self._sync()
+            self._sync()
 
     def single(self) -> AbstractContextManager[Tx]:
         return self.transaction()
@@ -445,8 +448,7 @@ class SqliteDatabase:
                 if turn:
                     turn.give()
                 self._idle.append(conn)
-            if turn:
-                self._sync()
+            self._sync()
 
     def close(self) -> None:
         if self._pid != os.getpid():
@@ -608,7 +610,7 @@ def sync(log: str) -> None:
     """SQLite locks nothing in its log, so that it may be opened and closed beside it."""
     try:
         file = os.open(log, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:  # all of it is in the database, and synced there
+    except FileNotFoundError:  # the last who had it open has put all into the database, and synced that
         return
     try:
         os.fdatasync(file)
