@@ -273,8 +273,7 @@ class SqliteDatabase:
         self.clock = clock
         self.driver: Apsw | StandardLibrary = Apsw() if place.driver == "apsw" else StandardLibrary()
         self._place = place
-        # SQLite follows links before it adds the ending.
-        self._log = f"{os.path.realpath(place.path)}-wal" if place.path else None  # where commits go first
+        self._log: str | None = None  # where commits go first; None: SQLite syncs them itself
         self._idle: list[Any] = []
         self._pid = os.getpid()
         self._inherited: list[Any] = []  # a child must never close what its parent opened
@@ -306,8 +305,10 @@ class SqliteDatabase:
                     check_place(self._place, path)
                     self._opened = True
                 conn = self.driver.connect(str(path) if path else ":memory:")
-            if path is not None and conn.execute("PRAGMA journal_mode = WAL").fetchall() != [("wal",)]:
-                self._log, synchronous = None, "FULL"  # some network file systems, for those who know better
+            if path is not None and conn.execute("PRAGMA journal_mode = WAL").fetchall() == [("wal",)]:
+                self._log = f"{os.path.realpath(path)}-wal"  # SQLite follows links before it adds the ending
+            else:  # in memory, or on a network file system, for those who know better
+                synchronous = "FULL"
             conn.execute(f"PRAGMA synchronous = {synchronous}").fetchall()
             conn.execute("PRAGMA wal_autocheckpoint = 4000").fetchall()
             conn.execute("PRAGMA cache_size = -65536").fetchall()
