@@ -24,6 +24,7 @@ HOUR = 3_600 * SECOND
 LEASE = 48 * HOUR  # time that passes is mostly not about leases
 CLAIM = 77
 TASK = "shop.pay"
+LONG_ARGS = b'{"text": "%s"}' % (b"x" * 10_000)
 OTHERS_ERROR = '{"type":"ValueError","message":"50%_off!"}'
 
 

@@ -30,6 +30,6 @@ def url(engine: str, request: pytest.FixtureRequest, tmp_path: Path) -> str:
         return sqlite_url(tmp_path)
     shared: str = request.getfixturevalue("shared_database")
     with psycopg.connect(shared, autocommit=True) as conn:
-        for table in sorted(TABLES - {"migration", "sequence"}):
+        for table in sorted(TABLES - {"migration", "sequence", "argument"}):
             conn.execute(f"DELETE FROM genba.{table}")
     return shared

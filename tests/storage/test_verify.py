@@ -9,6 +9,7 @@ import pytest
 from tests.storage import builders
 from tests.storage.builders import (
     HOUR,
+    LONG_ARGS,
     a_job,
     after,
     claimed,
@@ -54,7 +55,7 @@ def limited(store: Store, clock: Any, count: int = 2) -> list[int]:
 def shop(store, clock) -> Store:
     """A day of everything that can happen to a job."""
     joined(store)
-    done = one(store)
+    done = one(store, args=LONG_ARGS)
     finish(store, done)
     failed = one(store)
     child, grandchild = one(store, after=after(failed)), 0
@@ -206,6 +207,18 @@ def test_a_damaged_file_is_found(store, url, engine):
     store.close()
 
     assert (Kind.DAMAGED, "the file") in found(store)
+
+
+@pytest.mark.parametrize("engine", ["sqlite"], indirect=True)  # PostgreSQL keeps them by itself
+@pytest.mark.parametrize("table", ["argument WHERE job_id", "job WHERE id"])
+def test_a_job_without_its_long_arguments_and_such_without_their_job_are_found(store, url, table):
+    joined(store)
+    id = one(store, args=LONG_ARGS)
+    finish(store, id)
+
+    plant(url, f"DELETE FROM genba.{table} = {id}")
+
+    assert (Kind.LOST, f"job {id}") in found(store)
 
 
 def test_a_limit_that_was_lowered_has_not_been_exceeded_before(store, clock):

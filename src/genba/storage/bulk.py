@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from genba.storage.store import Store
 
 BATCH = 500
-GONE_TOO = ("prune_attempts", "prune_tags", "prune_edges", "prune_messages")  # with a job that is deleted
+# with a job that is deleted
+GONE_TOO = ("prune_attempts", "prune_tags", "prune_edges", "prune_messages", "prune_arguments")
 
 
 class Bulk:

@@ -6,7 +6,8 @@ A query is written once, with `:name` parameters and the tables as `genba.job`:
     -- literal: limit                 this parameter is written into the text (the planner must see it)
 
 `/* now */` is the store's wall clock, `/* boot */` its clock for leases, `/* lock */` takes the rows that
-nobody else holds.  A folder named like the engine may override a name, with a reason beside it.
+nobody else holds, `/* args */` are the arguments of a job, wherever they are kept.  A folder named like the engine
+may override a name, with a reason beside it.
 """
 
 from __future__ import annotations
@@ -33,11 +34,12 @@ _COMMENT = re.compile(r"^\s*--.*\n?", re.MULTILINE)
 TABLES = frozenset(
     {
         *("migration", "namespace", "sequence", "job", "tag", "attempt", "event", "dependency", "unsettled", "bucket"),
-        "question",
+        *("question", "argument"),
         *("bucket_limit", "recheck", "lock", "waiter", "schedule", "tick", "task", "queue", "node", "control"),
         *("message", "session", "listener", "fair"),
     }
 )  # ours, of both engines: what an uninstall may drop
+LONG = 500  # bytes of arguments; longer ones are kept apart from the row of their job, which is written again
 PARAMETER = re.compile(r"(?<![:\w]):([a-z_]\w*)")
 
 

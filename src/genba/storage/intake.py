@@ -13,7 +13,7 @@ from genba.domain.limit import STRIPE, line_of, write_needs
 from genba.domain.rank import AGE_STEP
 from genba.domain.states import FINAL
 from genba.errors import KeyTaken, StoreError, StoreUnreachable
-from genba.storage.database import AnswerLost, Database, Tx
+from genba.storage.database import LONG, AnswerLost, Database, Tx
 from genba.storage.lines import LINE
 from genba.storage.policy import RulesChanged
 from genba.storage.records import NAMED, Alike, Enqueued, JobId, Micros, NewJob, is_quiet
@@ -224,9 +224,10 @@ class Intake:
         self, tx: Tx, job: NewJob, id: JobId, deps: int = 0, epoch: int | None = None, *, call: bool = False
     ) -> Enqueued:
         """`call` a hungry node with it, where that can be done in one: only if nothing else is in this transaction."""
-        quiet = is_quiet(job.options)
+        quiet, long = is_quiet(job.options), len(job.args) > LONG
         row = tx.one(
             "enqueue_one",
+            long=long,
             call=call,
             node=self._store.events.node,
             quiet=quiet,
@@ -253,6 +254,8 @@ class Intake:
         )
         if row is None:
             return Enqueued(0, False)
+        if long:
+            tx.batch("put_apart", [(id, job.args)])
         told = {"kind": row[1], "node": self._store.events.node, "quiet": quiet}
         tx.run("enqueue_one_event", namespace=self._namespace, job_id=id, **told)
         if job.limited:

@@ -566,5 +566,5 @@ def masked(url: str) -> str:
 def _translated(query: Query, bound: bool) -> Query:
     text = query.text.replace("%", "%%")
     text = text.replace("/* now */", ":now" if bound else NOW).replace("/* boot */", ":boot" if bound else NOW)
-    text = text.replace("/* lock */", "FOR UPDATE SKIP LOCKED")
+    text = text.replace("/* lock */", "FOR UPDATE SKIP LOCKED").replace("/* args */", "args")
     return Query(query.name, PARAMETER.sub(r"%(\1)s", text), query.columns, query.literals)

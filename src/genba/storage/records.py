@@ -219,7 +219,7 @@ class JobRecord:
     result: bytes | None
 
 
-JOB_COLUMNS = ", ".join(field.name for field in fields(JobRecord))
+JOB_COLUMNS = ", ".join("/* args */" if field.name == "args" else field.name for field in fields(JobRecord))
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ import msgspec
 
 from genba.domain.clock import Clock
 from genba.errors import StoreError, StoreUnreachable
-from genba.storage.database import PARAMETER, TABLES, Home, Query, Row, Step
+from genba.storage.database import LONG, PARAMETER, TABLES, Home, Query, Row, Step
 from genba.storage.place import Place, check_place, file_system
 from genba.storage.records import Claimed
 from genba.storage.turns import BUSY, Turns
@@ -109,13 +109,27 @@ class Tx:
                 if row[_SAVED] is not None:
                     row[_SAVED] = row[_SAVED].encode()
         except (msgspec.DecodeError, UnicodeDecodeError, AttributeError):
-            rows = self._conn.execute(self._sql["claim_one_by_one"].text, values).fetchall()
+            rows = [list(row) for row in self._conn.execute(self._sql["claim_one_by_one"].text, values).fetchall()]
         if rows:
+            self._fetch_long(rows)
             values["ids"] = self.numbers([row[1] for row in rows])
             self._conn.execute(self._sql["claim_these"].text, values).fetchall()
         return rows
 
+    def _fetch_long(self, rows: Sequence[list[Any]]) -> None:
+        """Arguments that are not in the row of their job."""
+        apart = {row[1]: row for row in rows if not row[_ARGS]}
+        if apart:
+            ids = self.numbers(list(apart))
+            for id, args in self._conn.execute(self._sql["apart"].text, {"ids": ids}).fetchall():
+                apart[id][_ARGS] = args
+
     def insert_jobs(self, columns: Sequence[str], rows: Sequence[Row]) -> None:
+        at = columns.index("args")
+        long = [(row[0], row[at]) for row in rows if len(row[at]) > LONG]
+        if long:
+            self.batch("put_apart", long)
+            rows = [(*row[:at], b"", *row[at + 1 :]) if len(row[at]) > LONG else row for row in rows]
         marks = ", ".join("?" * len(columns))
         text = f"INSERT INTO genba_job ({', '.join(columns)}) VALUES ({marks})"  # noqa: S608  our own column names
         self._driver.batch(self._conn, text, rows)
@@ -189,6 +203,8 @@ _json = msgspec.json.Encoder()
 _rows = msgspec.json.Decoder(list[list[Any]])
 _ARGS, _SAVED = Claimed._fields.index("args"), Claimed._fields.index("saved")
 _ROWS = "/* rows */"
+_APART = "(SELECT a.args FROM genba_argument a WHERE a.job_id = id)"
+_WHOLE = f"CASE WHEN length(args) > 0 THEN args ELSE COALESCE({_APART}, args) END"
 _SIZES = (256, 64, 16, 4, 1)  # few, so that all of them stay prepared
 
 
@@ -604,7 +620,8 @@ def split_script(script: str) -> list[str]:
 
 def _translated(query: Query) -> Query:
     text = query.text.replace("genba.", "genba_").replace("/* now */", ":now").replace("/* boot */", ":boot")
-    return Query(query.name, text.replace("/* lock */", ""), query.columns, query.literals)
+    text = text.replace("/* lock */", "").replace("/* args */", _WHOLE)
+    return Query(query.name, text, query.columns, query.literals)
 
 
 def sync(log: str) -> None:

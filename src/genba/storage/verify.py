@@ -95,6 +95,8 @@ def verify(database: Database, namespace: str) -> Certificate:
     found = Certificate()
     with database.snapshot() as snapshot:
         _read_file(snapshot, found)
+        for id, words in snapshot.rows("verify_arguments", namespace=namespace):
+            found.blame(Kind.LOST, f"job {id}", words)
         replay = _replay(snapshot, namespace, found)
         held = _read_jobs(snapshot, namespace, replay, found)
         for fault in replay.lost():

@@ -13,7 +13,7 @@ SELECT :id, /* now */,
              WHEN CAST(:due_at AS bigint) > /* now */ OR CAST(:delay AS bigint) > 0 THEN 'scheduled'
              ELSE 'waiting' END,
         COALESCE(CAST(:expires_at AS bigint), /* now */ + CAST(:expires_in AS bigint)), /* now */ + CAST(:unique_for AS bigint), :parent_id, :priority,
-        :open_deps, :once_waiting, :namespace, :queue, :task, :key, :key_hash, :tags, :options, :args
+        :open_deps, :once_waiting, :namespace, :queue, :task, :key, :key_hash, :tags, :options, CASE WHEN :long THEN x'' ELSE :args END
   FROM genba.namespace s WHERE s.name = :namespace AND (:epoch IS NULL OR s.epoch = :epoch)
     ON CONFLICT (namespace, key_hash) WHERE key_hash IS NOT NULL DO NOTHING
 RETURNING id, state;
@@ -25,11 +25,11 @@ UPDATE genba.job
        parked_on = NULL, key_hash = CASE WHEN once_waiting THEN NULL ELSE key_hash END
  WHERE id = :id AND namespace = :namespace AND state IN ('waiting', 'scheduled', 'held')
    AND EXISTS (SELECT 1 FROM genba.node n WHERE n.id = :node AND n.state = 'live' AND n.lease_until > /* boot */)
-RETURNING rank, id, attempt, task, args, options, priority, retries, crashes, losses, saved, due_at, open_deps, claimed_at, expires_at, queue, buckets;
+RETURNING rank, id, attempt, task, /* args */, options, priority, retries, crashes, losses, saved, due_at, open_deps, claimed_at, expires_at, queue, buckets;
 
 -- name: of_claim
 -- What a claim has taken whose answer was lost.
-SELECT rank, id, attempt, task, args, options, priority, retries, crashes, losses, saved, due_at, open_deps, claimed_at, expires_at, queue, buckets
+SELECT rank, id, attempt, task, /* args */, options, priority, retries, crashes, losses, saved, due_at, open_deps, claimed_at, expires_at, queue, buckets
   FROM genba.job WHERE node = :node AND claim_id = :claim;
 
 -- name: dedicated_ahead
@@ -46,7 +46,7 @@ UPDATE genba.job
  WHERE id IN (SELECT id FROM genba.job WHERE id = :id AND state = 'waiting' AND parked_on IS NULL /* lock */)
    AND EXISTS (SELECT 1 FROM genba.node n WHERE n.id = :node AND n.state = 'live' AND n.lease_until > /* boot */)
    AND EXISTS (SELECT 1 FROM genba.namespace s WHERE s.name = :namespace AND s.epoch = CAST(:epoch AS bigint))
-RETURNING rank, id, attempt, task, args, options, priority, retries, crashes, losses, saved, due_at, open_deps, claimed_at, expires_at, queue, buckets;
+RETURNING rank, id, attempt, task, /* args */, options, priority, retries, crashes, losses, saved, due_at, open_deps, claimed_at, expires_at, queue, buckets;
 
 -- name: with_identity
 SELECT id, state, unique_until FROM genba.job WHERE namespace = :namespace AND key_hash = :key_hash;
@@ -169,6 +169,12 @@ DELETE FROM genba.attempt WHERE job_id = :job_id;
 
 -- name: prune_tags(job_id)
 DELETE FROM genba.tag WHERE job_id = :job_id;
+
+-- name: put_apart(job_id, args)
+INSERT INTO genba.argument (job_id, args) VALUES (:job_id, :args);
+
+-- name: prune_arguments(job_id)
+DELETE FROM genba.argument WHERE job_id = :job_id;
 
 -- name: prune_edges(job_id)
 DELETE FROM genba.dependency WHERE child_id = :job_id;

@@ -46,3 +46,7 @@ SELECT s.name, j.moment, min(j.id), max(j.id) FROM genba.job j JOIN genba.schedu
 -- name: verify_file
 -- Of SQLite only.
 SELECT 'ok';
+
+-- name: verify_arguments
+-- Of SQLite only, where long ones are in a table of their own.
+SELECT 0, '' WHERE :namespace = '';

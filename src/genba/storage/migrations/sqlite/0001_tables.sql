@@ -55,9 +55,15 @@ CREATE TABLE genba.job (
     options          TEXT,                    -- JSON; only what differs from the defaults
     progress         TEXT,
     error            TEXT,
-    args             BLOB NOT NULL,
+    args             BLOB NOT NULL,           -- empty: they are long, and in the table of arguments
     result           BLOB,
     saved            BLOB
+);
+
+-- An update of SQLite writes the whole row anew, and a job is updated twice: what is long is written once, beside it.
+CREATE TABLE genba.argument (
+    job_id INTEGER PRIMARY KEY,
+    args   BLOB NOT NULL
 );
 
 -- All are partial: an update writes only into the indexes that its new row belongs to.  It asks each of them, though: the rare

@@ -184,6 +184,12 @@ DELETE FROM genba.attempt WHERE job_id = ANY(:job_id);
 -- name: prune_tags(job_id)
 DELETE FROM genba.tag WHERE job_id = ANY(:job_id);
 
+-- name: put_apart(job_id, args)
+-- PostgreSQL keeps what is long beside the row by itself, and does not write it anew.
+
+-- name: prune_arguments(job_id)
+-- As above.
+
 -- name: prune_edges(job_id)
 DELETE FROM genba.dependency WHERE child_id = ANY(:job_id);
 

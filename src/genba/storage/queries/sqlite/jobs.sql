@@ -23,6 +23,9 @@ SELECT rank, id, attempt + 1, task, CAST(args AS BLOB), options, priority, retri
    AND EXISTS (SELECT 1 FROM genba.namespace s WHERE s.name = :namespace AND s.epoch = :epoch)
  ORDER BY rank, id LIMIT :limit;
 
+-- name: apart
+SELECT job_id, args FROM genba.argument WHERE job_id IN (SELECT value FROM json_each(:ids));
+
 -- name: claim_these
 UPDATE genba.job
    SET state = 'running', attempt = attempt + 1, claim_id = :claim, node = :node, claimed_at = /* now */, started_mark = NULL,
