@@ -24,7 +24,9 @@ from genba.node.line import Line
 from genba.options import DEFAULT_OPTIONS, DEFAULT_POLICY
 from genba.ready import Conditions
 from genba.tasks import Task
+from genba.worker import loops
 from genba.worker.run import Worker, main
+from genba.worker.shared import Shared
 from genba.worker.telling import ERROR_LIMIT, describe
 
 SECOND = 1_000_000
@@ -714,3 +716,16 @@ def test_a_job_that_ends_itself_is_told_its_own_cpu_time_too() -> None:
 
     assert last.payload is not None
     assert int(last.payload) <= last.ended - last.started + 1_000
+
+
+@pytest.mark.parametrize("factory", [loops.factory(), asyncio.new_event_loop])
+def test_a_worker_that_was_shared_still_waits_for_its_node(factory: loops.Factory) -> None:
+    line = Line(1)
+    sock, tokens, memory = line.ends()
+    app = FakeApp()
+    shared = Shared(Worker(app, sock, tokens, wire.Slate(memory)), app, sock, tokens, wire.Frames())
+    with asyncio.Runner(loop_factory=factory) as runner:
+        runner.run(shared.serve(0, [[wire.SHARE, 0]]))
+
+    assert os.get_blocking(sock.fileno())
+    line.close()

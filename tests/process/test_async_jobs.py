@@ -100,6 +100,14 @@ async def once() -> int:
     await asyncio.sleep(0.2)
     return len(running)
 
+@app.task(concurrency=4)
+async def beside() -> str:
+    return type(asyncio.get_running_loop()).__module__
+
+@app.task
+async def by_itself() -> str:
+    return type(asyncio.get_running_loop()).__module__
+
 @app.task
 def plain() -> int:
     return os.getpid()
@@ -263,6 +271,7 @@ def test_large_results_come_through(shop):
     jobs = [shop.large.enqueue(900_000) for _ in range(6)]
 
     assert [len(job.result(timeout=20)) for job in jobs] == [900_000] * 6
+    assert all(len(job.attempts) == 1 for job in jobs)
 
 
 def test_other_tasks_run_in_a_worker_that_was_shared_before(shop):
@@ -322,3 +331,14 @@ def test_jobs_of_other_tasks_have_their_turn_beside_a_shared_worker(shop):
     assert all(job.result(timeout=30) for job in group)
     ends = [job.refresh().finished for job in (other, group[-1])]
     assert ends == sorted(ends)   # it did not have to wait for all of them
+
+
+@pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
+def test_async_jobs_run_on_uvloop_if_it_is_installed_and_the_log_says_so(shop, tmp_path, loop):
+    if loop == "asyncio":
+        (tmp_path / "uvloop.py").write_text("raise ImportError('not installed')")
+    node = shop.start("--max", "1")
+
+    assert shop.beside.enqueue().result(timeout=10).partition(".")[0] == loop
+    assert shop.by_itself.enqueue().result(timeout=10).partition(".")[0] == loop
+    assert f"async jobs run on {loop}" in node.log

@@ -285,7 +285,7 @@ def title_of(pid: int) -> str:
 def test_the_zygote_says_hello_with_what_the_app_says(open_desk: Callable[..., Desk]) -> None:
     hello = open_desk("shop").next(Hello)
 
-    assert hello.contents == {"url": "sqlite:///jobs.db", "namespace": "shop", "tasks": [], "threads": []}
+    assert hello.contents == {"url": "sqlite:///jobs.db", "namespace": "shop", "tasks": [], "threads": [], "loop": None}
 
 
 def test_a_hello_may_be_larger_than_a_packet(open_desk: Callable[..., Desk], place: Path) -> None:

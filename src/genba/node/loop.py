@@ -446,6 +446,8 @@ class Node:
             ", ".join(self.settings.queues),
             self.settings.slots,
         )
+        if contents.get("loop"):
+            log.info("async jobs run on %s", contents["loop"])
         self._look_around(self._now())  # before the first claim: the gate may be closed
         self._perform(brain.on_zygote(self._now()))
 

@@ -30,6 +30,7 @@ from genba.domain.outcome import Report
 from genba.errors import BadArguments, GenbaError, Stopped
 from genba.ready import Conditions
 from genba.tasks import Task
+from genba.worker import loops
 from genba.worker.apart import Box, draw_others
 from genba.worker.capture import Capture
 from genba.worker.leavings import children, end_forked, end_strays, forks, threads, threads_left
@@ -550,7 +551,7 @@ class Worker:
 
     def _event_loop(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:
-            self._loop = asyncio.Runner()
+            self._loop = asyncio.Runner(loop_factory=loops.factory())
         return self._loop.get_loop()
 
     def close(self) -> None:

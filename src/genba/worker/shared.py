@@ -145,6 +145,7 @@ class Shared:
         self._heard = heard
         self._obey()
         loop.add_reader(self.sock, self._hear)
+        self.sock.setblocking(True)  # libuv changes that, and a large result has to wait for room
         try:
             await self._over
         finally:

@@ -34,6 +34,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
+from genba.worker import loops
 from genba.worker.load import App, explain, load
 from genba.worker.process import adopt_orphans, give_back_memory, leave, use_huge_pages
 from genba.worker.reload import Watch, suspects
@@ -64,7 +65,7 @@ def main(argv: list[str], run: Run | None = None) -> NoReturn:
     _ignore_signals()
     try:
         app = load(target)
-        hello = {**app.hello(), "threads": thread_names()}
+        hello = {**app.hello(), "threads": thread_names(), "loop": _loop(app)}
         greeting = msgspec.msgpack.encode(hello)
         run = run or _real_run()
     except BaseException as error:  # noqa: BLE001 - an app may also leave by sys.exit
@@ -331,9 +332,18 @@ def _never(*_: object) -> None:
 
 def prepare(app: App) -> None:
     """Do once what each worker would do for its first job."""
-    tasks: dict[str, Any] = getattr(app, "task_table", dict)()
-    for task in tasks.values():
+    for task in _tasks(app).values():
         task.arguments.prepare()
+
+
+def _tasks(app: App) -> dict[str, Any]:
+    found: dict[str, Any] = getattr(app, "task_table", dict)()
+    return found
+
+
+def _loop(app: App) -> str | None:
+    """The name of what async tasks run on; who has none need not have it in memory."""
+    return loops.name() if any(task.is_async for task in _tasks(app).values()) else None
 
 
 def _real_run() -> Run:
