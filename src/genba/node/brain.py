@@ -161,6 +161,11 @@ class Brain:
         self._staffing.can_spawn = False
         return []
 
+    def worker_at(self, slot: int) -> int:
+        """Its process, if it has said that it is ready; else 0."""
+        hand = self._floor.hands.get(slot)
+        return 0 if hand is None else hand.pid
+
     def on_worker_ready(self, slot: int, pid: int, now: Micros) -> list[Action]:
         hand = self._floor.hands.get(slot)
         if hand is None:

@@ -357,8 +357,7 @@ class Node:
                     started.handed_over()
             case SpawnFailed(slot, reason) if brain:
                 log.warning("a worker could not be started: %s", reason)
-                self._lines.drop(slot)
-                self._perform(brain.on_spawn_failed(slot, now))
+                self._on_spawn_failed(slot)
             case WorkerEnded(slot, pid, status, cpu, peak) if brain:
                 self._lookout.went(slot, pid, status)
                 self._on_worker_ended(slot, status, cpu, peak)
@@ -393,6 +392,19 @@ class Node:
         if not self._over:
             log.warning("the guard died (status %s), and all workers with it; starting again", status)
             self._pool.start()
+
+    def _on_spawn_failed(self, slot: int) -> None:
+        """It may have come all the same, worked, and be dead now: then that is a death like any other."""
+        assert self._brain is not None
+        line = self._lines.get(slot)
+        if line is not None:
+            self._take_in(line)
+        if pid := self._brain.worker_at(slot):
+            self._lookout.went(slot, pid, None)
+            self._on_worker_ended(slot, None, 0, 0)
+        else:
+            self._lines.drop(slot)
+            self._perform(self._brain.on_spawn_failed(slot, self._now()))
 
     def _on_worker_ended(self, slot: int, status: int | None, cpu: int, peak: int) -> None:
         assert self._brain is not None

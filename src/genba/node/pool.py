@@ -26,6 +26,7 @@ INCARNATION = "GENBA_INCARNATION"
 _PATIENCE = 1.0  # seconds for a peer whose socket is full; then it is killed
 _KILL_WITHIN = 5.0
 _PACKET = 4096
+_OWED = 0  # the token of a sweep of our own; those of others are greater
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,10 @@ class WorkerStarted:
 
 @dataclass(frozen=True, slots=True)
 class SpawnFailed:
-    """The worker asked for will not come: the zygote could not fork, or died before it could tell."""
+    """The worker asked for will not come: the zygote could not fork, or died before it could tell.
+
+    In that case there may have been one, which has even worked; it is dead when this is told.
+    """
 
     slot: int
     reason: str
@@ -170,6 +174,7 @@ class Pool:
         self._zygote: _Peer | None = None
         self._start_again = False
         self._pending: set[int] = set()
+        self._owed: set[int] = set()  # that a dead zygote was asked for
         self._workers: dict[int, _Worker] = {}
         self._slot_of: dict[int, int] = {}
         self._spared: frozenset[int] = frozenset()
@@ -245,7 +250,7 @@ class Pool:
 
         The caller still owns what it passed, and may close it at once.  False: no zygote to ask.
         """
-        if slot in self._pending or slot in self._workers:
+        if slot in self._pending or slot in self._owed or slot in self._workers:
             raise ValueError(f"slot {slot} has a worker already")
         if self._zygote is None or not self._zygote.open:
             return False
@@ -321,6 +326,9 @@ class Pool:
                     self._ended(events, int(pid), int(status), int(user) + int(system), int(peak))
                 case ["GONE", pid]:
                     self._ended(events, int(pid), None, 0, 0)
+                case ["SWEPT", token, *_] if int(token) == _OWED:
+                    events.extend(SpawnFailed(slot, "the zygote died") for slot in sorted(self._owed))
+                    self._owed.clear()
                 case ["SWEPT", token, killed, unkillable]:
                     events.append(Swept(int(token), int(killed), int(unkillable)))
 
@@ -349,8 +357,10 @@ class Pool:
     def _zygote_died(self, events: list[PoolEvent], status: int) -> None:
         self._drop_zygote()
         self._tell_guard("SETTLED")
-        events.extend(SpawnFailed(slot, "the zygote died") for slot in sorted(self._pending))
-        self._pending.clear()
+        if self._pending:  # it may have forked, and the worker be at work already: nobody else ends that one
+            self._owed |= self._pending
+            self._pending.clear()
+            self.sweep(_OWED)
         events.append(ZygoteDied(status, restarting=self._start_again))
         if self._start_again:
             self._start_zygote()
@@ -365,12 +375,13 @@ class Pool:
         self._guard = None
         self._drop_zygote()
         self._start_again = False
-        slots = tuple(sorted(self._pending | self._workers.keys()))
+        slots = tuple(sorted(self._pending | self._owed | self._workers.keys()))
         for worker in self._workers.values():
             os.close(worker.pidfd)
         self._workers.clear()
         self._slot_of.clear()
         self._pending.clear()
+        self._owed.clear()
         return GuardDied(status if pid else signal.SIGKILL, slots, left)
 
     def _drop_zygote(self) -> None:
@@ -394,8 +405,8 @@ class Pool:
             packet, fds = _receive(peer.sock)
         except BlockingIOError:
             return None
-        except ConnectionResetError:
-            packet, fds = b"", []
+        except ConnectionResetError:  # comes once, and before what the dead one had still said
+            return self._receive(peer)
         if not packet:
             # It is dead or about to be; the guard's report, or its pidfd, says so.
             self._unwatch(peer)
