@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -592,12 +593,25 @@ def test_a_node_that_is_told_nonsense_does_not_start(anywhere: Command, words: l
     assert "Traceback" not in ran.err
 
 
+def functions(frame: FrameType | None) -> set[str]:
+    """Those that are under way."""
+    found = set()
+    while frame is not None:
+        found.add(frame.f_code.co_name)
+        frame = frame.f_back
+    return found
+
+
 def test_ctrl_c_ends_a_wait_with_code_130(genba: Command) -> None:
     id = genba.id("tasks.add", "1")
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    main = threading.main_thread().ident
-    assert main is not None
-    ctrl_c = threading.Timer(0.2, signal.pthread_kill, (main, signal.SIGINT))  # a wait is ended by a real signal only
+    main = threading.get_ident()
+
+    def press() -> None:   # a wait is ended by a real signal only
+        eventually(lambda: "rest" in functions(sys._current_frames()[main]), within=60)
+        signal.pthread_kill(main, signal.SIGINT)
+
+    ctrl_c = threading.Thread(target=press)
     ctrl_c.start()
     try:
         ran = genba("job", "wait", id, code=130)
