@@ -55,7 +55,7 @@ class Direct:
 
     def __init__(self, psycopg: Any, conn: Any, *, prepare: bool) -> None:
         self._psycopg = psycopg
-        self._conn = conn
+        self.conn = conn
         self._pgconn = conn.pgconn
         self._values = psycopg.adapt.Transformer(conn)
         self._auto = psycopg.adapt.PyFormat.AUTO
@@ -69,7 +69,7 @@ class Direct:
 
     @property
     def _limit(self) -> float | None:
-        return getattr(self._conn, "limit", LIMIT)  # connections of an older psycopg have none of their own
+        return getattr(self.conn, "limit", LIMIT)  # connections of an older psycopg have none of their own
 
     def execute(self, text: str, values: Mapping[str, Any]) -> Answer:
         ready = self._made_ready(text, values)

@@ -57,8 +57,9 @@ _UNKNOWN = "unsupported startup parameter"  # what PgBouncer says to our setting
 
 
 class Tx:
-    def __init__(self, conn: Any, database: PostgresDatabase) -> None:
-        self._conn = conn
+    def __init__(self, direct: Direct, database: PostgresDatabase) -> None:
+        self._direct = direct
+        self._conn = direct.conn
         self._database = database
         self._sql = database.queries
 
@@ -66,7 +67,7 @@ class Tx:
         return self.ask(*self._database.bound(query, values))
 
     def ask(self, text: str, values: Mapping[str, Any]) -> Any:
-        return self._conn.direct.execute(text, values)
+        return self._direct.execute(text, values)
 
     def all(self, name: str, /, **values: Any) -> list[Row]:
         return self._execute(self._sql[name], values).fetchall()  # type: ignore[no-any-return]
@@ -131,7 +132,7 @@ class Tx:
 
     def _open(self) -> None:
         """Before a cursor goes on."""
-        self._conn.direct.begun()
+        self._direct.begun()
 
     def _cursor(self) -> Any:
         self._open()
@@ -140,6 +141,11 @@ class Tx:
 
 class CursorTx(Tx):
     """By cursors of psycopg: on a user's connection, where they may have to begin a transaction."""
+
+    def __init__(self, conn: Any, database: PostgresDatabase) -> None:
+        self._conn = conn
+        self._database = database
+        self._sql = database.queries
 
     def ask(self, text: str, values: Mapping[str, Any]) -> Any:
         return self._cursor().execute(text, values, prepare=not self._database.pooled)
@@ -214,8 +220,8 @@ class PostgresDatabase:
         self.clock = clock  # None: the server's; a test moves its own
         self._url, self._pooler = _without_pooler(url)
         self.pooler_found = False  # nobody has said so
-        self._idle: list[Any] = []
-        self._lent: list[Any] = []  # idle too, but for joint transactions, where the user's statements run
+        self._idle: list[Direct] = []
+        self._lent: list[Direct] = []  # idle too, but for joint transactions, where the user's statements run
         self._blocks: list[range] = []
         self._blocks_until = 0.0
         self._lock = threading.Lock()
@@ -245,7 +251,6 @@ class PostgresDatabase:
             self._pooler = "transaction" if self.pooler_found else "none"
         if self.pooled:
             conn.prepare_threshold = None
-        conn.direct = Direct(self._psycopg, conn, prepare=not self.pooled)
         return conn
 
     def _deadlines(self) -> dict[str, Any]:
@@ -261,37 +266,48 @@ class PostgresDatabase:
             self._lock, self._pid = threading.Lock(), os.getpid()
 
     @contextmanager
-    def _connection(self) -> Iterator[Any]:
+    def _straight(self) -> Iterator[Direct]:
         self._own()
-        conn = self._rested(self._idle) or self.connect()
+        direct = self._rested(self._idle) or self._opened()
         try:
-            yield conn
+            yield direct
         except self._psycopg.Error as error:
-            raise self.spoken(conn, error) from error
+            raise self.spoken(direct.conn, error) from error
         finally:
-            self._rest(conn, self._idle)
+            self._rest(direct, self._idle)
 
-    def _rest(self, conn: Any, pile: list[Any]) -> None:
+    @contextmanager
+    def _connection(self) -> Iterator[Any]:
+        with self._straight() as direct:
+            yield direct.conn
+
+    def _opened(self, **settings: Any) -> Direct:
+        conn = self.connect(**settings)
+        return Direct(self._psycopg, conn, prepare=not self.pooled)
+
+    def _rest(self, direct: Direct, pile: list[Direct]) -> None:
         """For the next one, unless a signal has cut it off in a statement, or we were closed meanwhile."""
+        conn = direct.conn
         if conn.closed or conn.broken:
             return
         idle = conn.pgconn.transaction_status == self._psycopg.pq.TransactionStatus.IDLE
         with self._lock:
             keep = idle and not self._closed
             if keep:
-                pile.append(conn)
+                pile.append(direct)
         if not keep:
             conn.close()
 
-    def _rested(self, pile: list[Any]) -> Any:
+    def _rested(self, pile: list[Direct]) -> Direct | None:
         """An idle connection that still lives: a server that went away has closed its end, which is readable."""
         while True:
             with self._lock:
-                conn = pile.pop() if pile else None
-            if conn is None:
+                direct = pile.pop() if pile else None
+            if direct is None:
                 return None
+            conn = direct.conn
             if not conn.closed and not conn.broken and not select.select([conn.pgconn.socket], [], [], 0)[0]:
-                return conn
+                return direct
             conn.close()
 
     def _spoken(self, error: Any) -> StoreError:
@@ -310,31 +326,31 @@ class PostgresDatabase:
 
     @contextmanager
     def transaction(self) -> Iterator[Tx]:
-        with self._connection() as conn:
-            conn.direct.begin()
+        with self._straight() as direct:
+            direct.begin()
             try:
-                yield Tx(conn, self)
+                yield Tx(direct, self)
             except BaseException:  # also a stop must not leave it open; raised again
-                conn.direct.rollback()
+                direct.rollback()
                 raise
-            conn.direct.commit()
+            direct.commit()
 
     @contextmanager
     def single(self) -> Iterator[Tx]:
-        with self._connection() as conn:
-            yield Tx(conn, self)
+        with self._straight() as direct:
+            yield Tx(direct, self)
 
     def in_turn(self, *steps: Step) -> list[list[Row]]:
         there = [place for place, (name, _) in enumerate(steps) if self.queries[name].text]
         asked = [self.bound(self.queries[name], values) for name, values in (steps[place] for place in there)]
-        with self._connection() as conn:
-            found = dict(zip(there, conn.direct.in_turn(asked), strict=True))
+        with self._straight() as direct:
+            found = dict(zip(there, direct.in_turn(asked), strict=True))
         return [found[place].rows if place in found else [] for place in range(len(steps))]
 
     @contextmanager
     def statement(self) -> Iterator[Tx]:
-        with self._connection() as conn:
-            yield Tx(conn, self)
+        with self._straight() as direct:
+            yield Tx(direct, self)
 
     @contextmanager
     def snapshot(self) -> Iterator[Snapshot]:
@@ -360,21 +376,22 @@ class PostgresDatabase:
 
     def joint(self, within: float) -> Joint:
         self._own()
-        conn = self._rested(self._lent)
-        if conn is None:
+        direct = self._rested(self._lent)
+        if direct is None:
             lent = "" if self.pooled else " ".join(f"-c {name}={value}" for name, value in LENT.items())
-            conn = self.connect(**({"options": lent} if lent else {}))
+            direct = self._opened(**({"options": lent} if lent else {}))
+        conn = direct.conn
         try:
             conn.row_factory, conn.limit = self.tuples, None  # the user's statements take as long as they take
             if not self.pooled:
                 conn.execute("RESET ALL")  # what the last user has set
-            return Joint(self, conn)
+            return Joint(self, direct)
         except self._psycopg.Error as error:
             conn.close()
             raise self._spoken(error) from error
 
-    def give_back(self, conn: Any) -> None:
-        self._rest(conn, self._lent)
+    def give_back(self, direct: Direct) -> None:
+        self._rest(direct, self._lent)
 
     def spoken(self, conn: Any, error: Exception) -> StoreError:
         if conn.closed or conn.broken:
@@ -425,8 +442,8 @@ class PostgresDatabase:
                 self._closed = True
                 idle = [*self._idle, *self._lent]
                 self._idle, self._lent = [], []
-            for conn in idle:
-                conn.close()
+            for direct in idle:
+                direct.conn.close()
 
 
 @contextmanager
@@ -457,10 +474,11 @@ class Joint:
 
     expired = ""  # a row lock of ours harms nobody else
 
-    def __init__(self, database: PostgresDatabase, conn: Any) -> None:
-        self.connection = conn
+    def __init__(self, database: PostgresDatabase, direct: Direct) -> None:
+        self.connection = direct.conn
+        self._direct = direct
         self._database = database
-        self._block = conn.transaction()
+        self._block = direct.conn.transaction()
         self._block.__enter__()
 
     @contextmanager
@@ -483,13 +501,13 @@ class Joint:
         except self._database.errors as error:
             raise self._database.spoken(self.connection, error) from error
         finally:
-            self._database.give_back(self.connection)
+            self._database.give_back(self._direct)
 
     def rollback(self) -> None:
         undo = RuntimeError("rolled back")
         with suppress(RuntimeError, *self._database.errors):  # psycopg closes what it cannot roll back
             self._block.__exit__(RuntimeError, undo, None)
-        self._database.give_back(self.connection)
+        self._database.give_back(self._direct)
 
 
 class Migrating:
