@@ -114,10 +114,18 @@ def plain() -> int:
 """
 
 
+def choose_loop(folder: Path, loop: str) -> None:
+    """Of the app in this folder; uvloop is installed here, as far as others see."""
+    (folder / "uvloop.py").unlink(missing_ok=True)
+    if loop == "asyncio":
+        (folder / "uvloop.py").write_text("raise ImportError('not installed')")
+
+
 @pytest.fixture
-def shop(url, start_node, tmp_path):
-    """The tasks of this file on a node."""
+def shop(url, engine, start_node, tmp_path):
+    """The tasks of this file on a node; each test meets both engines, and so both loops."""
     (tmp_path / "several.py").write_text(_TASKS)
+    choose_loop(tmp_path, "asyncio" if engine == "sqlite" else "uvloop")
     module = load_module("several", tmp_path, url)
 
     def start(*args: str) -> Any:
@@ -335,8 +343,7 @@ def test_jobs_of_other_tasks_have_their_turn_beside_a_shared_worker(shop):
 
 @pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
 def test_async_jobs_run_on_uvloop_if_it_is_installed_and_the_log_says_so(shop, tmp_path, loop):
-    if loop == "asyncio":
-        (tmp_path / "uvloop.py").write_text("raise ImportError('not installed')")
+    choose_loop(tmp_path, loop)
     node = shop.start("--max", "1")
 
     assert shop.beside.enqueue().result(timeout=10).partition(".")[0] == loop
