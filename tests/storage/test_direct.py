@@ -10,23 +10,14 @@ from typing import Any
 
 import psycopg
 import pytest
-from tests.storage.builders import install
-from tests.support import Databases
 
 from genba.storage.direct import PREPARED, Direct
 from genba.storage.store import Store, open_store
 
 
-@pytest.fixture(scope="module")
-def server(databases: Databases) -> Iterator[str]:
-    with databases.fresh() as name:
-        install(databases.url(name))
-        yield databases.url(name)
-
-
 @pytest.fixture
-def conn(server: str) -> Iterator[psycopg.Connection[Any]]:
-    with psycopg.connect(server, autocommit=True) as conn:
+def conn(shared_database: str) -> Iterator[psycopg.Connection[Any]]:
+    with psycopg.connect(shared_database, autocommit=True) as conn:
         yield conn
 
 
@@ -103,8 +94,8 @@ def kept(conn: Any) -> list[int]:
 PUT = "INSERT INTO public.note VALUES (%(n)s)"
 
 
-def test_a_transaction_is_all_or_nothing(direct, conn, server):
-    with notes(conn), psycopg.connect(server, autocommit=True) as other:
+def test_a_transaction_is_all_or_nothing(direct, conn, shared_database):
+    with notes(conn), psycopg.connect(shared_database, autocommit=True) as other:
         direct.begin()
         direct.execute(PUT, {"n": 1})
         direct.execute(PUT, {"n": 2})
@@ -155,9 +146,9 @@ def test_much_goes_both_ways(direct):
 
 
 @pytest.mark.parametrize("begin", [False, True])
-def test_a_server_that_hangs_up_is_an_error(conn, server, begin):
+def test_a_server_that_hangs_up_is_an_error(conn, shared_database, begin):
     direct = Direct(psycopg, conn, prepare=True)
-    with psycopg.connect(server, autocommit=True) as other:
+    with psycopg.connect(shared_database, autocommit=True) as other:
         other.execute("SELECT pg_terminate_backend(%s)", (conn.info.backend_pid,))
     if begin:
         direct.begin()
@@ -208,6 +199,6 @@ def test_a_connection_that_a_signal_has_cut_off_is_not_used_again(store_of_its_o
 
 
 @pytest.fixture
-def store_of_its_own(server: str) -> Iterator[Store]:
-    with closing(open_store(server)) as store:
+def store_of_its_own(shared_database: str) -> Iterator[Store]:
+    with closing(open_store(shared_database)) as store:
         yield store
