@@ -97,7 +97,8 @@ class Killer:
         place = self._random.randrange(len(self._nodes))
         zygote = zygotes[place]
         assert zygote is not None
-        self.zygotes.add(str(zygote.pid))
+        # The guard kills the zygote first: a worker that has just begun a job has the guard as its parent then.
+        self.zygotes |= {str(zygote.pid), str(zygote.ppid())}
         self._nodes[place].kill9()
         self._nodes[place] = self._start()
         return True
