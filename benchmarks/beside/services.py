@@ -20,7 +20,7 @@ Fresh = Callable[[], AbstractContextManager[str]]
 
 TITLES = {"sqlite": "SQLite", "postgres": "PostgreSQL", "redis": "Redis", "rabbitmq": "RabbitMQ"}
 SETTINGS = {
-    "sqlite": "WAL, synchronous FULL",
+    "sqlite": "WAL, synchronous FULL (genba syncs the log itself, before a call returns)",
     "postgres": "from the wheel, fsync and synchronous_commit on, over a socket",
     "redis": "a server of our own, appendonly yes, appendfsync everysec",
     "rabbitmq": "the machine's own, durable queues, persistent messages",
