@@ -31,7 +31,6 @@ QUERIES: dict[str, dict[str, list[tuple[str, str]]]] = {
     "ends are written without a fence": NO_FENCE,
     "ends can be written twice": {
         "succeed": [("claim_id = NULL, ", "")], "end": [("claim_id = NULL, ", "")],
-        "succeed_history": [("INSERT INTO", "INSERT OR IGNORE INTO")],
     },
     "an end does not free the node's hold": {"end": [("node = NULL, ", "")]},
     "locks of the dead are not freed": {

@@ -18,12 +18,13 @@ from typing import Any
 from genba.domain.clock import ManualClock
 from genba.errors import StoreUnreachable
 from genba.storage.bells import FileBells
-from genba.storage.database import TABLES, AnswerLost, Query, load_queries
+from genba.storage.database import TABLES, AnswerLost, Query
 from genba.storage.place import Place
 from genba.storage.presence import FilePresence
-from genba.storage.records import JOB_COLUMNS, NodeRecord
+from genba.storage.records import NodeRecord
 from genba.storage.sqlite import SqliteDatabase, Tx
 from genba.storage.store import Store
+from genba.storage.store import queries as all_queries
 
 MS = 1_000
 SECOND = 1_000_000
@@ -249,10 +250,7 @@ class Stage:
     """
 
     def __init__(self, broken: Mapping[str, Sequence[tuple[str, str]]] = MappingProxyType({})) -> None:
-        queries = {
-            name: Query(name, query.text.replace("{columns}", JOB_COLUMNS), query.columns, query.literals)
-            for name, query in load_queries("sqlite").items()
-        }
+        queries = all_queries("sqlite")
         for name, changes in broken.items():
             for words, instead in changes:
                 query = queries[name]

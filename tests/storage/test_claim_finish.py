@@ -398,6 +398,28 @@ def test_a_requeued_job_starts_anew_and_keeps_its_history(store, clock):
     assert not store.requeue(999_999)
 
 
+@pytest.mark.parametrize("how", ["one", "many"])
+def test_a_success_that_is_requeued_keeps_its_record_whatever_comes_then(store, clock, how):
+    job = running(store)
+    store.finish(1, [success(job, started=5, ended=9, pid=12, cpu=3, peak=99)])
+    (first,) = store.attempts(job.id)
+
+    for last in ("succeeded", "failed", "succeeded"):
+        assert store.requeue(job.id) if how == "one" else store.bulk.requeue([job.id])
+        assert store.attempts(job.id)[0] == first
+        (again,) = claimed(store)
+        assert store.verify().faults == []
+        if last == "failed":
+            store.end(1, [ending(again, last, cause="exception")])
+        else:
+            store.finish(1, [success(again)])
+
+    told = [(one.attempt, one.cause) for one in store.attempts(job.id)]
+    assert told == [(1, "returned"), (2, "returned"), (3, "exception"), (4, "returned")]
+    assert store.attempts(job.id)[0] == first
+    assert store.verify().faults == []
+
+
 def test_an_expired_job_is_cancelled(store, clock):
     ids = [one(store, expires_in=HOUR), one(store, expires_at=clock.now() + HOUR), one(store)]
     clock.advance(HOUR // 1_000_000)

@@ -9,7 +9,7 @@ import pytest
 from tests.storage.builders import TASK, claimed, enqueued, joined, state, states, success
 
 from genba.domain.clock import SystemClock
-from genba.node.desk import MANY, ClaimedJobs, Desk, Ended
+from genba.node.desk import FLOW, MANY, ClaimedJobs, Desk, Ended
 from genba.node.doubts import Doubts
 from genba.storage.records import Success
 from genba.storage.store import Store
@@ -99,6 +99,20 @@ def test_whoever_wants_work_does_not_wait_for_them(store, desk, posts):
     claimed = posts.get(timeout=SOON)
     assert isinstance(claimed, ClaimedJobs)
     assert len(claimed.jobs) == 1
+
+
+def test_nor_in_full_flow_for_more_of_them(store, desk, posts, monkeypatch):
+    monkeypatch.setattr("genba.node.desk.GATHER", LONG)
+    enqueued(store, FLOW + 2)
+    desk.add(succeeded=ends(store, FLOW))
+    assert isinstance(posts.get(timeout=SOON), Ended)
+
+    desk.add(succeeded=ends(store, 1))
+    assert nothing_is_said(posts)
+    desk.add(wants={"default": 1})
+
+    assert isinstance(posts.get(timeout=SOON), Ended)
+    assert len(posts.get(timeout=SOON).jobs) == 1
 
 
 def test_a_desk_that_ends_writes_them(store, desk, posts):

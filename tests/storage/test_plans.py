@@ -15,11 +15,11 @@ from tests.storage.builders import CLAIM, TASK, claimed, connection, install, jo
 from tests.support import Databases, sqlite_url
 
 from genba.domain.clock import SystemClock
-from genba.storage.database import Database, load_queries
+from genba.storage.database import Database
 from genba.storage.place import Place
 from genba.storage.postgres import PostgresDatabase
 from genba.storage.sqlite import SqliteDatabase
-from genba.storage.store import open_store
+from genba.storage.store import open_store, queries
 
 STATES = ("waiting", "parked", "scheduled", "blocked", "held", "running", "succeeded", "failed", "cancelled")
 EACH = 50_000 // len(STATES)
@@ -74,7 +74,7 @@ def database(engine: str, request: pytest.FixtureRequest) -> Iterator[Database]:
     url: str = request.getfixturevalue(f"full_{engine}")
     word = "EXPLAIN QUERY PLAN " if engine == "sqlite" else "EXPLAIN "
     asked = {
-        name: replace(query, text=query.text and word + query.text) for name, query in load_queries(engine).items()
+        name: replace(query, text=query.text and word + query.text) for name, query in queries(engine).items()
     }
     made: Database
     if engine == "sqlite":
@@ -121,20 +121,33 @@ def test_what_sqlite_has_chosen_it_leases_by_the_primary_key(database, engine):
     assert no_walk(plan), plan
 
 
-@pytest.mark.parametrize("query", ["succeed", "succeed_quietly"])
 @pytest.mark.parametrize("size", [1, 100, 500])
-def test_a_finish_goes_by_the_primary_key(database, engine, size, query):
+def test_a_finish_goes_by_the_primary_key(database, engine, size):
     rows = [(i * 10, 1, CLAIM, b"1", 1, 2, 3, 4, 5, 6, False, False) for i in range(1, size + 1)]
     with database.statement() as tx:
-        plan = words(tx.batch(query, rows, node=1))
-        history = words(tx.batch("succeed_history", rows, node=1))
+        plan = words(tx.batch("succeed", rows, node=1))
 
     by_key = "job_pkey" if engine == "postgres" else "SEARCH genba_job USING INTEGER PRIMARY KEY"
     assert by_key in plan
     assert "job_running" not in plan
-    assert plan.count("Hash") <= 1, plan  # of the batch itself, for the history
-    assert no_walk(plan.replace("Hash", "")), plan
-    assert no_walk(history), history
+    assert no_walk(plan), plan
+
+
+@pytest.mark.parametrize(("query", "more"), [("attempts", {}), ("has_ended", {"attempt": 1}), ("first_claim", {})])
+def test_the_history_of_a_job_is_found_by_its_id(database, query, more):
+    with database.statement() as tx:
+        plan = words(tx.all(query, id=70, **more))
+
+    assert no_walk(plan), plan
+
+
+def test_how_long_jobs_took_lately_is_asked_of_those_few_only(database):
+    with database.statement() as tx:
+        plan = words(tx.all("recent_runs", namespace="default", task=TASK, queue=None))
+
+    assert "job_finished" in plan
+    assert no_walk(plan), plan
+    assert "MATERIALIZE" not in plan
 
 
 def test_waits_that_a_clock_set_back_has_made_longer_are_found_by_an_index(database):

@@ -135,8 +135,11 @@ def test_one_namespace_is_not_blamed_for_another(shop, url, clock):
 CORRUPTION = {
     "a job that waited is gone": ("DELETE FROM genba.job WHERE id = {waiting}", Kind.LOST, "job {waiting}"),
     "a job that ended is gone and its history is not": (
-        "DELETE FROM genba.job WHERE id = {done}", Kind.LOST, "job {done}"),
-    "an attempt is gone": ("DELETE FROM genba.attempt WHERE job_id = {done}", Kind.LOST, "job {done}"),
+        "DELETE FROM genba.job WHERE id = {retried}", Kind.LOST, "job {retried}"),
+    "the last attempt is gone": ("UPDATE genba.job SET ran_until = NULL WHERE id = {done}", Kind.LOST, "job {done}"),
+    "an attempt is gone": ("DELETE FROM genba.attempt WHERE job_id = {retried}", Kind.LOST, "job {retried}"),
+    "a job that waits has returned": (
+        "UPDATE genba.job SET ran_until = 5 WHERE id = {waiting}", Kind.DAMAGED, "job {waiting}"),
     "an end is told twice": (
         "INSERT INTO genba.event (at, namespace, kind, job_id) VALUES (0, 'default', 'failed', {done})",
         Kind.TWICE, "job {done}"),
@@ -158,14 +161,18 @@ CORRUPTION = {
     "a job waits for nobody": (
         "UPDATE genba.job SET open_deps = 2 WHERE id = {waiting}", Kind.DAMAGED, "job {waiting}"),
     "an attempt is invented": (
-        "UPDATE genba.attempt SET attempt = 9 WHERE job_id = {done}", Kind.DAMAGED, "job {done}"),
+        ("UPDATE genba.job SET ran_until = NULL WHERE id = {done}; "
+         "INSERT INTO genba.attempt (job_id, attempt, ended_at, cause) VALUES ({done}, 9, 1, 'returned')"),
+        Kind.DAMAGED, "job {done}"),
     "a success has a cause": (
-        "UPDATE genba.attempt SET cause = 'exception' WHERE job_id = {done}", Kind.DAMAGED, "job {done}"),
+        ("UPDATE genba.job SET ran_until = NULL WHERE id = {done}; "
+         "INSERT INTO genba.attempt (job_id, attempt, ended_at, cause) VALUES ({done}, 1, 1, 'exception')"),
+        Kind.DAMAGED, "job {done}"),
     "a slot is counted that nobody has": (
         "UPDATE genba.bucket SET taken = taken + 1", Kind.LIMIT, "bucket gpu"),
     "two had the one slot at a time": (
-        ("UPDATE genba.attempt SET ended_at = ended_at + 5000000 WHERE job_id = {limited}; "
-         "UPDATE genba.job SET finished_at = finished_at + 5000000 WHERE id = {limited}"),
+        ("UPDATE genba.job SET ran_until = ran_until + 5000000, finished_at = finished_at + 5000000 "
+         "WHERE id = {limited}"),
         Kind.LIMIT, "bucket gpu"),
     "two attempts ran at once": (
         "UPDATE genba.attempt SET ended_at = ended_at + 5000000 WHERE job_id = {retried} AND attempt = 1",

@@ -35,10 +35,16 @@ class Seen(NamedTuple):
     ended_at: int | None
 
 
+_ENDED = """
+SELECT (SELECT count(*) FROM genba.attempt) + (SELECT count(*) FROM genba.job WHERE ran_until IS NOT NULL)
+"""
 _SEEN = """
 SELECT j.id, j.state, j.args, j.result, j.finished_at, count(a.job_id), min(a.cause), min(a.pid), min(a.claimed_at),
        max(a.ended_at)
-  FROM genba.job j LEFT JOIN genba.attempt a ON a.job_id = j.id
+  FROM genba.job j LEFT JOIN (
+       SELECT job_id, cause, pid, claimed_at, ended_at FROM genba.attempt
+        UNION ALL SELECT id, 'returned', ran_pid, claimed_at, ran_until FROM genba.job WHERE ran_until IS NOT NULL
+       ) AS a ON a.job_id = j.id
  WHERE j.id < 1000000000000 AND j.state <> 'waiting'
  GROUP BY j.id
 """
@@ -169,7 +175,7 @@ class RawSqlite:
         return found is not None and found[0] is not None
 
     def finished(self) -> int:
-        return int(self._conn.execute("SELECT count(*) FROM genba_attempt").fetchone()[0])
+        return int(self._conn.execute(_ENDED.replace("genba.", "genba_")).fetchone()[0])
 
     def ended(self) -> int:
         return int(self._conn.execute("SELECT count(*) FROM genba_job WHERE finished_at IS NOT NULL").fetchone()[0])
@@ -252,7 +258,7 @@ class RawPostgres:
         return found is not None and found[0] is not None
 
     def finished(self) -> int:
-        return int(self._conn.execute("SELECT count(*) FROM genba.attempt").fetchone()[0])
+        return int(self._conn.execute(_ENDED).fetchone()[0])
 
     def ended(self) -> int:
         return int(self._conn.execute("SELECT count(*) FROM genba.job WHERE finished_at IS NOT NULL").fetchone()[0])

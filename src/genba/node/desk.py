@@ -217,13 +217,17 @@ class Desk(threading.Thread):
                 if not self._pile:
                     return
                 if self._many:  # in full flow a commit should pay for hundreds, not for dozens
-                    self._cond.wait_for(lambda: self._ended or len(self._pile.succeeded) >= MANY, GATHER)
+                    self._cond.wait_for(self._has_enough, GATHER)
                 elif self._pile.can_wait:
                     self._cond.wait_for(lambda: self._ended or not self._pile.can_wait, self._pile.patience)
                 pile, self._pile = self._take()
                 self._many = len(pile.succeeded) >= FLOW
                 self._busy = pile.about_jobs
             self._work(pile)
+
+    def _has_enough(self) -> bool:
+        """For a commit of its own; who wants work has workers that will soon have none."""
+        return self._ended or bool(self._pile.wants) or len(self._pile.succeeded) >= MANY
 
     def _take(self) -> tuple[Pile, Pile]:
         pile = self._pile

@@ -65,7 +65,9 @@ def words(action: do.Action) -> Iterator[str]:
                 yield f"job {job.id} ({job.task}), attempt {job.attempt}: given to worker {slot}"
         case do.Succeed(ended):
             for one in ended:
-                spent = f" in {(one.ended - one.started) / 1_000_000:.3f} s" if one.started is not None else ""
+                spent = ""
+                if one.started is not None and one.ended is not None:
+                    spent = f" in {(one.ended - one.started) / 1_000_000:.3f} s"
                 yield f"job {one.id}, attempt {one.attempt}: succeeded{spent}"
         case do.Finish(endings):
             for end in endings:

@@ -59,7 +59,7 @@ class Bulk:
     def requeue(self, ids: Sequence[JobId]) -> int:
         store = self._store
         with self._db.transaction() as tx:
-            moved = [id for id in ids if tx.one("requeue", id=id, namespace=store.namespace, age_step=AGE_STEP)]
+            moved = [id for id in ids if store.running.requeue(tx, id)]
             self._tell(tx, "requeued", moved)
             for id in moved:
                 store.dependencies.reopen(tx, id)

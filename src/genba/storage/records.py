@@ -111,12 +111,15 @@ class Success(NamedTuple):
     result: bytes | None
     claimed: Micros | None
     started: Micros | None
-    ended: Micros
+    ended: Micros | None  # None: no record of it is kept
     pid: int | None
     cpu: Micros | None
     peak: int | None
     quiet: bool = False  # of a task that keeps final states only; not written
     limited: bool = False  # it may have slots to free; not written either
+
+    def untold(self) -> Success:
+        return self._replace(started=None, ended=None, pid=None, cpu=None, peak=None)
 
     def as_ending(self) -> Ending:
         return Ending(
@@ -219,6 +222,12 @@ class JobRecord:
     result: bytes | None
 
 
+# Every attempt that has ended: the one that a job returned from is told by its own row, others have rows of their own.
+HISTORY = """(
+    SELECT job_id, attempt, claimed_at, started_at, ended_at, cause, node, pid, cpu, peak, error, log FROM genba.attempt
+     UNION ALL
+    SELECT id, attempt, claimed_at, ran_from, ran_until, 'returned', ran_on, ran_pid, ran_cpu, ran_peak, NULL, NULL
+      FROM genba.job WHERE ran_until IS NOT NULL)"""
 JOB_COLUMNS = ", ".join("/* args */" if field.name == "args" else field.name for field in fields(JobRecord))
 
 

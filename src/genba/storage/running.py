@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from genba.domain.rank import rank
+from genba.domain.rank import AGE_STEP, rank
 from genba.domain.states import FINAL, Cause, State
 from genba.storage.database import Database, Tx
 from genba.storage.finals import hooks_of
@@ -46,11 +46,8 @@ class Running:
         # By columns: thousands a second come through here, and a name looked up in each of them is a tenth of its cost.
         columns = _columns(ended)
         quiet = True in columns["quiet"]
-        loud = [one for one in ended if not one.quiet] if quiet else ended
-        matched = tx.matched("succeed", loud, node=node)
-        if quiet:
-            matched = [*(one[:2] for one in loud)] if matched is None else matched
-            matched += tx.batch("succeed_quietly", [one for one in ended if one.quiet], node=node)
+        written = [one.untold() if one.quiet else one for one in ended] if quiet else ended
+        matched = tx.matched("succeed", written, node=node)
         runs: set[JobId] = set()
         if matched is not None and len(matched) < len(ended):
             ours = set(matched)
@@ -58,9 +55,7 @@ class Running:
             ended = list({one[:2]: one for one in ended if one[:2] in ours}.values())
             if not ended:
                 return runs
-            loud = [one for one in ended if not one.quiet]
             columns = _columns(ended)
-        tx.batch("succeed_history", loud, node=node)
         ids, attempts, started = columns["id"], columns["attempt"], columns["started"]
         self._look_at_children(tx, "succeeded", ids)
         if quiet or self._told:
@@ -79,6 +74,14 @@ class Running:
         counted = {id: dict(zip(("retries", "crashes", "losses"), counts, strict=True)) for id, *counts in found}
         endings = [replace(one.as_ending(), **counted[one.id]) for one in ended if one.id in counted]
         return self.end(tx, node, endings) if endings else set()
+
+    def requeue(self, tx: Tx, id: JobId) -> bool:
+        """False if it is not final.  What its row tells of its last attempt goes to the others first."""
+        if not tx.one("requeue", id=id, namespace=self._namespace, age_step=AGE_STEP):
+            return False
+        tx.run("file_run", id=id)
+        tx.run("forget_run", id=id)
+        return True
 
     def after_end(self, tx: Tx, kind: str, ids: Sequence[JobId], **more: Any) -> None:
         """Of jobs that were not running."""

@@ -39,6 +39,7 @@ from genba.storage.presence import FilePresence, Presence, ServerPresence
 from genba.storage.pruner import Pruner
 from genba.storage.questions import Questions, Steering
 from genba.storage.records import (
+    HISTORY,
     JOB_COLUMNS,
     AttemptRecord,
     Claimed,
@@ -75,18 +76,24 @@ def open_store(
     parts = urlsplit(url)
     if parts.scheme == "sqlite":
         place = _place(url)
-        database = SqliteDatabase(place, _queries("sqlite"), clock or SystemClock())
+        database = SqliteDatabase(place, queries("sqlite"), clock or SystemClock())
         return Store(database, FilePresence(place.path), FileBells(place.path), namespace, lease, clock)
     if parts.scheme in ("postgresql", "postgres"):
-        server = PostgresDatabase(url, _queries("postgres"), clock)
+        server = PostgresDatabase(url, queries("postgres"), clock)
         return Store(server, ServerPresence(server), ServerBells(server), namespace, lease, clock)
     raise BadOption(f"{url!r} is no database URL: use sqlite:///file.db, sqlite:////folder/file.db or postgresql://…")
 
 
-def _queries(dialect: str) -> dict[str, Query]:
+def queries(dialect: str) -> dict[str, Query]:
+    """All statements, with the columns that several of them share written into them."""
     found = load_queries(dialect)
     return {
-        name: Query(name, query.text.replace("{columns}", JOB_COLUMNS), query.columns, query.literals)
+        name: Query(
+            name,
+            query.text.replace("{columns}", JOB_COLUMNS).replace("{history}", HISTORY),
+            query.columns,
+            query.literals,
+        )
         for name, query in found.items()
     }
 
@@ -537,7 +544,7 @@ class Store:
     def requeue(self, id: JobId) -> bool:
         """A final job runs again; those that were cancelled or held because of it wait for it again."""
         with self._db.transaction() as tx:
-            if not tx.one("requeue", id=id, namespace=self.namespace, age_step=AGE_STEP):
+            if not self.running.requeue(tx, id):
                 return False
             self.events.tell(tx, "requeued", [id], by=self.by())
             self.dependencies.reopen(tx, id)

@@ -73,6 +73,8 @@ class _Job(NamedTuple):
     options: str | None
     buckets: str | None
     granted_at: Micros | None
+    claimed_at: Micros | None
+    ran_until: Micros | None
 
     @property
     def silent(self) -> bool:
@@ -162,11 +164,14 @@ def _read_jobs(snapshot: Snapshot, namespace: str, replay: Replay, found: Certif
         if next_attempts is not None and next_attempts[0] == job.id:
             mine, next_attempts = next_attempts[1], next(attempts, None)
         waits = next_edges[1][0][1] if next_edges is not None and next_edges[0] == job.id else 0
-        found.attempts += len(mine)
+        history = [_Attempt(*one) for one in mine]
+        if job.ran_until is not None:
+            history.append(_Attempt(job.id, job.attempt, job.claimed_at, job.ran_until, "returned", True))
+        found.attempts += len(history)
         found.add(replay.row(job.id, job.state, silent=job.silent))
         for words in _damage(job, waits):
             found.blame(Kind.DAMAGED, f"job {job.id}", words)
-        _compare(job, [_Attempt(*one) for one in mine], found)
+        _compare(job, history, found)
         if job.granted_at is not None and job.state not in _FINAL:
             slots.update(need.name for need in _needs(job.buckets) if need.kind == LIMIT)
     while next_attempts is not None:
@@ -204,6 +209,8 @@ def _damage(job: _Job, waits: int) -> Iterator[str]:
         yield f"it is {job.state}, with claim {job.claim_id} of node {job.node}"
     if final != (job.finished_at is not None):
         yield f"it is {job.state}, and its end is {job.finished_at}"
+    if job.ran_until is not None and job.state != State.SUCCEEDED:
+        yield f"it is {job.state}, and its row tells of an attempt that it returned from"
     if job.attempt < 0:
         yield f"it has had {job.attempt} attempts"
     if job.parked_on is not None and (running or final):

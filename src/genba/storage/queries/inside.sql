@@ -6,7 +6,7 @@ SELECT id, attempt, claim_id, started_mark, claimed_at, priority, retries, crash
 UPDATE genba.job SET saved = :saved WHERE id = :id AND attempt = :attempt AND claim_id = :claim RETURNING id;
 
 -- name: has_ended
-SELECT 1 FROM genba.attempt WHERE job_id = :id AND attempt = :attempt;
+SELECT 1 FROM {history} AS h WHERE job_id = :id AND attempt = :attempt;
 
 -- name: keep_log
 UPDATE genba.attempt SET log = :log WHERE job_id = :id AND attempt = :attempt;

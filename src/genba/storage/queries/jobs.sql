@@ -67,7 +67,7 @@ SELECT {columns} FROM genba.job WHERE namespace = :namespace AND key = :key
 
 -- name: attempts
 SELECT attempt, claimed_at, started_at, ended_at, cause, node, pid, cpu, peak, error, log
-  FROM genba.attempt WHERE job_id = :id ORDER BY attempt;
+  FROM {history} AS h WHERE job_id = :id ORDER BY attempt;
 
 -- name: cancel
 -- What has not started ends at once; what runs is asked to.
@@ -113,6 +113,17 @@ UPDATE genba.job
        cancel_requested = NULL, granted_at = NULL, expires_at = NULL, key_hash = NULL, started_mark = NULL, version = version + 1
  WHERE id = :id AND namespace = :namespace AND state IN ('succeeded', 'failed', 'timed_out', 'cancelled')
 RETURNING state;
+
+-- name: file_run
+-- What its own row has told of the last attempt, before the next one is told there.
+INSERT INTO genba.attempt (job_id, attempt, claimed_at, started_at, ended_at, cause, node, pid, cpu, peak)
+SELECT id, attempt, claimed_at, ran_from, ran_until, 'returned', ran_on, ran_pid, ran_cpu, ran_peak
+  FROM genba.job WHERE id = :id AND ran_until IS NOT NULL
+    ON CONFLICT DO NOTHING;
+
+-- name: forget_run
+UPDATE genba.job SET ran_on = NULL, ran_from = NULL, ran_until = NULL, ran_pid = NULL, ran_cpu = NULL, ran_peak = NULL
+ WHERE id = :id AND ran_until IS NOT NULL;
 
 -- name: next_due
 SELECT min(due_at) FROM genba.job WHERE namespace = :namespace AND state = 'scheduled';

@@ -69,7 +69,7 @@ SELECT id FROM genba.job WHERE schedule_id = :id AND finished_at IS NULL AND sta
 SELECT moment, claimed_at, attempt FROM genba.job WHERE id = :id;
 
 -- name: first_claim
-SELECT min(claimed_at) FROM genba.attempt WHERE job_id = :id;
+SELECT min(claimed_at) FROM {history} AS h WHERE job_id = :id;
 
 -- name: series_among(id, attempt, claim)
 SELECT id, retries, crashes, losses FROM genba.job WHERE id = :id AND attempt = :attempt AND claim_id = :claim AND schedule_id IS NOT NULL AND cancel_requested IS NULL;

@@ -7,11 +7,11 @@ SELECT pruned FROM genba.namespace WHERE name = :namespace;
 SELECT at, kind, job_id, data FROM genba.event WHERE namespace = :namespace ORDER BY seq;
 
 -- name: verify_jobs
-SELECT id, state, attempt, claim_id, node, finished_at, open_deps, parked_on, reason, options, buckets, granted_at
+SELECT id, state, attempt, claim_id, node, finished_at, open_deps, parked_on, reason, options, buckets, granted_at, claimed_at, ran_until
   FROM genba.job WHERE namespace = :namespace ORDER BY id;
 
 -- name: verify_attempts
--- Also those whose job is gone, of whatever namespace it was.
+-- But those of which a job's row tells.  Also those whose job is gone, of whatever namespace it was.
 SELECT a.job_id, a.attempt, a.claimed_at, a.ended_at, a.cause, j.id IS NOT NULL
   FROM genba.attempt a LEFT JOIN genba.job j ON j.id = a.job_id
  WHERE j.id IS NULL OR j.namespace = :namespace
@@ -30,7 +30,7 @@ SELECT template, CASE WHEN most > COALESCE(override, n) THEN most ELSE COALESCE(
 -- Every attempt that needed slots, those under way too.  What ended last is not believed to have ended after it was written.
 SELECT j.id, j.buckets, CASE WHEN a.started_at > a.claimed_at THEN a.started_at ELSE a.claimed_at END AS began,
        CASE WHEN a.attempt = j.attempt AND j.finished_at < a.ended_at THEN j.finished_at ELSE a.ended_at END AS ended
-  FROM genba.attempt a JOIN genba.job j ON j.id = a.job_id
+  FROM {history} AS a JOIN genba.job j ON j.id = a.job_id
  WHERE j.namespace = :namespace AND j.buckets IS NOT NULL AND a.claimed_at IS NOT NULL
  UNION ALL
 SELECT id, buckets, claimed_at, NULL FROM genba.job

@@ -25,6 +25,11 @@ CREATE TABLE genba.job (
     claimed_at       INTEGER,
     started_mark     INTEGER,
     finished_at      INTEGER,
+    ran_on           INTEGER,                  -- this and the next five: the record of the last attempt, if it returned. It needs no other row
+    ran_from         INTEGER,
+    ran_until        INTEGER,
+    ran_cpu          INTEGER,
+    ran_peak         INTEGER,                  -- kB
     expires_at       INTEGER,
     unique_until     INTEGER,
     granted_at       INTEGER,                  -- since when it has a slot of each of its buckets
@@ -39,6 +44,7 @@ CREATE TABLE genba.job (
     retries          INTEGER NOT NULL DEFAULT 0,
     crashes          INTEGER NOT NULL DEFAULT 0,
     losses           INTEGER NOT NULL DEFAULT 0,
+    ran_pid          INTEGER,
     once_waiting     INTEGER NOT NULL DEFAULT 0,
     namespace        TEXT NOT NULL,
     queue            TEXT NOT NULL,
@@ -94,6 +100,7 @@ CREATE TABLE genba.tag (
 ) WITHOUT ROWID;
 CREATE INDEX genba.tag_job ON genba.tag (job_id);
 
+-- Of attempts that returned the job's own row tells, until it is tried again.
 CREATE TABLE genba.attempt (
     job_id     INTEGER NOT NULL,
     claimed_at INTEGER,

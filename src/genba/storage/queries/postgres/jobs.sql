@@ -21,31 +21,15 @@ RETURNING j.rank, j.id, j.attempt, j.task, j.args, j.options, j.priority, j.retr
 
 -- name: succeed(id, attempt, claim, result, claimed, started, ended, pid, cpu, peak, quiet, limited)
 -- The fence alone guards: a test of the state makes the planner walk the running rows instead of the primary key.
--- The history comes from what the update returns: joined again to the batch, the planner compares each with each.
-WITH done AS (
-    UPDATE genba.job AS j
-       SET state = 'succeeded', result = e.result, finished_at = /* now */, claim_id = NULL, node = NULL, reason = NULL, error = NULL,
-           key_hash = CASE WHEN j.unique_until > /* now */ THEN j.key_hash END
-      FROM unnest(:id, :attempt, :claim, CAST(:result AS bytea[]), CAST(:started AS bigint[]), :ended,
-                  CAST(:pid AS bigint[]), CAST(:cpu AS bigint[]), CAST(:peak AS bigint[]))
-               AS e (id, attempt, claim, result, started, ended, pid, cpu, peak)
-     WHERE j.id = e.id AND j.attempt = e.attempt AND j.claim_id = e.claim AND j.cancel_requested IS NULL AND j.schedule_id IS NULL
-    RETURNING e.id, e.attempt, j.claimed_at AS claimed, e.started, e.ended, e.pid, e.cpu, e.peak
-)
-INSERT INTO genba.attempt (job_id, attempt, claimed_at, started_at, ended_at, cause, node, pid, cpu, peak)
-SELECT id, attempt, claimed, started, ended, 'returned', :node, pid, cpu, peak FROM done
-RETURNING job_id, attempt;
-
--- name: succeed_quietly(id, attempt, claim, result, claimed, started, ended, pid, cpu, peak, quiet, limited)
 UPDATE genba.job AS j
    SET state = 'succeeded', result = e.result, finished_at = /* now */, claim_id = NULL, node = NULL, reason = NULL, error = NULL,
-       key_hash = CASE WHEN j.unique_until > /* now */ THEN j.key_hash END
-  FROM unnest(:id, :attempt, :claim, CAST(:result AS bytea[])) AS e (id, attempt, claim, result)
+       key_hash = CASE WHEN j.unique_until > /* now */ THEN j.key_hash END,
+       ran_on = :node, ran_from = e.started, ran_until = e.ended, ran_pid = e.pid, ran_cpu = e.cpu, ran_peak = e.peak
+  FROM unnest(:id, :attempt, :claim, CAST(:result AS bytea[]), CAST(:started AS bigint[]), CAST(:ended AS bigint[]),
+              CAST(:pid AS bigint[]), CAST(:cpu AS bigint[]), CAST(:peak AS bigint[]))
+           AS e (id, attempt, claim, result, started, ended, pid, cpu, peak)
  WHERE j.id = e.id AND j.attempt = e.attempt AND j.claim_id = e.claim AND j.cancel_requested IS NULL AND j.schedule_id IS NULL
 RETURNING e.id, e.attempt;
-
--- name: succeed_history(id, attempt, claim, result, claimed, started, ended, pid, cpu, peak, quiet, limited)
--- Done by succeed itself.
 
 -- name: end(id, attempt, claim, state, attempt_after, due_at, due_from, rank, retries, crashes, losses, reason, error, result, progress)
 -- Asked to stop, it does not come back: the request may have crossed this end on its way.

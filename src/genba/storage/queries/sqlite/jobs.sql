@@ -35,23 +35,11 @@ UPDATE genba.job
 -- name: succeed(id, attempt, claim, result, claimed, started, ended, pid, cpu, peak, quiet, limited)
 UPDATE genba.job
    SET state = 'succeeded', result = batch.result, finished_at = /* now */, claim_id = NULL, node = NULL, reason = NULL, error = NULL,
-       key_hash = CASE WHEN unique_until > /* now */ THEN key_hash END
+       key_hash = CASE WHEN unique_until > /* now */ THEN key_hash END,
+       ran_on = :node, ran_from = batch.started, ran_until = batch.ended, ran_pid = batch.pid, ran_cpu = batch.cpu, ran_peak = batch.peak
   FROM /* rows */ AS batch
  WHERE genba.job.id = batch.id AND attempt = batch.attempt AND claim_id = batch.claim AND cancel_requested IS NULL AND schedule_id IS NULL
 RETURNING id, attempt;
-
--- name: succeed_quietly(id, attempt, claim, result, claimed, started, ended, pid, cpu, peak, quiet, limited)
-UPDATE genba.job
-   SET state = 'succeeded', result = batch.result, finished_at = /* now */, claim_id = NULL, node = NULL, reason = NULL, error = NULL,
-       key_hash = CASE WHEN unique_until > /* now */ THEN key_hash END
-  FROM /* rows */ AS batch
- WHERE genba.job.id = batch.id AND attempt = batch.attempt AND claim_id = batch.claim AND cancel_requested IS NULL AND schedule_id IS NULL
-RETURNING id, attempt;
-
--- name: succeed_history(id, attempt, claim, result, claimed, started, ended, pid, cpu, peak, quiet, limited)
-INSERT INTO genba.attempt (job_id, attempt, claimed_at, started_at, ended_at, cause, node, pid, cpu, peak)
-SELECT batch.id, batch.attempt, batch.claimed, batch.started, batch.ended, 'returned', :node, batch.pid, batch.cpu, batch.peak
-  FROM /* rows */ AS batch;
 
 -- name: end(id, attempt, claim, state, attempt_after, due_at, due_from, rank, retries, crashes, losses, reason, error, result, progress)
 -- Asked to stop, it does not come back: the request may have crossed this end on its way.
