@@ -17,6 +17,7 @@ from genba.arguments import encode_checkpoint
 from genba.domain.duration import Duration, duration
 from genba.domain.outcome import Fence, Report, Wish
 from genba.errors import BadOption, GenbaError, IllegalMove, Stopped, WaitWouldDeadlock
+from genba.unbroken import unbroken
 from genba.wire import NOTE_LIMIT, Job, Slate
 
 _current: ContextVar[Callable[[], RunningJob] | None] = ContextVar("genba_job", default=None)
@@ -287,6 +288,7 @@ class RunningJob:
         self._asked = Outcome(wish, self)
         return self._asked
 
+    @unbroken
     def _apply(self, outcome: Outcome) -> None:
         self._refuse_after_apply()
         if outcome is not self._asked:
@@ -392,15 +394,17 @@ class OwnTransaction:
         job._refuse_after_apply()
         if job._open:
             raise IllegalMove(f"job {job.id} has a transaction open already")
-        own = job._host.inside().transaction(job.fence, job._last_words)
+        own = self.own = job._host.inside().transaction(job.fence, job._last_words)
+        job._open = self
         try:
-            conn = own.__enter__()
-        except Stopped:
-            job._host.stopping()
+            return own.__enter__()
+        except BaseException as error:  # raised again
+            self.own = job._open = None
+            if isinstance(error, Stopped):
+                job._host.stopping()
             raise
-        self.own, job._open = own, self
-        return conn
 
+    @unbroken
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:

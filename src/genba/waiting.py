@@ -15,6 +15,7 @@ from genba.context import find_job
 from genba.domain.duration import Duration, duration
 from genba.domain.states import FINAL
 from genba.errors import BadOption, GenbaError, JobGone, WaitTimeout, WaitWouldDeadlock
+from genba.unbroken import unbroken
 
 _LOOK = 0.05  # seconds between two looks whether the node lends
 _CHECK = 0.5  # ... whether what it waits for can start at all
@@ -159,6 +160,7 @@ class Waiter:
         self._thread: threading.Thread | None = None
         self._pause = _PAUSES[0]
 
+    @unbroken
     def add(self, wait: Wait) -> None:
         if self._pid != os.getpid():
             self._renew()
@@ -170,6 +172,7 @@ class Waiter:
                 self._thread.start()
             self._cond.notify()
 
+    @unbroken
     def drop(self, wait: Wait) -> None:
         with self._cond:
             self._waits.discard(wait)

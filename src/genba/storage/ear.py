@@ -21,6 +21,7 @@ from genba.errors import StoreError
 from genba.storage.bells import Bell, Bells
 from genba.storage.records import Micros
 from genba.storage.sessions import Sessions
+from genba.unbroken import unbroken
 
 log = logging.getLogger("genba")
 
@@ -67,6 +68,7 @@ class Ear:
         finally:
             self.leave()
 
+    @unbroken
     def enter(self) -> None:
         self._own()
         with self._cond:
@@ -78,6 +80,7 @@ class Ear:
                 self._thread = threading.Thread(target=self._run, name="genba-ear", daemon=True)
                 self._thread.start()
 
+    @unbroken
     def leave(self) -> None:
         if self._pid == os.getpid():
             with self._cond:
@@ -104,6 +107,7 @@ class Ear:
 
     # the session
 
+    @unbroken
     def session(self) -> int:
         """That of this process, alive; opened if it has none."""
         self._own()
@@ -120,12 +124,14 @@ class Ear:
         """Whether others may have taken it for dead, as far as it can be known here."""
         return session != self._session or self._clock.boot() >= self._good_until
 
+    @unbroken
     def forget(self, session: int) -> None:
         """Others have ended it."""
         with self._cond:
             if self._session == session:
                 self._session = None
 
+    @unbroken
     def later(self, deed: Callable[[], object]) -> None:
         """Do it when the database answers again."""
         with self._cond:

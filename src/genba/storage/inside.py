@@ -19,6 +19,7 @@ from genba.storage.events import Events
 from genba.storage.membership import EndJobs, Orphan
 from genba.storage.records import Ending, Micros
 from genba.storage.verdicts import PLAIN, judged, read_options
+from genba.unbroken import unbroken
 
 LIMIT = 5.0  # seconds that a job's own transaction may be open where it blocks all other writers
 
@@ -119,9 +120,15 @@ class OwnTransaction:
         return self._open[0].ours()
 
     def __enter__(self) -> Any:
-        self._open = self._inside.open(self._fence)
-        return self._open[0].connection
+        try:
+            with unbroken:
+                self._open = self._inside.open(self._fence)
+            return self._open[0].connection
+        except BaseException as error:  # a stop that came meanwhile: the block will not be entered; raised again
+            self.__exit__(type(error), error, None)
+            raise
 
+    @unbroken
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:

@@ -19,6 +19,7 @@ from genba.storage.arrays import BytesColumn, IntColumn, TextColumn, register
 from genba.storage.database import PARAMETER, TABLES, AnswerLost, Home, Query, Row, Step
 from genba.storage.deadline import LIMIT, deadlined
 from genba.storage.direct import PREPARED, Asked, Direct
+from genba.unbroken import unbroken
 
 # statement_timestamp() is the same for the whole statement; as a sub-select it is computed once, not per row
 NOW = "(SELECT (extract(epoch FROM statement_timestamp()) * 1000000)::bigint)"
@@ -326,7 +327,7 @@ class PostgresDatabase:
 
     @contextmanager
     def transaction(self) -> Iterator[Tx]:
-        with self._straight() as direct:
+        with unbroken, self._straight() as direct:
             direct.begin()
             try:
                 yield Tx(direct, self)
@@ -337,19 +338,19 @@ class PostgresDatabase:
 
     @contextmanager
     def single(self) -> Iterator[Tx]:
-        with self._straight() as direct:
+        with unbroken, self._straight() as direct:
             yield Tx(direct, self)
 
     def in_turn(self, *steps: Step) -> list[list[Row]]:
         there = [place for place, (name, _) in enumerate(steps) if self.queries[name].text]
         asked = [self.bound(self.queries[name], values) for name, values in (steps[place] for place in there)]
-        with self._straight() as direct:
+        with unbroken, self._straight() as direct:
             found = dict(zip(there, direct.in_turn(asked), strict=True))
         return [found[place].rows if place in found else [] for place in range(len(steps))]
 
     @contextmanager
     def statement(self) -> Iterator[Tx]:
-        with self._straight() as direct:
+        with unbroken, self._straight() as direct:
             yield Tx(direct, self)
 
     @contextmanager
@@ -374,6 +375,7 @@ class PostgresDatabase:
         except self._psycopg.Error as error:
             raise self._spoken(error) from error
 
+    @unbroken
     def joint(self, within: float) -> Joint:
         self._own()
         direct = self._rested(self._lent)
@@ -428,7 +430,7 @@ class PostgresDatabase:
 
     @contextmanager
     def migrations(self) -> Iterator[Migrating]:
-        with self._connection() as conn, _without_limit(conn), conn.transaction():
+        with unbroken, self._connection() as conn, _without_limit(conn), conn.transaction():
             conn.execute("SET LOCAL lock_timeout = '60s'")
             conn.execute("SET LOCAL statement_timeout = '60s'")
             conn.execute("SELECT pg_advisory_xact_lock(%s)", (MIGRATION_LOCK,))
@@ -495,6 +497,7 @@ class Joint:
         if status != "INTRANS":
             raise StoreError("the transaction was ended inside its block: leave COMMIT and ROLLBACK to the block")
 
+    @unbroken
     def commit(self) -> None:
         try:
             self._block.__exit__(None, None, None)
@@ -503,6 +506,7 @@ class Joint:
         finally:
             self._database.give_back(self._direct)
 
+    @unbroken
     def rollback(self) -> None:
         undo = RuntimeError("rolled back")
         with suppress(RuntimeError, *self._database.errors):  # psycopg closes what it cannot roll back

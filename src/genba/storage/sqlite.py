@@ -20,6 +20,7 @@ from genba.storage.database import LONG, TABLES, Home, Query, Row, Step
 from genba.storage.place import Place, check_place, file_system
 from genba.storage.records import Claimed
 from genba.storage.turns import BUSY, Turns
+from genba.unbroken import unbroken
 
 
 class Tx:
@@ -311,24 +312,23 @@ class SqliteDatabase:
 
     @contextmanager
     def transaction(self) -> Iterator[Tx]:
-        with self._memory if self._place.path is None else _nothing(), self.wrapped():
+        with unbroken, self._memory if self._place.path is None else _nothing(), self.wrapped():
             conn = self._connection()
             turn = self._turn()
             if turn:
                 turn.take(BUSY)
             try:
                 conn.execute("BEGIN IMMEDIATE")
-                try:
-                    yield Tx(conn, self, begun=True)
-                    conn.execute("COMMIT")
-                except BaseException:  # also a stop must not leave it open; raised again
-                    if self.driver.in_transaction(conn):
-                        conn.execute("ROLLBACK")
-                    raise
+                yield Tx(conn, self, begun=True)
+                conn.execute("COMMIT")
+            except BaseException:  # also Ctrl-C must not leave it open; raised again
+                if self.driver.in_transaction(conn):
+                    conn.execute("ROLLBACK")
+                raise
             finally:
-                self._idle.append(conn)
                 if turn:
                     turn.give()
+                self._idle.append(conn)
             self._sync()
 
     def single(self) -> AbstractContextManager[Tx]:
@@ -336,7 +336,7 @@ class SqliteDatabase:
 
     @contextmanager
     def statement(self) -> Iterator[Tx]:
-        with self._memory if self._place.path is None else _nothing(), self.wrapped():
+        with unbroken, self._memory if self._place.path is None else _nothing(), self.wrapped():
             conn = self._connection()
             try:
                 yield Tx(conn, self)
@@ -368,6 +368,7 @@ class SqliteDatabase:
         with self.wrapped():
             yield Tx(conn, self)
 
+    @unbroken
     def joint(self, within: float) -> Joint:
         with self.wrapped():
             conn = self._connect("FULL")
@@ -394,7 +395,7 @@ class SqliteDatabase:
         if self._place.path is None:
             return object()
         self._own()
-        with self.wrapped(), self._watch:
+        with unbroken, self.wrapped(), self._watch:
             if self._watcher is None:
                 self._watcher = self._connect()
             # Its number means nothing to another connection, such as the next one after a fork.
@@ -402,7 +403,7 @@ class SqliteDatabase:
 
     @contextmanager
     def migrations(self) -> Iterator[Migrating]:
-        with self._memory if self._place.path is None else _nothing(), self.wrapped():
+        with unbroken, self._memory if self._place.path is None else _nothing(), self.wrapped():
             conn = self._connection()
             turn = self._turn()
             if turn:
@@ -492,12 +493,14 @@ class Joint:
         self._timer.join()
         return True
 
+    @unbroken
     def take_back(self) -> None:
         if not self._settle():
             raise StoreError(self.expired)
         if not self._database.driver.in_transaction(self.connection):
             raise StoreError("the transaction was ended inside its block: leave COMMIT and ROLLBACK to the block")
 
+    @unbroken
     def commit(self) -> None:
         try:
             with self._database.wrapped():
@@ -505,6 +508,7 @@ class Joint:
         finally:
             self._close()
 
+    @unbroken
     def rollback(self) -> None:
         """Closing does it; twice is once."""
         if self._settle() or not self.expired:

@@ -131,8 +131,10 @@ class Turns:
             one.came.release()
 
     def give(self) -> None:
-        fcntl.lockf(self._fd, fcntl.LOCK_UN)
-        self._mine.release()
+        try:
+            fcntl.lockf(self._fd, fcntl.LOCK_UN)
+        finally:
+            self._mine.release()
 
     def holder(self) -> int | None:
         """The process that has the turn."""

@@ -30,6 +30,7 @@ from genba.domain.outcome import Report
 from genba.errors import BadArguments, GenbaError, Stopped
 from genba.ready import Conditions
 from genba.tasks import Task
+from genba.unbroken import between
 from genba.worker import loops
 from genba.worker.apart import Box, draw_others
 from genba.worker.capture import Capture
@@ -614,6 +615,10 @@ def _not_yet() -> None:
 
 
 def _raise_stopped() -> None:
+    between(_raise_it)
+
+
+def _raise_it() -> None:
     raise Stopped("this job was asked to stop")
 
 
