@@ -80,7 +80,8 @@ def free(url: str) -> Iterator[Callable[[], bool]]:
     """Whether nobody has a transaction open, or the turn."""
     with connection(url) as conn:
         if not url.startswith("sqlite"):
-            left = "SELECT 1 FROM pg_stat_activity WHERE application_name = 'genba' AND state LIKE 'idle in transaction%'"
+            idle = "application_name = 'genba' AND state LIKE 'idle in transaction%'"
+            left = f"SELECT 1 FROM pg_stat_activity WHERE {idle}"
             yield lambda: not conn.execute(left).fetchall()
             return
 
@@ -161,7 +162,7 @@ def test_a_job_that_is_stopped_in_its_own_transaction_leaves_it(stopped_store, f
     joined(stopped_store)
     job = running(stopped_store)
     fence, told = (job.id, job.attempt, CLAIM), (Wish(wants="succeed"), REPORT, 0.0)
-    last = []
+    last: list[Any] = []
 
     def deed() -> None:
         last[:] = [stopped_store.inside.transaction(fence, lambda: told)]
