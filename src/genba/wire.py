@@ -75,6 +75,15 @@ def add_frame(stream: bytearray, message: tuple[Any, ...]) -> None:
     _length.pack_into(stream, start, len(stream) - start - _length.size)
 
 
+def unframe(data: bytes) -> list[Any] | None:
+    """The message of one frame that came whole; None if it did not."""
+    whole = len(data) >= _length.size and len(data) - _length.size >= _length.unpack_from(data)[0]
+    if not whole:
+        return None
+    message: list[Any] = _decoder.decode(memoryview(data)[_length.size :])
+    return message
+
+
 class Frames:
     """Bytes as they come, frames as they are complete.
 

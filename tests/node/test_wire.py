@@ -49,6 +49,13 @@ def test_frames_are_the_same_wherever_the_bytes_are_split(messages: list[list[An
     assert found == messages
 
 
+def test_a_frame_that_broke_off_is_no_message() -> None:
+    stream = bytes(wire.frame((1, "a", b"\0" * 300)))
+
+    assert wire.unframe(stream) == [1, "a", b"\0" * 300]
+    assert {wire.unframe(stream[:end]) for end in range(len(stream))} == {None}
+
+
 def test_frames_come_byte_by_byte_too() -> None:
     frames = Frames()
     stream = wire.frame((1, "a", b"\0" * 300)) + wire.frame((2,))

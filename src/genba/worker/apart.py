@@ -32,7 +32,7 @@ class Box:
             return None
         data = os.pread(self._fd, size, 0)
         os.ftruncate(self._fd, 0)
-        return next(wire.Frames().feed(data), None)
+        return wire.unframe(data)
 
     def close(self) -> None:
         os.close(self._fd)
