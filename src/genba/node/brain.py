@@ -332,8 +332,9 @@ class Brain:
         self._staffing.staff(actions, now)
         if self._floor.settings.pool == "ondemand":
             self._giving.give_newcomers(actions, now)
-        self._asking.ask_for_more(actions, now)
-        return actions
+        asked: list[Action] = []
+        self._asking.ask_for_more(asked, now)
+        return asked + actions  # the store is at it while the loop hands out what is here
 
     # jobs end
 
