@@ -31,6 +31,7 @@ from tests.storage.builders import (
 )
 
 from genba.errors import JobNotFound, KeyTaken, StoreError
+from genba.storage.policy import RulesChanged
 from genba.storage.records import Edge
 from genba.storage.search import Filter
 from genba.storage.store import open_store
@@ -82,6 +83,32 @@ def test_one_alone_and_one_of_many_make_the_same_row(store, clock):
 
     differ = [name for name in alone.__slots__ if getattr(alone, name) != getattr(of_many, name)]
     assert differ == ["id"]
+
+
+def test_a_simple_job_makes_the_same_row_as_any_other(store, url):
+    given = {"priority": 2, "options": '{"timeout":5}', "queue": "q"}
+    first, soon_after = (store.job(one(store, **given)) for _ in range(2))
+    of_many = store.job(enqueued(store, 2, **given)[1])
+    elaborate = store.job(one(store, **given, expires_in=HOUR))
+
+    for job in (first, soon_after, elaborate):
+        differ = [name for name in job.__slots__ if getattr(job, name) != getattr(of_many, name)]
+        assert differ == (["id", "expires_at"] if job is elaborate else ["id"])
+    whole = rows(url, "SELECT * FROM genba.job ORDER BY id")
+    assert len({tuple(row[1:]) for row in whole[:4]}) == 1
+    told = "SELECT job_id, kind, at, node, namespace FROM genba.event WHERE job_id IS NOT NULL ORDER BY job_id"
+    events = rows(url, told)
+    assert [event[:2] for event in events] == [(job.id, "waiting") for job in (first, soon_after, elaborate)]
+    assert len({event[2:] for event in events}) == 1
+
+
+def test_a_simple_job_is_not_there_when_the_rules_have_changed(store):
+    epoch = store.policy.rules().epoch
+    for _ in range(2):  # also soon after another one
+        with pytest.raises(RulesChanged):
+            store.enqueue([a_job()], None, epoch + 1)
+    assert count(store) == 0
+    assert store.enqueue([a_job()], None, epoch)[0].created
 
 
 def test_many_jobs_come_in_at_once_and_in_order(store):

@@ -33,6 +33,7 @@ from genba.domain.clock import SystemClock
 from genba.node.desk import Desk
 from genba.node.doubts import Doubts
 from genba.node.keeper import Keeper, Work
+from genba.storage import intake
 from genba.storage.burial import judged
 from genba.storage.membership import NameTaken, Orphan
 from genba.storage.records import Ending
@@ -326,6 +327,7 @@ def test_on_postgres_a_single_job_calls_a_hungry_node_by_its_own_insert(store, e
     if engine == "sqlite":
         pytest.skip("wake-ups on SQLite do not ask the database")
     joined(store, 1)
+    monkeypatch.setattr(intake, "SOON", 0.0)
     monkeypatch.delattr(type(store.presence), "ring")  # a second round trip
     with closing(open_store(url, clock=clock)) as node:
         node.presence.appear(1)
@@ -336,6 +338,21 @@ def test_on_postgres_a_single_job_calls_a_hungry_node_by_its_own_insert(store, e
             one(store)
             assert select.select([node.presence.fileno()], [], [], 5)[0]
             assert [seen.hungry for seen in store.nodes.live()] == [False]
+        finally:
+            node.presence.vanish()
+
+
+def test_a_job_soon_after_another_one_calls_a_hungry_node_too(store, url, clock, monkeypatch):
+    joined(store, 1)
+    monkeypatch.setattr(intake, "SOON", 3600.0)
+    one(store, queue="other")
+    with closing(open_store(url, clock=clock)) as node:
+        node.presence.appear(1)
+        try:
+            node.nodes.hungry(1, True)
+            one(store)
+            assert select.select([node.presence.fileno()], [], [], 5)[0]
+            assert not any(seen.hungry for seen in store.nodes.live()) or store.lanes == 1
         finally:
             node.presence.vanish()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -27,6 +28,7 @@ _COLUMNS = (  # noqa: SIM905  twenty quoted names would hide their order
 ).split()
 _STATE, _OPTIONS = _COLUMNS.index("state"), _COLUMNS.index("options")
 _LIMITED = ("buckets", "parked_on", "capped")  # only of jobs that have a limit
+SOON = 0.005  # seconds after which a job calls a hungry node by itself again, and does not only look for one
 _json = msgspec.json.Encoder()
 
 
@@ -35,6 +37,7 @@ class Intake:
         self._store = store
         self._db = database
         self._namespace = store.namespace
+        self._last = 0.0  # when a simple job came
 
     def enqueue(self, jobs: Sequence[NewJob], conn: Any = None, epoch: int | None = None) -> list[Enqueued]:
         """Durable when it returns (with `conn`: when the caller commits); all or nothing.
@@ -47,41 +50,72 @@ class Intake:
                 return self.insert(tx, jobs, epoch=epoch, ours=False)
         ids: list[JobId] = []
         try:
-            done = self._commit(jobs, ids, epoch)
+            done, call = self._commit(jobs, ids, epoch)
         except AnswerLost:
-            done = self._commit_again(jobs, ids, epoch)
+            done, call = self._commit_again(jobs, ids, epoch), True
         with suppress(StoreError):  # the jobs are in: what fails from here on must not say otherwise
             if not isinstance(jobs, Alike) and any(job.after for job in jobs):
                 self._store.settle()
-            if not (self._alone(jobs) and self._db.lanes > 1):  # else it was done with the insert
+            if call:
                 for queue, count in _queues(jobs).items():
                     self._store.presence.ring(self._namespace, queue, count)
         return done
 
-    @staticmethod
-    def _alone(jobs: Sequence[NewJob]) -> bool:
-        return len(jobs) == 1 and jobs[0].plain
-
-    def _commit(self, jobs: Sequence[NewJob], ids: list[JobId], epoch: int | None) -> list[Enqueued]:
-        """`ids` tells afterwards under which ids it was tried."""
-        if self._alone(jobs):
-            with self._db.single() as tx:
-                ids[:] = ids or tx.ids(1)
-                made = self._insert_one(tx, jobs[0], ids[0], epoch=epoch, call=True)
-                if not made.created:  # it has no identity that could be taken
-                    raise RulesChanged("the rules have changed")
-                return [made]
+    def _commit(
+        self, jobs: Sequence[NewJob], ids: list[JobId], epoch: int | None
+    ) -> tuple[list[Enqueued], bool]:
+        """Also whether nodes are still to be called; `ids` tells afterwards under which ids it was tried."""
+        if len(jobs) == 1 and jobs[0].plain:
+            return self._commit_one(jobs[0], ids, epoch)
         with self._db.transaction() as tx:
             ids[:] = ids or tx.ids(len(jobs))
             done = self.insert(tx, jobs, ids, epoch)
             self._store.questions.ask_for(tx, jobs, done)
-            return done
+            return done, True
+
+    def _commit_one(self, job: NewJob, ids: list[JobId], epoch: int | None) -> tuple[list[Enqueued], bool]:
+        one_trip = self._db.lanes > 1
+        simple = job.simple and (one_trip or len(job.args) <= LONG)
+        with self._db.single() as tx:
+            ids[:] = ids or tx.ids(1)
+            if simple:
+                call = self._insert_simple(tx, job, ids[0], epoch)
+            else:
+                made = self._insert_one(tx, job, ids[0], epoch=epoch, call=True)
+                call = not one_trip if made.created else None
+            if call is None:  # it has no identity that could be taken
+                raise RulesChanged("the rules have changed")
+        return [Enqueued(ids[0], True)], call
+
+    def _insert_simple(self, tx: Tx, job: NewJob, id: JobId, epoch: int | None) -> bool | None:
+        """Whether nodes are to be called; None if it was not inserted."""
+        query, before, self._last = "enqueue_simple", self._last, time.monotonic()
+        if self._db.lanes > 1 and self._last - before < SOON:
+            query = "enqueue_simple_again"
+        row = tx.one(
+            query,
+            id=id,
+            epoch=epoch,
+            boost=job.priority * AGE_STEP,
+            priority=job.priority,
+            namespace=self._namespace,
+            queue=job.queue,
+            task=job.task,
+            options=job.options,
+            args=job.args,
+            node=self._store.events.node,
+        )
+        if row is None:
+            return None
+        told = {"kind": "waiting", "node": self._store.events.node, "quiet": False}
+        tx.run("enqueue_one_event", namespace=self._namespace, job_id=id, **told)
+        return bool(row[1])
 
     def _commit_again(self, jobs: Sequence[NewJob], ids: list[JobId], epoch: int | None) -> list[Enqueued]:
         """The answer to the commit was lost; the same ids tell whether it had happened."""
         try:
             there = self._store.states(ids)
-            return self._as_found(jobs, ids) if there else self._commit(jobs, ids, epoch)
+            return self._as_found(jobs, ids) if there else self._commit(jobs, ids, epoch)[0]
         except StoreUnreachable:
             raise
         except StoreError:  # the server was still at it: our ids were taken, by ourselves

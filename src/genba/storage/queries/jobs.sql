@@ -18,6 +18,13 @@ SELECT :id, /* now */,
     ON CONFLICT (namespace, key_hash) WHERE key_hash IS NOT NULL DO NOTHING
 RETURNING id, state;
 
+-- name: enqueue_simple
+-- A job of which nothing is said but what it does, as most are. The second column: how many nodes are to be called.
+INSERT INTO genba.job (id, created_at, due_at, rank, state, priority, namespace, queue, task, options, args)
+SELECT :id, /* now */, /* now */, /* now */ - :boost, 'waiting', :priority, s.name, :queue, :task, :options, :args
+  FROM genba.namespace s WHERE s.name = :namespace AND (:epoch IS NULL OR s.epoch = :epoch)
+RETURNING id, 1;
+
 -- name: claim_this
 -- By a person: neither the moment nor the queue's order nor a limit holds for it.
 UPDATE genba.job

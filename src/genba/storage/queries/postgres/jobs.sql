@@ -147,6 +147,41 @@ WITH clock AS MATERIALIZED (SELECT /* now */ AS now), made AS (
 )
 SELECT id, state, (SELECT count(pg_notify('genba_' || fed.id, '')) FROM fed) FROM made;
 
+-- name: enqueue_simple
+-- The job and its event, and the call to a hungry node, as enqueue_one does; of a job of which nothing is said but what it does.
+WITH made AS (
+    INSERT INTO genba.job (id, created_at, due_at, rank, state, priority, namespace, queue, task, options, args)
+    SELECT CAST(:id AS bigint), t.now, t.now, t.now - CAST(:boost AS bigint), 'waiting', CAST(:priority AS integer),
+           s.name, :queue, :task, :options, CAST(:args AS bytea)
+      FROM genba.namespace s, (SELECT /* now */ AS now) AS t
+     WHERE s.name = :namespace AND (CAST(:epoch AS bigint) IS NULL OR s.epoch = CAST(:epoch AS bigint))
+    RETURNING id, created_at
+), told AS (
+    INSERT INTO genba.event (at, namespace, kind, job_id, node)
+    SELECT created_at, :namespace, 'waiting', id, CAST(:node AS bigint) FROM made
+), fed AS (
+    UPDATE genba.node SET hungry = false
+     WHERE id IN (SELECT id FROM genba.node WHERE namespace = :namespace AND hungry AND state = 'live'
+                     AND position('"' || CAST(:queue AS text) || '"' IN queues) > 0 LIMIT 1 FOR UPDATE SKIP LOCKED)
+    RETURNING id
+)
+SELECT id, 0 * (SELECT count(pg_notify('genba_' || fed.id, '')) FROM fed) FROM made;  -- 0: nobody is left to be called
+
+-- name: enqueue_simple_again
+-- Soon after another one: whether a node is hungry is only looked at. To be ready to call one takes as long as to write the event.
+WITH made AS (
+    INSERT INTO genba.job (id, created_at, due_at, rank, state, priority, namespace, queue, task, options, args)
+    SELECT CAST(:id AS bigint), t.now, t.now, t.now - CAST(:boost AS bigint), 'waiting', CAST(:priority AS integer),
+           s.name, :queue, :task, :options, CAST(:args AS bytea)
+      FROM genba.namespace s, (SELECT /* now */ AS now) AS t
+     WHERE s.name = :namespace AND (CAST(:epoch AS bigint) IS NULL OR s.epoch = CAST(:epoch AS bigint))
+    RETURNING id, created_at
+)
+INSERT INTO genba.event (at, namespace, kind, job_id, node)
+SELECT created_at, :namespace, 'waiting', id, CAST(:node AS bigint) FROM made
+RETURNING job_id, (SELECT count(*) FROM genba.node WHERE namespace = :namespace AND hungry AND state = 'live'
+                      AND position('"' || CAST(:queue AS text) || '"' IN queues) > 0);
+
 -- name: set_hungry
 -- A hint need not survive a crash of the server.
 WITH quick AS (SELECT set_config('synchronous_commit', 'off', true))
