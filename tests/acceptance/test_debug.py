@@ -137,6 +137,15 @@ def test_a_task_that_is_new_after_a_change_is_known(desk, tmp_path):
     assert "work.py has changed" in node.log
 
 
+def test_a_queue_that_is_new_after_a_change_is_served(desk, tmp_path):
+    desk.start("--reload", "--max", "1")
+    job = desk.app.enqueue_many([desk.app.call("work.fresh", (3,), options={"queue": "away"})])[0]
+    write(tmp_path / "work.py", _FIRST + "\n@app.task(queue='away')\ndef fresh(x: int) -> int:\n    return x + 1\n")
+
+    assert job.result(timeout=15) == 4
+    eventually(lambda: [sorted(node.queues) for node in desk.app.overview().nodes] == [["away", "default"]], within=5)
+
+
 def test_a_change_that_breaks_the_app_is_told_and_mended_by_the_next(desk, tmp_path):
     node = desk.start("--reload", "--max", "1")
     assert desk.say.enqueue().result(timeout=10) == "one"

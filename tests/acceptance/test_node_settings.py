@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.support import load_module
 
 from genba.cli import main
 from genba.errors import BadOption
@@ -27,6 +28,42 @@ def test_a_setting_that_is_not_there_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(BadOption, match="no setting 'mxa'"):
         read_node({}, tmp_path)
+
+
+_APP = """
+from genba import Genba
+app = Genba()
+
+@app.task(queue="render")
+def render(x: int) -> int:
+    return x
+
+@app.task
+def plain(x: int) -> int:
+    return x
+
+app.recur("nightly", plain.using(queue="slow").call(1), every="1h", start="+1 hour")
+"""
+
+
+@pytest.mark.parametrize("said", [(), ("-q", "default:1")], ids=["nothing is said", "one is said"])
+def test_a_node_serves_what_its_app_names_unless_told_otherwise(url, start_node, tmp_path, said) -> None:
+    (tmp_path / "work.py").write_text(_APP)
+    app = load_module("work", tmp_path, url).app
+    jobs = [app.enqueue("work.render", 1), app.enqueue("work.plain", 2)]
+
+    node = start_node("work:app", url, *said)
+
+    assert jobs[1].result(timeout=20) == 2
+    if said:
+        assert jobs[0].refresh().state == "waiting"
+        assert "no live node serves queue 'render'" in str(jobs[0].explain())
+    else:
+        assert jobs[0].result(timeout=20) == 1
+    served = [sorted(one.queues) for one in app.overview().nodes]
+    assert served == ([["default"]] if said else [["default", "render", "slow"]])
+    assert node.stop() == 0
+    app.close()
 
 
 @pytest.mark.parametrize(

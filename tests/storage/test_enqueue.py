@@ -245,6 +245,19 @@ def test_a_job_unique_while_it_waits_makes_room_when_it_starts(store):
     assert states(store, [first, second.id]) == ["running", "waiting"]
 
 
+def test_who_minds_only_what_waits_does_not_mind_a_running_job_that_would_have_minded(store):
+    joined(store)
+    old = running(store, identity="i")
+    assert store.enqueue([a_job(identity="i")]) == [(old.id, False)]
+
+    (new,) = store.enqueue([a_job(identity="i", once_waiting=True)])
+
+    assert new.created
+    assert states(store, [old.id, new.id]) == ["running", "waiting"]
+    assert store.enqueue([a_job(identity="i", once_waiting=True)]) == [(new.id, False)]
+    assert store.finish(1, [success(old)]) == {old.id}
+
+
 def test_a_waiting_job_is_replaced(store):
     joined(store)
     old = one(store, identity="i")

@@ -38,7 +38,8 @@ def node() -> None:
     "--queues",
     multiple=True,
     metavar="QUEUE[:SLOTS],…",
-    help="The queues it serves, and at most how many jobs of each at a time; by default the queue `default`.",
+    help="The queues it serves, and at most how many jobs of each at a time; by default `default` and all "
+    "that its tasks and schedules name.",
 )
 @click.option("--pool", type=click.Choice(POOLS), help="How workers come and go; by default dynamic.")
 @click.option("--min", "least", type=int, metavar="N", help="Workers that are always there; by default 1.")
@@ -104,6 +105,7 @@ def _settings(target: str, given: dict[str, Any]) -> NodeSettings:
     read: dict[str, Any] = {
         "name": _name(said["name"]) if "name" in said else None,
         "queues": _queues(",".join(_several(said["queues"]))) if "queues" in said else None,
+        "more_queues": "queues" not in said,
         "pool": said.get("pool"),
         **{name: _whole(name, said.get(name)) for name in ("min", "max", "max_dedicated")},
         "grace": duration(said["grace"]) if "grace" in said else None,

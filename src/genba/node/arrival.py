@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from genba.node.pool import leftovers
 from genba.node.settings import NodeSettings
 from genba.storage.burial import judged
 from genba.storage.records import Micros, NewNode
+from genba.storage.series import wanted_schedules
 from genba.storage.store import Store
 
 log = logging.getLogger("genba.node")
@@ -40,6 +41,12 @@ def join(store: Store, id: int, settings: NodeSettings, lease: Micros, tasks: Se
             if other.name == node.name:
                 store.nodes.bury(other.id, judged)
     store.nodes.join(node)
+
+
+def queues_of(contents: Mapping[str, Any]) -> set[str]:
+    """Those that the tasks and schedules of an app name."""
+    named = {task.get("queue", "default") for task in contents["tasks"]}
+    return named | {wanted.job.queue for wanted in wanted_schedules(contents)}
 
 
 def boot_id() -> str:

@@ -134,9 +134,16 @@ class Keeper(threading.Thread):
         begin = now + PRUNE * random.random()  # noqa: S311
         self._next = {"beat": now, "sweep": now, "prune": begin, "park": now, "replan": now, "limits": now}
 
-    def serve(self, tasks: Sequence[dict[str, Any]], schedules: Sequence[Wanted], conditions: Sequence[str]) -> None:
+    def serve(
+        self,
+        tasks: Sequence[dict[str, Any]],
+        queues: Sequence[str],
+        schedules: Sequence[Wanted],
+        conditions: Sequence[str],
+    ) -> None:
         """The app was imported again: tell what it can run now."""
         self._conditions = conditions
+        self._queues = queues
         self._schedules, self._declared = schedules, False
         self._told = tasks
         self._poked.set()
@@ -208,7 +215,7 @@ class Keeper(threading.Thread):
         self._pruning = self._prune_jobs()
 
     def _tell_tasks(self, tasks: Sequence[dict[str, Any]]) -> None:
-        self._store.nodes.declare(self._node, tasks)
+        self._store.nodes.declare(self._node, tasks, self._queues)
         self._tasks = [task["name"] for task in tasks]
         self._keep = {task["name"]: task.get("keep") for task in tasks}
         if self._told is tasks:

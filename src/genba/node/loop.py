@@ -26,7 +26,7 @@ import msgspec
 from genba.domain.clock import SystemClock, skew
 from genba.errors import BadOption, GenbaError, StoreError
 from genba.node import actions as do
-from genba.node.arrival import join, set_title
+from genba.node.arrival import join, queues_of, set_title
 from genba.node.bell import Bell
 from genba.node.brain import Brain
 from genba.node.departure import Departure
@@ -429,6 +429,7 @@ class Node:
             self._adopt(contents)
             self._perform(self._brain.on_zygote(self._now()))
             return
+        self.settings = self.settings.serving(queues_of(contents))
         self._lease = int(contents["lease"])
         self._store = store = open_store(contents["url"], namespace=contents["namespace"])
         store.install()
@@ -478,7 +479,11 @@ class Node:
         """A zygote that has imported the app again may know other tasks."""
         assert self._brain is not None
         assert self._office is not None
-        self._office.serve(contents)
+        serving = self.settings.serving(queues_of(contents))
+        self._office.serve(contents, list(serving.queues))
+        if serving is not self.settings:
+            self.settings = serving
+            self._perform(self._brain.on_settings(serving, self._now()))
         self._brain.concurrency = _concurrency(contents["tasks"])
         names = sorted(task["name"] for task in contents["tasks"])
         if names != self._brain.tasks:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from genba.domain.clock import Clock
@@ -87,8 +87,8 @@ class Office:
         for desk in self._desks:
             desk.rung()
 
-    def serve(self, contents: dict[str, Any]) -> None:
+    def serve(self, contents: dict[str, Any], queues: Sequence[str]) -> None:
         """The app was imported again, and may have other tasks."""
-        self.keeper.serve(contents["tasks"], wanted_schedules(contents), contents.get("conditions", ()))
+        self.keeper.serve(contents["tasks"], queues, wanted_schedules(contents), contents.get("conditions", ()))
         for desk in self._desks:
             desk.serve([task["name"] for task in contents["tasks"]])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,7 +20,8 @@ CHANGEABLE = ("pool", "min", "max")  # while the node runs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSettings:
-    """`queues` maps a queue to its slots (None: as many as the node has).
+    """`queues` maps a queue to its slots (None: as many as the node has); with `more_queues`, those that the app's
+    tasks and schedules name are served too.
 
     `url`, `namespace` and `lease` are None when the app that the zygote imports is to say them.
     `reload` imports the app again when one of its files changes; `debug` lets no job run out of time.
@@ -29,6 +31,7 @@ class NodeSettings:
     target: str
     name: str = field(default_factory=lambda: f"{socket.gethostname()}-{os.getpid()}")
     queues: dict[str, int | None] = field(default_factory=lambda: {"default": None})
+    more_queues: bool = False  # nobody has said which
     pool: str = "dynamic"
     min: int = 1
     max: int = field(default_factory=lambda: max(2, os.cpu_count() or 1))
@@ -74,6 +77,11 @@ class NodeSettings:
         if unknown:
             raise BadOption(f"{', '.join(sorted(unknown))} cannot be changed; only {', '.join(CHANGEABLE)}")
         return replace(self, **changes)
+
+    def serving(self, named: Iterable[str]) -> NodeSettings:
+        """The same for an app that names these queues."""
+        more = dict.fromkeys(sorted(set(named) - self.queues.keys())) if self.more_queues else {}
+        return replace(self, queues={**self.queues, **more}) if more else self
 
     @property
     def slots(self) -> int:

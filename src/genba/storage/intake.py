@@ -316,7 +316,7 @@ class Intake:
             if found is None:
                 continue  # the one in our way has just ended
             other, state, unique_until = found
-            if state in FINAL and (unique_until or 0) <= tx.now():
+            if (state in FINAL and (unique_until or 0) <= tx.now()) or (job.once_waiting and state == "running"):
                 tx.run("forget_identity", id=other)
             elif job.on_conflict == "return":
                 return Enqueued(other, False), {}

@@ -101,8 +101,7 @@ class Membership:
         """Become a member, and tell what it can run; NameTaken if a living one has the name."""
         with self._db.transaction() as tx:
             self._declare(tx, node.tasks, node.name)
-            for queue in sorted(node.queues):
-                tx.run("declare_queue", namespace=self._namespace, name=queue)
+            self._declare_queues(tx, node.queues)
             joined = tx.one(
                 "join",
                 id=node.id,
@@ -124,14 +123,20 @@ class Membership:
             self._tell(tx, "node_joined", node.id, name=node.name, host=node.host, pid=node.pid)
             self._limit(tx, node.tasks)
 
-    def declare(self, node: int, tasks: Sequence[dict[str, Any]]) -> None:
+    def declare(self, node: int, tasks: Sequence[dict[str, Any]], queues: Sequence[str]) -> None:
         """Tell what `node` can run from now on."""
         with self._db.transaction() as tx:
             names = msgspec.json.encode([definition["name"] for definition in tasks]).decode()
-            known = tx.one("set_node_tasks", id=node, tasks=names)
+            served = msgspec.json.encode(queues).decode()
+            known = tx.one("set_node_tasks", id=node, tasks=names, queues=served)
             if known:
                 self._declare(tx, tasks, known[0])
+                self._declare_queues(tx, queues)
                 self._limit(tx, tasks)
+
+    def _declare_queues(self, tx: Tx, queues: Sequence[str]) -> None:
+        for queue in sorted(queues):
+            tx.run("declare_queue", namespace=self._namespace, name=queue)
 
     def _declare(self, tx: Tx, tasks: Sequence[dict[str, Any]], node: str) -> None:
         for definition in sorted(tasks, key=itemgetter("name")):  # two that join must not cross

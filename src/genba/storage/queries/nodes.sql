@@ -19,7 +19,7 @@ UPDATE genba.node SET state = :state, hungry = :hungry, ended_at = CASE WHEN :st
 RETURNING id;
 
 -- name: set_node_tasks
-UPDATE genba.node SET tasks = :tasks WHERE id = :id AND state IN ('live', 'draining') RETURNING name;
+UPDATE genba.node SET tasks = :tasks, queues = :queues WHERE id = :id AND state IN ('live', 'draining') RETURNING name;
 
 -- name: set_hungry
 UPDATE genba.node SET hungry = :hungry WHERE id = :id AND hungry <> :hungry;
