@@ -40,7 +40,8 @@ class Asking:
         """To a claim: a queue that gave nothing is asked again when somebody rings."""
         if not (failed or self._rung):
             dry = self._dry if self._claiming_tasks is None else self._no_company
-            dry |= set(self._claiming) - {job.queue for job in jobs}
+            if not jobs or len(self._claiming) > 1:
+                dry |= set(self._claiming) - {job.queue for job in jobs}
         if len(self._floor.settings.queues) > 1:
             for queue, count in Counter(job.queue for job in jobs).items():
                 self._turns.gave(queue, count, self._weight(queue))

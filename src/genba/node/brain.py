@@ -10,6 +10,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from operator import itemgetter
 from types import MappingProxyType
 from typing import Any
 
@@ -36,6 +37,7 @@ BRIEF = 200  # µs: of jobs that are shorter, many end at once
 GATHER = 8_000  # µs for which others are waited for
 LEAVE_WITHIN = 10 * SECOND  # for a worker that was told to go: its app may have something to put away
 
+_looked_at = itemgetter(*map(Claimed._fields.index, ("task", "options", "losses")))  # names cost as much as the rest
 _NO_SEATS: Mapping[int, Sight] = MappingProxyType({})
 
 
@@ -277,12 +279,13 @@ class Brain:
         unfit: list[Ending] = []
         floor = self._floor
         floor.weigh(jobs)
-        in_company, ready = bool(floor.concurrency), floor.ready
+        in_company, add = floor.concurrency, floor.ready.append
         for job in jobs:
-            if job.options is None and not (job.losses or in_company):  # as most are
-                ready.append(Held(job, claim, None))
+            task, options_text, losses = _looked_at(job)
+            if options_text is None and not losses and task not in in_company:  # as most are
+                add(Held(job, claim, None))
                 continue
-            options = read_options(job.options)
+            options = read_options(options_text)
             held = Held(job, claim, options)
             if options is UNREADABLE:
                 end = End(cause=Cause.EXCEPTION, started=False, wants="hold", reason="its options cannot be read")

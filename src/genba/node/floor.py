@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from operator import itemgetter
 
 from genba.domain.states import Cause
 from genba.domain.verdict import End
@@ -16,6 +17,7 @@ from genba.node.settings import NodeSettings
 from genba.storage.records import Claimed, Ending, JobId, Micros
 from genba.storage.verdicts import judged
 
+_args = itemgetter(Claimed._fields.index("args"))
 SECOND = 1_000_000
 WORTH = 50_000  # µs of measured work that a worker may have in hand
 LONG = 250_000  # µs after which a running job is long: what was given with it goes to others
@@ -125,7 +127,7 @@ class Floor:
     def weigh(self, jobs: Sequence[Claimed]) -> None:
         """So much memory do jobs take that are held here; what has become heavy counts at once."""
         if jobs:
-            heft = sum([len(job.args) for job in jobs]) / len(jobs)
+            heft = sum(map(len, map(_args, jobs))) / len(jobs)
             self.heft = heft if heft > self.heft else (heft + self.heft) / 2
 
     def put_back(self, back: Sequence[Held], now: Micros) -> list[Ending]:

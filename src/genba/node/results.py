@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from operator import itemgetter
 from typing import Any
 
 from genba import wire
@@ -13,11 +14,12 @@ from genba.node.actions import Action, Tell
 from genba.node.endings import cause_of_death, headline, text_of
 from genba.node.floor import Floor
 from genba.node.hands import Bunch, Hand, Held, Sight
-from genba.storage.records import Ending, Micros, Success
+from genba.storage.records import Claimed, Ending, Micros, Success
 
 UNUSUAL, HICCUP = 16, 50_000  # times the mean, µs: what took longer than that, but not very long, may have been held up
 
 _new = tuple.__new__  # a NamedTuple without a call of its Python constructor
+_of_interest = itemgetter(*map(Claimed._fields.index, ("id", "attempt", "claimed_at", "buckets")))
 _STRAYS = {"strays"}  # all that is told of a call that ended well and left processes behind
 
 
@@ -26,6 +28,7 @@ def take_results(
 ) -> tuple[list[Success], list[Ending]]:
     """What they say of the jobs in `hand`."""
     fine: list[Success] = []
+    add = fine.append
     other: list[Ending] = []
     skew, cancelled, meter = floor.skew, floor.cancelled, floor.meter
     mean = floor.mean if hand.task is None else floor.paces.get(hand.task, 0.0)
@@ -46,7 +49,12 @@ def take_results(
         spent = ended - started
         if spent < 1:
             spent = 1  # the clock may have been set back
-        mean = mean + (_usual(spent, mean) - mean) * 0.05 if mean else spent
+        if not mean:
+            mean = spent
+        elif UNUSUAL * mean < spent < HICCUP:  # it had to wait for the processor: no reason to claim one by one
+            mean += (UNUSUAL - 1) * mean * 0.05
+        else:
+            mean += (spent - mean) * 0.05
         job, snapshot, pid = held.job, held.snapshot, hand.pid
         if extra is not None:
             pid = extra.pop("pid", pid)  # it had a process of its own
@@ -62,11 +70,10 @@ def take_results(
             meter.ran(job, started + skew, spent, outcome, plain)
         if plain:
             quiet = snapshot is not None and snapshot.history == "final"
-            limited = job.buckets is not None
-            began, over = started + skew, ended + skew
-            id, attempt, claim, claimed = job.id, job.attempt, held.claim, job.claimed_at
-            written = id, attempt, claim, payload, claimed, began, over, pid, cpu, peak, quiet, limited
-            fine.append(_new(Success, written))
+            id, attempt, claimed, buckets = _of_interest(job)
+            began, over, limited = started + skew, ended + skew, buckets is not None
+            written = id, attempt, held.claim, payload, claimed, began, over, pid, cpu, peak, quiet, limited
+            add(_new(Success, written))
         elif outcome == wire.APPLIED:
             cancelled.pop(job.id, None)  # it has written its end itself
         else:
@@ -87,11 +94,6 @@ def take_results(
     if not hand.outstanding:
         hand.alone = hand.weighed = hand.timed = False
     return fine, other
-
-
-def _usual(spent: Micros, mean: float) -> float:
-    """For the mean: a tiny job that had to wait for the processor must not make a node claim one by one."""
-    return UNUSUAL * mean if UNUSUAL * mean < spent < HICCUP else spent
 
 
 def _other_end(floor: Floor, hand: Hand, held: Held, result: wire.Result, now: Micros) -> Ending:

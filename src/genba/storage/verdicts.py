@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import lru_cache
 
 import msgspec
 
@@ -17,6 +18,7 @@ PLAIN = Snapshot()
 UNREADABLE = Snapshot(retry={"times": 0})  # somebody has written options by hand
 
 
+@lru_cache(maxsize=256)  # jobs of a task have the same, as a rule
 def read_options(written: str | None) -> Snapshot | None:
     """None if all is as usual; what somebody has written by hand must not stop a node."""
     try:
