@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from tests.storage.builders import (
     HOUR,
+    LONG_ARGS,
     TASK,
     a_job,
     after,
@@ -32,7 +33,7 @@ from tests.storage.builders import (
 
 from genba.errors import JobNotFound, KeyTaken, StoreError
 from genba.storage.policy import RulesChanged
-from genba.storage.records import Edge
+from genba.storage.records import Alike, Edge
 from genba.storage.search import Filter
 from genba.storage.store import open_store
 
@@ -100,6 +101,18 @@ def test_a_simple_job_makes_the_same_row_as_any_other(store, url):
     events = rows(url, told)
     assert [event[:2] for event in events] == [(job.id, "waiting") for job in (first, soon_after, elaborate)]
     assert len({event[2:] for event in events}) == 1
+
+
+def test_jobs_that_are_alike_make_the_same_rows_as_others(store):
+    args = [text.encode() for text in AWKWARD] + [b"\\x00", bytes(range(256)), LONG_ARGS, b"{}"] * 150
+    given = {"priority": 2, "options": '{"timeout":5}', "queue": "back\\slash", "delay": HOUR}
+    jobs = [a_job(args=text, **given) for text in args]
+    alike, others = store.enqueue(Alike(jobs)), store.enqueue(jobs)
+
+    for made, other, wanted in zip(alike, others, args, strict=True):
+        found, like_it = store.job(made.id), store.job(other.id)
+        assert found.args == wanted
+        assert [name for name in found.__slots__ if getattr(found, name) != getattr(like_it, name)] == ["id"]
 
 
 def test_a_simple_job_is_not_there_when_the_rules_have_changed(store):

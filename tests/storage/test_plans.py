@@ -240,4 +240,5 @@ def test_what_is_asked_on_postgres_is_parsed_and_planned_once(databases):
             found = tx.select("SELECT statement, generic_plans, custom_plans FROM pg_prepared_statements")
 
     for words in ("INSERT INTO genba.job", "SET state = 'running'"):
-        assert [counts for text, *counts in found if words in text] == [[3, 0]]
+        counts = [counts for text, *counts in found if words in text]  # soon after another one a job has its own
+        assert [sum(column) for column in zip(*counts, strict=True)] == [3, 0]

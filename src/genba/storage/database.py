@@ -111,6 +111,10 @@ class Tx(Protocol):
         """Many plain new rows of `genba.job`, the fastest way the engine has."""
         ...
 
+    def insert_alike(self, columns: Sequence[str], same: Row, rows: Sequence[tuple[int, bytes]]) -> None:
+        """The same of rows that differ in their first and last column only, the id and the arguments."""
+        ...
+
     def select(self, text: str, /, **values: Any) -> list[Row]:
         """A statement that was composed; same parameters and table names as in the files."""
         ...

@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -28,6 +29,7 @@ _COLUMNS = (  # noqa: SIM905  twenty quoted names would hide their order
 ).split()
 _STATE, _OPTIONS = _COLUMNS.index("state"), _COLUMNS.index("options")
 _LIMITED = ("buckets", "parked_on", "capped")  # only of jobs that have a limit
+_args = attrgetter("args")
 SOON = 0.005  # seconds after which a job calls a hungry node by itself again, and does not only look for one
 _json = msgspec.json.Encoder()
 
@@ -183,7 +185,7 @@ class Intake:
     def _insert_alike(self, tx: Tx, jobs: Alike, ids: Sequence[JobId], epoch: int | None) -> list[Enqueued]:
         first = self._row(jobs[0], ids[0], 0, self._moment(tx, epoch), limited=False)
         same = first[1:-1]  # between the id and the arguments
-        tx.insert_jobs(_COLUMNS, [(id, *same, job.args) for id, job in zip(ids, jobs, strict=True)])
+        tx.insert_alike(_COLUMNS, same, list(zip(ids, map(_args, jobs), strict=True)))
         if not is_quiet(jobs[0].options):
             self._store.events.tell(tx, first[_STATE], ids)
         return [Enqueued(id, True) for id in ids]

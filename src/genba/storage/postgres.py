@@ -110,6 +110,13 @@ class Tx:
             for start in range(0, len(rows), 2000):
                 copy.write(copy_text(rows[start : start + 2000]))
 
+    def insert_alike(self, columns: Sequence[str], same: Row, rows: Sequence[tuple[int, bytes]]) -> None:
+        middle = "\t".join(map(_cell, same))
+        with self._cursor().copy(f"COPY genba.job ({', '.join(columns)}) FROM STDIN") as copy:
+            for start in range(0, len(rows), 2000):
+                part = rows[start : start + 2000]
+                copy.write("".join([f"{id}\t{middle}\t\\\\x{args.hex()}\n" for id, args in part]))
+
     def select(self, text: str, /, **values: Any) -> list[Row]:
         text = PARAMETER.sub(r"%(\1)s", text.replace("%", "%%"))
         # The values are written into it (force_generic_plan holds for parameters): a plan for all would take a task

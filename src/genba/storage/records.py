@@ -58,8 +58,8 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True):
         """True if nothing is said of it but what it does: it may start at once, and is like most others."""
         if self.due_at is not None or self.delay or self.parent_id is not None or not self.plain:
             return False
-        kept = self.expires_at is None and self.expires_in is None and self.unique_for is None
-        return kept and not is_quiet(self.options)
+        more = (self.key, self.expires_at, self.expires_in, self.unique_for)
+        return more == (None,) * 4 and not is_quiet(self.options)
 
     @property
     def limited(self) -> bool:

@@ -133,6 +133,13 @@ class Tx:
         text = f"INSERT INTO genba_job ({', '.join(columns)}) VALUES ({marks})"  # noqa: S608  our own column names
         self._driver.batch(self._conn, text, rows)
 
+    def insert_alike(self, columns: Sequence[str], same: Row, rows: Sequence[tuple[int, bytes]]) -> None:
+        long = [row for row in rows if len(row[1]) > LONG]
+        if long:
+            self.batch("put_apart", long)
+            rows = [(id, b"" if len(args) > LONG else args) for id, args in rows]
+        self.batch("enqueue_alike", rows, **dict(zip(columns[1:-1], same, strict=True)))
+
     def select(self, text: str, /, **values: Any) -> list[Row]:
         return self._conn.execute(text.replace("genba.", "genba_"), values).fetchall()  # type: ignore[no-any-return]
 
