@@ -51,6 +51,7 @@ class Intake:
         self._usual: dict[str, _Usual] = {}
 
     def submit(self, calls: Sequence[Call[Any]], conn: Any) -> list[Job[Any]]:
+        conn = _one_connection(calls, conn)
         calls, order = parents_first(calls)
         done = obey(self._app.store, calls, partial(self.rows, trace=current()), conn)
         handles: list[Job[Any]] = [
@@ -122,6 +123,17 @@ class Intake:
             most = told.get("max_waiting") if most is None else most
         self._registry.templates.check(rules)
         return {"rules": rules, "capped": most is not None, "max_waiting": most}
+
+
+def _one_connection(calls: Sequence[Call[Any]], conn: Any) -> Any:
+    """The one that they all go through: the caller's, or that of the calls which name one."""
+    for call in calls:
+        named = call.options.conn
+        if named is not None and named is not conn:
+            if conn is not None:
+                raise BadOption("conn: these calls name different connections; all of one enqueue_many go through one")
+            conn = named
+    return conn
 
 
 def _is_plain(call: Call[Any], made: NewJob) -> bool:

@@ -109,10 +109,10 @@ class Bound(Generic[P, R]):
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
         """Durable when it returns."""
-        return self._task.app.submit([self.call(*args, **kwargs)], self._options.conn)[0]
+        return self._task.app.submit([self.call(*args, **kwargs)])[0]
 
     async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
-        return (await self._task.app.asubmit([self.call(*args, **kwargs)], self._options.conn))[0]
+        return (await self._task.app.asubmit([self.call(*args, **kwargs)]))[0]
 
 
 class Task(Generic[P, R, V]):

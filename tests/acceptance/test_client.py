@@ -619,6 +619,45 @@ def test_a_job_of_a_transaction_that_is_rolled_back_never_was(till):
     assert jobs.add.using(key="k").enqueue(1).created
 
 
+@pytest.mark.parametrize("again", [False, True], ids=["by the call", "by both"])
+def test_many_calls_go_through_the_connection_that_one_of_them_names(till, again):
+    jobs, sale = till
+    calls = [jobs.add.call(0), jobs.add.using(conn=sale.conn).call(1), jobs.app.call("jobs.add", (2,))]
+
+    sale.begin()
+    gone = jobs.app.enqueue_many(calls, conn=sale.conn if again else None)
+    sale("ROLLBACK")
+    assert jobs.app.count(state="any") == 0
+    with pytest.raises(JobGone):
+        gone[0].refresh()
+
+    sale.begin()
+    group = jobs.app.enqueue_many(calls, conn=sale.conn if again else None)
+    sale("COMMIT")
+    assert jobs.app.count(state="any") == len(group) == 3
+
+
+def test_many_async_calls_go_through_the_connection_that_one_of_them_names(databases, template, tmp_path):
+    import psycopg
+
+    with databases.fresh(template) as name, psycopg.connect(databases.url(name)) as conn:
+        jobs = load_jobs(databases.url(name), tmp_path)
+        with closing(jobs.app):
+            asyncio.run(jobs.app.aenqueue_many([jobs.add.using(conn=conn).call(1)]))
+            conn.rollback()
+            assert jobs.app.count(state="any") == 0
+
+
+def test_calls_that_name_different_connections_are_refused(till):
+    jobs, sale = till
+    here, there = jobs.add.using(conn=sale.conn).call(1), jobs.add.using(conn=object()).call(2)
+
+    with pytest.raises(BadOption, match="different connections"):
+        jobs.app.enqueue_many([here, there])
+    with pytest.raises(BadOption, match="different connections"):
+        jobs.app.enqueue_many([here], conn=object())
+
+
 def test_a_connection_of_another_kind_is_refused(till, tmp_path):
     jobs, sale = till
     import sqlite3
