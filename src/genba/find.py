@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from genba.domain.duration import Duration, duration
-from genba.domain.states import parse_states
+from genba.domain.states import panics_only, parse_states
 from genba.errors import BadOption
 from genba.storage.search import Filter
 
@@ -50,10 +50,13 @@ def read_filter(app: Client, wanted: Mapping[str, Any], before: int | None = Non
     error = wanted.get("error")
     if error is not None and (not isinstance(error, str) or not error):
         raise BadOption(f"error must be a text, not {error!r}")
-    states = parse_states(wanted.get("state") or "open")
+    named = wanted.get("state") or "open"
+    names = list(named) if isinstance(named, Iterable) and not isinstance(named, str) else [named]
+    states = parse_states(names)
     parent = wanted.get("parent")
     return Filter(
         states=None if states == parse_states("any") else frozenset(states),
+        panics_only=panics_only(names),
         tasks=_several("task", wanted),
         queues=_several("queue", wanted),
         tags=_several("tag", wanted),

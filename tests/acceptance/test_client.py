@@ -427,6 +427,25 @@ def test_jobs_are_found_and_counted_by_what_they_are(jobs):
     assert [job.id for job in app.jobs(state="any", limit=3, before=first[-1].id)] == [one.id]
 
 
+def test_panicked_jobs_are_those_that_are_held_for_a_panic(jobs):
+    app = jobs.app
+    panicked, doubted, failed = [jobs.add.using(queue="q").enqueue(i) for i in range(3)]
+    panicked.hold("panic: ValueError: no")  # as a node writes it
+    doubted.hold("no panic, but look at it")
+    failed.cancel()
+
+    def found(*state: str) -> list[int]:
+        assert app.count(state=iter(state)) == len(app.jobs(state=state, queue="q"))
+        return [job.id for job in app.jobs(state=state)]
+
+    assert found("panicked") == [panicked.id]
+    assert found("panicked", "cancelled") == [failed.id, panicked.id]
+    assert found("panicked", "held") == found("panicked", "open") == [doubted.id, panicked.id]
+    assert [job.id for job in app.jobs(state="panicked", key="no") + app.jobs(state="panicked")] == [panicked.id]
+    assert app.resume_many(state="panicked") == 1
+    assert found("held") == [doubted.id]
+
+
 def test_a_job_is_found_by_id_and_one_that_is_not_there_is_not_found(jobs):
     job = jobs.add.enqueue(1)
 
