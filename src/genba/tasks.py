@@ -141,7 +141,7 @@ class Task(Generic[P, R, V]):
 
     def _check_fair_by(self) -> None:
         fair_by = self.policy.fair_by
-        known = [slot["name"] for slot in self.arguments.describe()["parameters"]]
+        known = self.arguments.signature.parameters  # not their annotations, which may name what comes later
         strange = [name for name in names_in(fair_by) if name not in known] if fair_by is not None else []
         if strange:
             listed = ", ".join(known)

@@ -6,6 +6,7 @@ import asyncio
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
@@ -215,6 +216,23 @@ def test_what_was_enqueued_is_asserted(app):
             q.assert_enqueued("mail", to="eve")
         with pytest.raises(AssertionError, match="3 jobs"):
             q.assert_enqueued(mail, count=3)
+
+
+@dataclass
+class Parcel:
+    weight: int
+
+
+def test_a_task_may_take_what_its_module_defines_after_it(app, monkeypatch):
+    with monkeypatch.context() as before:
+        before.delitem(globals(), "Parcel")
+
+        @app.task(name="send")
+        def send(parcel: Parcel) -> int:
+            return parcel.weight
+
+    with app.testing():
+        assert send.enqueue(Parcel(7)).result() == 7
 
 
 def test_why_a_job_does_not_run_is_told_without_a_word_about_nodes(app):
