@@ -10,7 +10,7 @@ from typing_extensions import ParamSpec, Unpack
 
 from genba import settings as settings_module
 from genba import steer
-from genba.arguments import Arguments
+from genba.arguments import STAR, Arguments, by_name
 from genba.context import RunningJob
 from genba.doctor import Finding, examine
 from genba.domain.duration import Duration, duration
@@ -105,6 +105,16 @@ class Client(Opened):
     def arguments_of(self, task: str) -> Arguments | None:
         known = self.registry.tasks.get(task)
         return known.arguments if known is not None else None
+
+    def by_name(self, task: str, payload: bytes) -> dict[str, Any]:
+        """Stored arguments by name, as the code of the task says, or as a node has told if that is elsewhere."""
+        known = self.arguments_of(task)
+        if known is not None:
+            return known.by_name(payload)
+        plain = by_name(payload, ())
+        told = self.store.definitions([task]) if STAR in plain else {}
+        parameters = told[task].get("parameters", ()) if task in told else ()
+        return by_name(payload, ((one["name"], one["kind"]) for one in parameters)) if parameters else plain
 
     # jobs come in
 

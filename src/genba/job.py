@@ -159,7 +159,7 @@ class Job(Generic[R]):
     @property
     def args(self) -> dict[str, Any]:
         """The arguments by name, as plain JSON values."""
-        return msgspec.json.decode(self.record.args, type=dict[str, Any])
+        return self._app.by_name(self.record.task, self.record.args)
 
     @property
     def reason(self) -> str | None:

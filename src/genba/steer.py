@@ -69,19 +69,21 @@ def _ruled(calls: Sequence[Call[Any]], rules: Rules) -> Sequence[Call[Any]]:
     return [ruled.get(id(call), call) for call in calls]
 
 
-def fair(calls: Sequence[Call[Any]], jobs: list[NewJob], rules: Rules) -> list[NewJob]:
+Values = Callable[[Call[Any]], Mapping[str, Any]]  # the arguments of a call by name
+
+
+def fair(calls: Sequence[Call[Any]], jobs: list[NewJob], rules: Rules, values: Values) -> list[NewJob]:
     """The jobs, those of fair queues with the key by which they take turns; without one, a task is its own."""
     if not rules.fair and all(call.policy.fair_by is None for call in calls):
         return jobs
-    return [_keyed(call, job, rules) for call, job in zip(calls, jobs, strict=True)]
+    return [_keyed(call, job, rules, values) for call, job in zip(calls, jobs, strict=True)]
 
 
-def _keyed(call: Call[Any], job: NewJob, rules: Rules) -> NewJob:
+def _keyed(call: Call[Any], job: NewJob, rules: Rules, values: Values) -> NewJob:
     fair_by = call.policy.fair_by or rules.fair.get(job.queue)
     if fair_by is None:
         return job
-    args = msgspec.json.decode(call.args)
-    key = key_of(fair_by, args if isinstance(args, dict) else {})
+    key = key_of(fair_by, values(call))
     return msgspec.structs.replace(job, fair_key=key if key is not None else call.task, fair_by=call.policy.fair_by)
 
 

@@ -158,7 +158,7 @@ class Testing:
     def _ask(self, job: wire.Job, conditions: Sequence[str]) -> tuple[bool, Micros | None, str, str | None]:
         """Whether its conditions hold, when to ask again, who said no, and what it raised."""
         with asyncio.Runner() as runner:
-            asking = Questioning(self._app.conditions, runner.get_loop)
+            asking = Questioning(self._app.conditions, runner.get_loop, self._app.by_name)
             try:
                 verdict = asking.ask(job, conditions)
             except Exception as raised:  # noqa: BLE001  as in a worker: who raises is not ready

@@ -15,8 +15,8 @@ from statistics import median
 from uuid import UUID
 
 import pytest
-from tests.storage.builders import joined
-from tests.support import eventually, lines, load_jobs
+from tests.storage.builders import joined, rows
+from tests.support import eventually, lines, load_jobs, load_module
 
 from genba import (
     BadOption,
@@ -850,3 +850,38 @@ def test_what_an_operator_says_holds_for_the_next_in_bulk(url):
 
         assert [job.record.priority for job in app.enqueue_many([task.call(1), task.call(2)])] == [9, 9]
         assert task.enqueue(3).record.priority == 9
+
+
+# arguments by name
+
+VARIADIC = """
+from genba import Genba, Limit, current_job
+
+app = Genba()
+
+@app.condition
+def is_mine(job):
+    return job.args["tenant"] == "acme" and job.args["rest"] == [1, 2]
+
+@app.task(ready=["variadic.is_mine"], limits=[Limit("tenant:{tenant}", 1)], queue="fair", fair_by="tenant")
+def send(tenant: str, *rest: int) -> dict:
+    return current_job().args
+"""
+
+
+def test_what_a_variadic_task_takes_is_known_by_name_everywhere(url, tmp_path, start_node):
+    (tmp_path / "variadic.py").write_text(VARIADIC)
+    code, client = load_module("variadic", tmp_path, url), Genba(url)
+    with closing(code.app), closing(client):
+        start_node("variadic:app", url, "-q", "fair")
+        eventually(code.app.nodes, within=15)
+        here, there = code.send.enqueue("acme", 1, 2), client.enqueue("variadic.send", "acme", 1, 2)
+        named = {"tenant": "acme", "rest": [1, 2]}
+
+        assert here.result(timeout=15) == there.result(timeout=15) == named
+        assert here.args == there.args == client.job(here.id).args == named
+        code.app.recur("daily", code.send.call("acme"), cron="0 3 * * *")
+        assert client.schedule("daily").args == {"tenant": "acme", "rest": []}
+        found = rows(url, f"SELECT fair_key, buckets FROM genba.job WHERE id IN ({here.id}, {there.id})")
+        assert [key for key, _ in found] == ["acme", "acme"]
+        assert all('"tenant:acme"' in needs for _, needs in found)

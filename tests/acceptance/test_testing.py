@@ -218,6 +218,29 @@ def test_what_was_enqueued_is_asserted(app):
             q.assert_enqueued(mail, count=3)
 
 
+def test_arguments_that_python_takes_by_position_are_known_by_name(app):
+    seen = []
+
+    @app.condition(name="open")
+    def is_open(job) -> bool:
+        seen.append(job.args)
+        return job.args["tenant"] == "acme"
+
+    @app.task(name="send", ready=["open"], limits=[Limit("tenant:{tenant}", 1)])
+    def send(tenant: str, /, text: str = "hello", *rest: int, **more: int) -> dict:
+        return current_job().args
+
+    named = {"tenant": "acme", "text": "hello", "rest": [], "n": 1}
+    with app.testing() as q:
+        job = send.enqueue("acme", n=1)
+        send.enqueue("else", "bye", 2, 3)
+        assert q.run() == [job]
+        assert job.refresh().args == job.result() == named
+        assert named in seen
+        assert q.assert_enqueued(send, tenant="acme", rest=()) == [job]
+        q.assert_enqueued("send", tenant="else", rest=[2, 3], count=1)
+
+
 @dataclass
 class Parcel:
     weight: int
