@@ -212,10 +212,31 @@ def test_what_was_enqueued_is_asserted(app):
         assert q.assert_enqueued(mail, subject="hello") == [first]
         q.assert_enqueued(mail, count=2)
         q.assert_enqueued(mail, count=0, to="eve")
+        q.assert_enqueued(mail, count=None)
         with pytest.raises(AssertionError, match=r"mail.*eve.*bob"):
             q.assert_enqueued("mail", to="eve")
         with pytest.raises(AssertionError, match="3 jobs"):
             q.assert_enqueued(mail, count=3)
+
+
+def test_arguments_may_be_called_like_what_an_assertion_takes(app):
+    @app.task(name="work")
+    def work(task: str, count: int = 1, self: int = 0) -> None: ...
+
+    @app.task(name="any")
+    def anything(**more: object) -> None: ...
+
+    with app.testing() as q:
+        jobs = [work.enqueue("x"), work.enqueue("x", 2), work.enqueue("y", 2)]
+        assert q.enqueued(work, task="x") == q.assert_enqueued(work, 2, task="x") == jobs[:2]
+        assert q.assert_enqueued(work, count=2) == q.assert_enqueued(work, 2, count=2, self=0) == jobs[1:]
+        assert q.assert_enqueued("work", task="x", count=2) == [jobs[1]]
+        with pytest.raises(AssertionError, match=r"3 jobs of work with {'count': 2} expected, 2 found"):
+            q.assert_enqueued(work, 3, count=2)
+        anything.enqueue(count=5)
+        some = anything.enqueue(count="some")
+        assert len(q.assert_enqueued(anything, count=2)) == 2
+        assert q.assert_enqueued(anything, count="some") == [some]
 
 
 def test_arguments_that_python_takes_by_position_are_known_by_name(app):
