@@ -23,7 +23,7 @@ from genba.events import Event
 from genba.explain import Explanation, explain
 from genba.find import Several, Which, read_filter
 from genba.intake import Intake
-from genba.job import Group, Job
+from genba.job import Group, Job, Jobs, each_job
 from genba.locks import Keyring, Lock, LockState, checked_name, lock_states
 from genba.messages import Inbox, Subscription, encode
 from genba.opened import Opened
@@ -370,10 +370,13 @@ class Client(Opened):
     # wait
 
     def wait(
-        self, jobs: Iterable[Job[Any]], *, timeout: Duration | None = None, until: str = "all", throw: bool = False
+        self, *jobs: Jobs, timeout: Duration | None = None, until: str = "all", throw: bool = False
     ) -> list[Job[Any]]:
-        """Until all (or "any") of these are final; gives those that are.  `throw` raises for the first that failed."""
-        listed = list(jobs)
+        """Until all (or "any") of these are final; gives those that are.  `throw` raises for the first that failed.
+
+        Takes jobs, groups, and iterables of such.
+        """
+        listed = list(each_job(jobs))
         if self._test is not None:
             self._test.wait(listed, until)
         else:
@@ -381,9 +384,9 @@ class Client(Opened):
         return self._ended(listed, throw)
 
     async def await_(
-        self, jobs: Iterable[Job[Any]], *, timeout: Duration | None = None, until: str = "all", throw: bool = False
+        self, *jobs: Jobs, timeout: Duration | None = None, until: str = "all", throw: bool = False
     ) -> list[Job[Any]]:
-        listed = list(jobs)
+        listed = list(each_job(jobs))
         if self._test is not None:
             return await self.threads(self.wait, listed, until=until, throw=throw)
         await self._waiter.await_([job.id for job in listed], until, throw, timeout)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, cast, overload
 
 import msgspec
 
 from genba.domain.duration import Duration, to_datetime
 from genba.domain.states import FINAL, State
-from genba.errors import JobCancelled, JobFailed, JobGone, JobTimedOut
+from genba.errors import BadOption, JobCancelled, JobFailed, JobGone, JobTimedOut
 from genba.messages import encode
 from genba.options import Options, Snapshot
 from genba.storage.records import AttemptRecord, JobRecord
@@ -223,13 +223,13 @@ class Job(Generic[R]):
 
     # waiting
 
-    def wait(self, timeout: Duration | None = None) -> Job[R]:
-        """Until it is final, however it ends; WaitTimeout if that takes longer."""
-        self._app.wait([self], timeout=timeout)
+    def wait(self, timeout: Duration | None = None, throw: bool = False) -> Job[R]:
+        """Until it is final, however it ends, unless `throw` is said; WaitTimeout if that takes longer."""
+        self._app.wait(self, timeout=timeout, throw=throw)
         return self.refresh()
 
-    async def await_(self, timeout: Duration | None = None) -> Job[R]:
-        await self._app.await_([self], timeout=timeout)
+    async def await_(self, timeout: Duration | None = None, throw: bool = False) -> Job[R]:
+        await self._app.await_(self, timeout=timeout, throw=throw)
         return await self.arefresh()
 
     def result(self, timeout: Duration | None = None) -> R:
@@ -346,6 +346,20 @@ def copy_of(task: Task[..., Any, Any], record: JobRecord, changes: Mapping[str, 
     others = {name: value for name, value in changes.items() if name not in given}
     payload = task.arguments.encode(bound.args, bound.kwargs)
     return Call(task.name, payload, Options.build(others, options), task.policy, task.arguments)
+
+
+Jobs: TypeAlias = "Job[Any] | Iterable[Jobs]"
+
+
+def each_job(given: object) -> Iterator[Job[Any]]:
+    """The jobs of a job, a group, or any iterable of such."""
+    if isinstance(given, Job):
+        yield given
+    elif isinstance(given, Iterable) and not isinstance(given, str | bytes | Mapping):
+        for one in given:
+            yield from each_job(one)
+    else:
+        raise BadOption(f"wait takes jobs, a group or any iterable of them, not {given!r:.80}")
 
 
 class Group(Sequence[Job[R]]):

@@ -479,6 +479,41 @@ def test_waiting_never_raises_for_how_a_job_ended_unless_asked(shop):
         group.wait(throw=True)
 
 
+def test_waiting_takes_jobs_groups_and_iterables_of_them(shop):
+    one, two = shop.jobs.add.enqueue(1), shop.jobs.add.enqueue(2)
+    group = shop.app.enqueue_many([shop.jobs.add.call(i) for i in range(2)])
+    every = [one, two, *group]
+
+    async def alike() -> None:
+        assert await shop.app.await_(one, timeout=10) == [one]
+        assert await shop.app.await_(one, [two, group], timeout=10) == every
+
+    assert shop.app.wait(one, timeout=10) == [one]
+    assert shop.app.wait(one, two, group, timeout=10) == every
+    assert shop.app.wait((job for job in (one, [two, {"g": group}.values()])), timeout=10) == every
+    assert shop.app.wait() == shop.app.wait([]) == []
+    asyncio.run(alike())
+
+
+def test_waiting_for_what_is_no_job_is_refused(jobs):
+    for strange in (7, "jobs.add", None, {1: 2}, jobs.add.call(1), [7]):
+        with pytest.raises(BadOption, match="wait takes jobs"):
+            jobs.app.wait(strange)
+
+
+def test_one_job_may_be_waited_for_with_throw(shop):
+    failed = shop.jobs.fail.enqueue("no")
+
+    async def alike() -> None:
+        await failed.await_(timeout=10, throw=True)
+
+    assert failed.wait(timeout=10).state == "failed"
+    with pytest.raises(JobFailed, match="no"):
+        failed.wait(timeout=10, throw=True)
+    with pytest.raises(JobFailed, match="no"):
+        asyncio.run(alike())
+
+
 def test_a_wait_that_takes_too_long_is_a_timeout(jobs):
     job = jobs.add.enqueue(1)
 
