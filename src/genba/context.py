@@ -245,8 +245,8 @@ class RunningJob:
     def clone(self, **changes: Any) -> None:
         """Ask for a copy of this job, which is enqueued in the transaction of its success, and only then.
 
-        `changes` are arguments of the task by name, or else job options as in `using`; the copy is due at once, unless
-        it says otherwise.  `max_waiting` does not refuse it.
+        `changes` are arguments of the task by name, or else job options as in `using`, or else what the task's own
+        `**kwargs` takes; the copy is due at once, unless it says otherwise.  `max_waiting` does not refuse it.
         """
         self._refuse_after_apply()
         self.clones.append(self._host.clone(self._job.id, changes))

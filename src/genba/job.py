@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from inspect import Parameter
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, cast, overload
 
 import msgspec
@@ -15,6 +16,7 @@ from genba.domain.states import FINAL, State
 from genba.errors import BadOption, JobCancelled, JobFailed, JobGone, JobTimedOut
 from genba.messages import encode
 from genba.options import Options, Snapshot
+from genba.readers import OPTION_READERS
 from genba.storage.records import AttemptRecord, JobRecord
 from genba.tasks import Call, Task
 from genba.twins import handle_twin
@@ -314,12 +316,21 @@ class Job(Generic[R]):
 
 
 def copy_of(task: Task[..., Any, Any], record: JobRecord, changes: Mapping[str, Any]) -> Call[Any]:
-    """A call like the one that this job came from; `changes` are arguments of the task by name, or else options."""
+    """A call like the one that this job came from, but for `changes`.
+
+    A change is an argument that the task names, or else an option, or else goes to the task's `**kwargs`.
+    """
     was = Snapshot.read(record.options.encode() if record.options else None)
     args, kwargs = task.arguments.decode(record.args)
     bound = task.arguments.signature.bind(*args, **kwargs)
-    given = {name: value for name, value in changes.items() if name in task.arguments.signature.parameters}
+    known = task.arguments.signature.parameters
+    more = next((name for name, one in known.items() if one.kind is Parameter.VAR_KEYWORD), None)
+    given = {name: value for name, value in changes.items() if name in known and name != more}
+    others = {name: value for name, value in changes.items() if name not in given}
     bound.arguments.update(given)
+    if more is not None:
+        own = {name: others.pop(name) for name in list(others) if name not in OPTION_READERS}
+        bound.arguments[more] = {**bound.arguments.get(more, {}), **own}
     options = replace(
         task.options,
         queue=record.queue,
@@ -343,7 +354,6 @@ def copy_of(task: Task[..., Any, Any], record: JobRecord, changes: Mapping[str, 
         unique_for=was.unique_for,
         on_conflict="return",
     )
-    others = {name: value for name, value in changes.items() if name not in given}
     payload = task.arguments.encode(bound.args, bound.kwargs)
     return Call(task.name, payload, Options.build(others, options), task.policy, task.arguments)
 

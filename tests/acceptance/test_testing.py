@@ -219,6 +219,29 @@ def test_what_was_enqueued_is_asserted(app):
             q.assert_enqueued(mail, count=3)
 
 
+def test_a_clone_may_change_what_a_task_takes_beside_its_names(app):
+    @app.task(name="walk")
+    def walk(left: int, *rest: int, **more: object) -> None:
+        if left:
+            current_job().clone(left=left - 1, rest=[*rest, left], priority=3, n=left, name="x", more="y")
+
+    @app.task(name="step")
+    def step(left: int) -> None:
+        current_job().clone(n=1)
+
+    with app.testing() as q:
+        walk.enqueue(2, n=0, old=1)
+        q.run()
+        assert [job.args for job in q.enqueued(walk)] == [
+            {"left": 2, "rest": [], "n": 0, "old": 1},
+            {"left": 1, "rest": [2], "n": 2, "old": 1, "name": "x", "more": "y"},
+            {"left": 0, "rest": [2, 1], "n": 1, "old": 1, "name": "x", "more": "y"},
+        ]
+        assert [job.priority for job in q.enqueued(walk)] == [0, 3, 3]
+        with pytest.raises(JobFailed, match="there is no option 'n'"):
+            step.enqueue(1).result()
+
+
 def test_arguments_may_be_called_like_what_an_assertion_takes(app):
     @app.task(name="work")
     def work(task: str, count: int = 1, self: int = 0) -> None: ...
