@@ -83,6 +83,8 @@ class Client(Opened):
         with self._waiter.at_rest():
             super().close()
 
+    aclose = twin(close)
+
     # tasks and queues
 
     @property

@@ -34,7 +34,9 @@ from genba import (
     Task,
     WaitTimeout,
 )
+from genba.client import Client
 from genba.context import Outcome, RunningJob
+from genba.launch import NodeHandle
 from genba.tasks import Bound
 
 # ways in
@@ -770,7 +772,9 @@ _TWIN_OF = {"await_": "wait"}
 _ONLY_ASYNC = {"threads", "adeps"}
 
 
-@pytest.mark.parametrize("kind", [Genba, Task, Bound, Job, Group, RunningJob, Outcome], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize(
+    "kind", [Genba, Client, Task, Bound, Job, Group, RunningJob, Outcome, NodeHandle], ids=lambda kind: kind.__name__
+)
 def test_the_signatures_of_twins_are_equal(kind):
     twins = [n for n, member in vars(kind).items() if inspect.iscoroutinefunction(member) and n not in _ONLY_ASYNC]
     assert twins
@@ -781,7 +785,8 @@ def test_the_signatures_of_twins_are_equal(kind):
 
 def test_every_blocking_call_has_a_twin():
     blocking = {
-        Genba: ["enqueue", "enqueue_many", "submit", "job", "jobs", "count", "nodes", "wait", "wake"],
+        Genba: ["enqueue", "enqueue_many", "submit", "job", "jobs", "count", "nodes", "wait", "wake", "close"],
+        NodeHandle: ["run"],
         Task: ["enqueue"],
         Bound: ["enqueue"],
         Job: ["refresh", "explain", "wait", "result", "cancel", "kill", "hold", "resume", "requeue"],
