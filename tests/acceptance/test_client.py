@@ -219,8 +219,9 @@ def test_a_running_job_is_killed_without_grace(shop, path):
     job = shop.jobs.ignore_sigterm.enqueue(str(path))
     eventually(lambda: lines(f"{path}.started"))
 
-    assert job.kill("now")
+    assert job.kill()
     assert job.wait(timeout=3).state == "cancelled"
+    assert job.reason == "killed"
     assert job.attempts[-1].cause == "killed"
     assert not any(os.path.exists(f"/proc/{pid}") for (pid,) in lines(f"{path}.children"))
 

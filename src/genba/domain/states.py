@@ -44,6 +44,11 @@ class Cause(StrEnum):
     NOT_READY = "not ready"  # its conditions do not hold: it was not tried at all
 
 
+def stopped_by(how: str) -> str:
+    """The reason of a job that was stopped by a "cancel" or a "kill" for which nobody has given one."""
+    return Cause.KILLED if how == "kill" else Cause.CANCELLED
+
+
 # Where resume and requeue lead; the facts (dependencies, due time) choose among them.
 _BACK = frozenset({State.BLOCKED, State.SCHEDULED, State.WAITING})
 
