@@ -28,14 +28,14 @@ from genba.locks import Keyring, Lock, LockState, checked_name, lock_states
 from genba.messages import Inbox, Subscription, encode
 from genba.opened import Opened
 from genba.overview import Overview, look
-from genba.registry import Registry
+from genba.registry import AnyTask, Registry
 from genba.schedule import Schedule
 from genba.steer import Queues, Tasks, who
 from genba.storage.events import Position
 from genba.storage.records import NodeRecord
 from genba.storage.search import Filter
 from genba.stream import Callback, Handlers, Names, Reader, atell_until_true, tell_until_true
-from genba.tasks import Call, Task
+from genba.tasks import Call, Task, listed
 from genba.twins import twin
 from genba.waiting import Waiter
 
@@ -120,16 +120,16 @@ class Client(Opened):
 
     # jobs come in
 
-    def enqueue(self, task: str, /, *args: Any, **kwargs: Any) -> Job[Any]:
-        """By name.  A task that this app does not have is not checked, and waits for a node that knows it."""
+    def enqueue(self, task: AnyTask, /, *args: Any, **kwargs: Any) -> Job[Any]:
+        """A task of this app, or any by name; one that is not here is unchecked, and waits for a node that knows it."""
         return self.submit([self.call(task, args, kwargs)])[0]
 
-    async def aenqueue(self, task: str, /, *args: Any, **kwargs: Any) -> Job[Any]:
+    async def aenqueue(self, task: AnyTask, /, *args: Any, **kwargs: Any) -> Job[Any]:
         return (await self.asubmit([self.call(task, args, kwargs)]))[0]
 
     def call(
         self,
-        task: str,
+        task: AnyTask,
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
         options: Mapping[str, Any] | None = None,
@@ -139,10 +139,10 @@ class Client(Opened):
 
     def enqueue_many(self, calls: Iterable[Call[R]], *, conn: Any = None) -> Group[R]:
         """All or nothing, in one round trip; a call may run `after` another one of the same list."""
-        return Group(self, cast("list[Job[R]]", self.submit(list(calls), conn)))
+        return Group(self, cast("list[Job[R]]", self.submit(listed(calls), conn)))
 
     async def aenqueue_many(self, calls: Iterable[Call[R]], *, conn: Any = None) -> Group[R]:
-        return Group(self, cast("list[Job[R]]", await self.asubmit(list(calls), conn)))
+        return Group(self, cast("list[Job[R]]", await self.asubmit(listed(calls), conn)))
 
     def submit(self, calls: Sequence[Call[Any]], conn: Any = None) -> list[Job[Any]]:
         """Enqueue these calls; what `enqueue` and `enqueue_many` have in common."""

@@ -11,6 +11,7 @@ from genba.domain.duration import Duration, duration
 from genba.domain.states import panics_only, parse_states
 from genba.errors import BadOption
 from genba.storage.search import Filter
+from genba.tasks import Task
 
 if TYPE_CHECKING:
     from genba.client import Client
@@ -18,13 +19,14 @@ if TYPE_CHECKING:
     from genba.job import Job
 
 Several = str | Iterable[str] | None
+OfTasks = str | Task[..., Any, Any] | Iterable[str | Task[..., Any, Any]] | None
 
 
 class Which(TypedDict, total=False):
     """What a job must be; one value of a kind, or several of which one must fit."""
 
     state: str | Iterable[str]  # "open" unless it is said; also "final", "any", and the names of the ancestors
-    task: Several
+    task: OfTasks
     queue: Several
     tag: Several
     key: Several
@@ -77,6 +79,8 @@ def _several(name: str, wanted: Mapping[str, Any]) -> list[str] | None:
     if value is None:
         return None
     listed = [value] if isinstance(value, str) else list(value) if isinstance(value, Iterable) else [value]
+    if name == "task":
+        listed = [one.name if isinstance(one, Task) else one for one in listed]
     for one in listed:
         if not isinstance(one, str):
             raise BadOption(f"{name} must be a text, or several, not {one!r}")

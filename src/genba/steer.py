@@ -21,7 +21,7 @@ from genba.storage.bulk import merged
 from genba.storage.policy import QueueRecord, Rules, RulesChanged, TaskRecord, kept_for
 from genba.storage.records import NAMED, Enqueued, Micros, NewJob
 from genba.storage.store import Store
-from genba.tasks import Call
+from genba.tasks import Call, Task
 from genba.twins import handle_twin
 from genba.values import Dep
 
@@ -280,8 +280,9 @@ class Tasks:
     def __init__(self, app: Client) -> None:
         self._app = app
 
-    def __getitem__(self, name: str) -> TaskControl:
+    def __getitem__(self, name: str | Task[..., Any, Any]) -> TaskControl:
         """Looks nothing up: a name that nobody knows is an error of what is then done with it."""
+        name = name.name if isinstance(name, Task) else name
         if NAME.fullmatch(str(name)) is None:
             raise BadOption(f"{name!r} is no name of a task")
         return TaskControl(self._app, name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar
@@ -14,7 +14,7 @@ from typing_extensions import TypeVar as DefaultTypeVar
 from genba.arguments import Arguments
 from genba.domain import graph
 from genba.domain.fair import names_in
-from genba.errors import BadTask
+from genba.errors import BadOption, BadTask
 from genba.limiting import describe, rules_of
 from genba.options import Options, Policy, plain
 from genba.readers import NAME
@@ -71,6 +71,17 @@ class Call(Generic[R]):
 
     def __repr__(self) -> str:
         return f"<Call {self.task} {self.args[:60].decode(errors='replace')}>"
+
+
+def listed(calls: Iterable[Call[R]]) -> list[Call[R]]:
+    """What `enqueue_many` was given, or one call alone; BadOption for what is no call."""
+    given: Any = calls
+    found = list(given) if isinstance(given, Iterable) else [given]
+    for one in found:
+        if not isinstance(one, Call):
+            meant = f"{one.__name__}.call(…)" if isinstance(one, Task) else "add.call(1)"
+            raise BadOption(f"enqueue_many takes calls, like {meant}, not {one!r:.80}")
+    return found
 
 
 def parents_first(calls: Sequence[Call[Any]]) -> tuple[Sequence[Call[Any]], Sequence[int] | None]:

@@ -87,6 +87,40 @@ def test_a_job_can_be_enqueued_by_name_with_and_without_the_code(shop):
         assert stranger.enqueue("jobs.add", x=1).result(timeout=10) == 2
 
 
+def test_a_task_of_the_app_may_stand_for_its_name(jobs):
+    app = jobs.app
+
+    assert app.enqueue(jobs.add, 1, y=5).args == {"x": 1, "y": 5}
+    assert asyncio.run(app.aenqueue(jobs.add, 2)).args == {"x": 2, "y": 1}
+    assert app.enqueue_many([app.call(jobs.add, (3,))])[0].task == "jobs.add"
+    assert app.tasks[jobs.add] == app.tasks["jobs.add"]
+    assert app.hold_many(task=jobs.add, reason="why") == 3
+    assert app.cancel_many(task=[jobs.add]) == 3
+
+
+def test_what_is_no_task_of_the_app_is_refused_with_what_to_do(jobs, url):
+    @Genba(url).task(name="theirs")
+    def theirs() -> None: ...
+
+    with pytest.raises(BadOption, match="'theirs' is one of another app"):
+        jobs.app.enqueue(theirs)
+    for strange in (None, 7, len, jobs.add.using(priority=1)):
+        with pytest.raises(BadOption, match="enqueue takes a task of this app or the name of a task"):
+            jobs.app.enqueue(strange)
+    assert jobs.app.count(state="any") == 0
+
+
+def test_many_jobs_are_calls_and_a_task_is_none(jobs):
+    for given in ([jobs.add], jobs.add, [jobs.add.call(1), jobs.add]):
+        with pytest.raises(BadOption, match=r"enqueue_many takes calls, like add\.call\(…\), not <Task jobs\.add>"):
+            jobs.app.enqueue_many(given)
+        with pytest.raises(BadOption, match=r"add\.call\(…\)"):
+            asyncio.run(jobs.app.aenqueue_many(given))
+    for given in ([1], "jobs.add", None, [jobs.add.enqueue(1)]):
+        with pytest.raises(BadOption, match="enqueue_many takes calls"):
+            jobs.app.enqueue_many(given)
+
+
 def test_using_gives_options_for_the_next_calls_and_leaves_the_task_alone(shop):
     job = shop.jobs.add.using(priority=5).using(tags=["urgent"]).enqueue(1)
 
@@ -423,6 +457,8 @@ def test_jobs_are_found_and_counted_by_what_they_are(jobs):
     assert found(tag="y") == found(queue="slow") == [one.id]
     assert found(task="jobs.write") == [other.id]
     assert found(task=["jobs.write", "jobs.add"], state="scheduled") == [two.id]
+    assert found(task=jobs.write) == found(task=[jobs.write]) == [other.id]
+    assert found(task=["jobs.write", jobs.add]) == found()
     assert found(key="k") == [two.id]
     assert found(since="1h") == found(since=datetime.now(UTC) - timedelta(hours=1)) == found()
     assert found(since=datetime.now(UTC) + timedelta(hours=1)) == []
@@ -902,9 +938,12 @@ app = Genba()
 
 @app.condition
 def is_mine(job):
-    return job.args["tenant"] == "acme" and job.args["rest"] == [1, 2]
+    return job.args["tenant"] == "acme"
 
-@app.task(ready=["variadic.is_mine"], limits=[Limit("tenant:{tenant}", 1)], queue="fair", fair_by="tenant")
+@app.task(
+    ready=["variadic.is_mine", lambda job: job.args["rest"] == [1, 2]],
+    limits=Limit("tenant:{tenant}", 1), queue="fair", fair_by="tenant",
+)
 def send(tenant: str, *rest: int) -> dict:
     return current_job().args
 """
