@@ -126,7 +126,7 @@ class Genba(Client):
     # run
 
     def node(self, target: str | None = None, **given: Any) -> NodeHandle:
-        """A node for this app; `run()` starts it as a child and waits for it."""
+        """A node for this app; `run()` (or `await …arun()`) starts it as a child and waits for it."""
         return NodeHandle.of(self, target, given)
 
     def testing(self) -> Testing:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import typing
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -108,6 +109,10 @@ class Arguments:
             n = form.by_position
             return values[:n], dict(zip(form.by_name, values[n:], strict=True))
         return values, {}
+
+    def by_name(self, payload: bytes) -> dict[str, Any]:
+        """The arguments of `payload` by name, as plain JSON values."""
+        return by_name(payload, ((name, one.kind.name.lower()) for name, one in self.signature.parameters.items()))
 
     def prepare(self) -> None:
         """Read the annotations now, for all the processes that are forked from this one."""
@@ -257,6 +262,24 @@ def encode_plain(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
 def encode_checkpoint(value: Any) -> bytes:
     """As the next attempt finds it; plain JSON, too."""
     return _CHECKPOINT.encode((), {"saved": value})
+
+
+def by_name(payload: bytes, parameters: Iterable[tuple[str, str]]) -> dict[str, Any]:
+    """The arguments of a call by the names of these parameters (name and kind), as plain JSON values.
+
+    What `*args` took is a list under its name; what no parameter takes stays under `"*"`.
+    """
+    values = msgspec.json.decode(payload, type=dict[str, Any])
+    given, named = deque(values.pop(STAR, ())), dict[str, Any]()
+    for name, kind in parameters:
+        if kind == "var_positional":
+            named[name] = list(given)
+            given.clear()
+        elif given and kind.startswith("positional"):
+            named[name] = given.popleft()
+    if given:
+        named[STAR] = list(given)
+    return {**named, **{name: value for name, value in values.items() if name not in named}}
 
 
 def identity(task: str, payload: bytes | None) -> bytes:

@@ -10,7 +10,7 @@ from typing_extensions import ParamSpec, Unpack
 
 from genba import settings as settings_module
 from genba import steer
-from genba.arguments import Arguments
+from genba.arguments import STAR, Arguments, by_name
 from genba.context import RunningJob
 from genba.doctor import Finding, examine
 from genba.domain.duration import Duration, duration
@@ -23,19 +23,19 @@ from genba.events import Event
 from genba.explain import Explanation, explain
 from genba.find import Several, Which, read_filter
 from genba.intake import Intake
-from genba.job import Group, Job
+from genba.job import Group, Job, Jobs, each_job
 from genba.locks import Keyring, Lock, LockState, checked_name, lock_states
 from genba.messages import Inbox, Subscription, encode
 from genba.opened import Opened
 from genba.overview import Overview, look
-from genba.registry import Registry
+from genba.registry import AnyTask, Registry
 from genba.schedule import Schedule
 from genba.steer import Queues, Tasks, who
 from genba.storage.events import Position
 from genba.storage.records import NodeRecord
 from genba.storage.search import Filter
 from genba.stream import Callback, Handlers, Names, Reader, atell_until_true, tell_until_true
-from genba.tasks import Call, Task
+from genba.tasks import Call, Task, listed
 from genba.twins import twin
 from genba.waiting import Waiter
 
@@ -83,6 +83,8 @@ class Client(Opened):
         with self._waiter.at_rest():
             super().close()
 
+    aclose = twin(close)
+
     # tasks and queues
 
     @property
@@ -106,18 +108,28 @@ class Client(Opened):
         known = self.registry.tasks.get(task)
         return known.arguments if known is not None else None
 
+    def by_name(self, task: str, payload: bytes) -> dict[str, Any]:
+        """Stored arguments by name, as the code of the task says, or as a node has told if that is elsewhere."""
+        known = self.arguments_of(task)
+        if known is not None:
+            return known.by_name(payload)
+        plain = by_name(payload, ())
+        told = self.store.definitions([task]) if STAR in plain else {}
+        parameters = told[task].get("parameters", ()) if task in told else ()
+        return by_name(payload, ((one["name"], one["kind"]) for one in parameters)) if parameters else plain
+
     # jobs come in
 
-    def enqueue(self, task: str, /, *args: Any, **kwargs: Any) -> Job[Any]:
-        """By name.  A task that this app does not have is not checked, and waits for a node that knows it."""
+    def enqueue(self, task: AnyTask, /, *args: Any, **kwargs: Any) -> Job[Any]:
+        """A task of this app, or any by name; one that is not here is unchecked, and waits for a node that knows it."""
         return self.submit([self.call(task, args, kwargs)])[0]
 
-    async def aenqueue(self, task: str, /, *args: Any, **kwargs: Any) -> Job[Any]:
+    async def aenqueue(self, task: AnyTask, /, *args: Any, **kwargs: Any) -> Job[Any]:
         return (await self.asubmit([self.call(task, args, kwargs)]))[0]
 
     def call(
         self,
-        task: str,
+        task: AnyTask,
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
         options: Mapping[str, Any] | None = None,
@@ -127,10 +139,10 @@ class Client(Opened):
 
     def enqueue_many(self, calls: Iterable[Call[R]], *, conn: Any = None) -> Group[R]:
         """All or nothing, in one round trip; a call may run `after` another one of the same list."""
-        return Group(self, cast("list[Job[R]]", self.submit(list(calls), conn)))
+        return Group(self, cast("list[Job[R]]", self.submit(listed(calls), conn)))
 
     async def aenqueue_many(self, calls: Iterable[Call[R]], *, conn: Any = None) -> Group[R]:
-        return Group(self, cast("list[Job[R]]", await self.asubmit(list(calls), conn)))
+        return Group(self, cast("list[Job[R]]", await self.asubmit(listed(calls), conn)))
 
     def submit(self, calls: Sequence[Call[Any]], conn: Any = None) -> list[Job[Any]]:
         """Enqueue these calls; what `enqueue` and `enqueue_many` have in common."""
@@ -360,10 +372,13 @@ class Client(Opened):
     # wait
 
     def wait(
-        self, jobs: Iterable[Job[Any]], *, timeout: Duration | None = None, until: str = "all", throw: bool = False
+        self, *jobs: Jobs, timeout: Duration | None = None, until: str = "all", throw: bool = False
     ) -> list[Job[Any]]:
-        """Until all (or "any") of these are final; gives those that are.  `throw` raises for the first that failed."""
-        listed = list(jobs)
+        """Until all (or "any") of these are final; gives those that are.  `throw` raises for the first that failed.
+
+        Takes jobs, groups, and iterables of such.
+        """
+        listed = list(each_job(jobs))
         if self._test is not None:
             self._test.wait(listed, until)
         else:
@@ -371,9 +386,9 @@ class Client(Opened):
         return self._ended(listed, throw)
 
     async def await_(
-        self, jobs: Iterable[Job[Any]], *, timeout: Duration | None = None, until: str = "all", throw: bool = False
+        self, *jobs: Jobs, timeout: Duration | None = None, until: str = "all", throw: bool = False
     ) -> list[Job[Any]]:
-        listed = list(jobs)
+        listed = list(each_job(jobs))
         if self._test is not None:
             return await self.threads(self.wait, listed, until=until, throw=throw)
         await self._waiter.await_([job.id for job in listed], until, throw, timeout)

@@ -65,6 +65,8 @@ class Host(Protocol):
 
     def encode_result(self, task: str, value: Any) -> tuple[bytes | None, str | None]: ...
 
+    def by_name(self, task: str, payload: bytes) -> dict[str, Any]: ...
+
     def report(self, progress: str | None) -> Report: ...
 
     def log(self, text: str) -> None: ...
@@ -136,7 +138,7 @@ class RunningJob:
     @property
     def args(self) -> dict[str, Any]:
         """The arguments by name, as plain JSON values."""
-        return msgspec.json.decode(self._job.args, type=dict[str, Any])
+        return self._host.by_name(self._job.task, self._job.args)
 
     @property
     def options(self) -> dict[str, Any]:
@@ -243,8 +245,8 @@ class RunningJob:
     def clone(self, **changes: Any) -> None:
         """Ask for a copy of this job, which is enqueued in the transaction of its success, and only then.
 
-        `changes` are arguments of the task by name, or else job options as in `using`; the copy is due at once, unless
-        it says otherwise.  `max_waiting` does not refuse it.
+        `changes` are arguments of the task by name, or else job options as in `using`, or else what the task's own
+        `**kwargs` takes; the copy is due at once, unless it says otherwise.  `max_waiting` does not refuse it.
         """
         self._refuse_after_apply()
         self.clones.append(self._host.clone(self._job.id, changes))

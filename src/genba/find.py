@@ -8,9 +8,10 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from genba.domain.duration import Duration, duration
-from genba.domain.states import parse_states
+from genba.domain.states import panics_only, parse_states
 from genba.errors import BadOption
 from genba.storage.search import Filter
+from genba.tasks import Task
 
 if TYPE_CHECKING:
     from genba.client import Client
@@ -18,13 +19,14 @@ if TYPE_CHECKING:
     from genba.job import Job
 
 Several = str | Iterable[str] | None
+OfTasks = str | Task[..., Any, Any] | Iterable[str | Task[..., Any, Any]] | None
 
 
 class Which(TypedDict, total=False):
     """What a job must be; one value of a kind, or several of which one must fit."""
 
     state: str | Iterable[str]  # "open" unless it is said; also "final", "any", and the names of the ancestors
-    task: Several
+    task: OfTasks
     queue: Several
     tag: Several
     key: Several
@@ -50,10 +52,13 @@ def read_filter(app: Client, wanted: Mapping[str, Any], before: int | None = Non
     error = wanted.get("error")
     if error is not None and (not isinstance(error, str) or not error):
         raise BadOption(f"error must be a text, not {error!r}")
-    states = parse_states(wanted.get("state") or "open")
+    named = wanted.get("state") or "open"
+    names = list(named) if isinstance(named, Iterable) and not isinstance(named, str) else [named]
+    states = parse_states(names)
     parent = wanted.get("parent")
     return Filter(
         states=None if states == parse_states("any") else frozenset(states),
+        panics_only=panics_only(names),
         tasks=_several("task", wanted),
         queues=_several("queue", wanted),
         tags=_several("tag", wanted),
@@ -74,6 +79,8 @@ def _several(name: str, wanted: Mapping[str, Any]) -> list[str] | None:
     if value is None:
         return None
     listed = [value] if isinstance(value, str) else list(value) if isinstance(value, Iterable) else [value]
+    if name == "task":
+        listed = [one.name if isinstance(one, Task) else one for one in listed]
     for one in listed:
         if not isinstance(one, str):
             raise BadOption(f"{name} must be a text, or several, not {one!r}")

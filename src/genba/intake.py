@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import repeat
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from genba import limiting
-from genba.arguments import identity, key_identity
+from genba.arguments import by_name, identity, key_identity
 from genba.errors import BadOption
 from genba.job import Job, copy_of
 from genba.options import Options, Policy, defined, snapshot
@@ -51,6 +52,7 @@ class Intake:
         self._usual: dict[str, _Usual] = {}
 
     def submit(self, calls: Sequence[Call[Any]], conn: Any) -> list[Job[Any]]:
+        conn = _one_connection(calls, conn)
         calls, order = parents_first(calls)
         done = obey(self._app.store, calls, partial(self.rows, trace=current()), conn)
         handles: list[Job[Any]] = [
@@ -63,14 +65,15 @@ class Intake:
         """`rules` are those of operators."""
         usual = self._usual.get(calls[0].task) if trace is None else None
         if usual is not None and all(map(usual.fits, calls, repeat(self._app.settings))):
-            return fair(calls, Alike([msgspec.structs.replace(usual.job, args=call.args) for call in calls]), rules)
+            alike = Alike([msgspec.structs.replace(usual.job, args=call.args) for call in calls])
+            return fair(calls, alike, rules, _values)
         places = {id(call): i for i, call in enumerate(calls)}
         prepared: dict[tuple[int, int, str], NewJob] = {}
         unknown = {call.task for call in calls if call.arguments is None}
         told = self._app.store.definitions(unknown) if unknown else {}
         calls = _defined(calls, told, rules) if told else calls
         jobs = [self._new_job(call, places, prepared, told, trace) for call in calls]
-        return fair(calls, jobs, rules)
+        return fair(calls, jobs, rules, partial(_values, told=told))
 
     def clone(self, record: JobRecord, changes: Mapping[str, Any]) -> bytes:
         """A copy of a job of ours, as the store can read it when that one has succeeded."""
@@ -106,8 +109,7 @@ class Intake:
                 self._usual[call.task] = _Usual(call.options, policy, self._app.settings, made)
         job = msgspec.structs.replace(prepared[same], args=call.args)
         if job.rules:
-            parameters = told[call.task]["parameters"] if call.task in told else ()
-            job = msgspec.structs.replace(job, needs=limiting.needs(job.rules, call.args, parameters))
+            job = msgspec.structs.replace(job, needs=limiting.needs(job.rules, partial(_values, call, told)))
         if options.after or options.key is not None or options.once:
             after = tuple(_edge(dep, places) for dep in options.after)
             job = msgspec.structs.replace(job, after=after, identity=_identity(call))
@@ -122,6 +124,17 @@ class Intake:
             most = told.get("max_waiting") if most is None else most
         self._registry.templates.check(rules)
         return {"rules": rules, "capped": most is not None, "max_waiting": most}
+
+
+def _one_connection(calls: Sequence[Call[Any]], conn: Any) -> Any:
+    """The one that they all go through: the caller's, or that of the calls which name one."""
+    for call in calls:
+        named = call.options.conn
+        if named is not None and named is not conn:
+            if conn is not None:
+                raise BadOption("conn: these calls name different connections; all of one enqueue_many go through one")
+            conn = named
+    return conn
 
 
 def _is_plain(call: Call[Any], made: NewJob) -> bool:
@@ -142,6 +155,15 @@ def _defined(calls: Sequence[Call[Any]], told: Mapping[str, Mapping[str, Any]], 
             call = Call(call.task, call.args, *shared[same], None, call.said)
         found.append(call)
     return found
+
+
+def _values(call: Call[Any], told: Mapping[str, Mapping[str, Any]] = MappingProxyType({})) -> dict[str, Any]:
+    """Its arguments by name; of a task whose code is elsewhere, as far as nodes have told, defaults applied."""
+    if call.arguments is not None:
+        return call.arguments.by_name(call.args)
+    parameters = told.get(call.task, {}).get("parameters", ())
+    defaults = {one["name"]: one["default"] for one in parameters if "default" in one}
+    return {**defaults, **by_name(call.args, ((one["name"], one["kind"]) for one in parameters))}
 
 
 def _columns(options: Options, written: bytes | None, settings: Settings) -> dict[str, Any]:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, overload
+from inspect import Parameter
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, cast, overload
 
 import msgspec
 
 from genba.domain.duration import Duration, to_datetime
 from genba.domain.states import FINAL, State
-from genba.errors import JobCancelled, JobFailed, JobGone, JobTimedOut
+from genba.errors import BadOption, JobCancelled, JobFailed, JobGone, JobTimedOut
 from genba.messages import encode
 from genba.options import Options, Snapshot
+from genba.readers import OPTION_READERS
 from genba.storage.records import AttemptRecord, JobRecord
 from genba.tasks import Call, Task
 from genba.twins import handle_twin
@@ -159,7 +161,7 @@ class Job(Generic[R]):
     @property
     def args(self) -> dict[str, Any]:
         """The arguments by name, as plain JSON values."""
-        return msgspec.json.decode(self.record.args, type=dict[str, Any])
+        return self._app.by_name(self.record.task, self.record.args)
 
     @property
     def reason(self) -> str | None:
@@ -223,13 +225,13 @@ class Job(Generic[R]):
 
     # waiting
 
-    def wait(self, timeout: Duration | None = None) -> Job[R]:
-        """Until it is final, however it ends; WaitTimeout if that takes longer."""
-        self._app.wait([self], timeout=timeout)
+    def wait(self, timeout: Duration | None = None, throw: bool = False) -> Job[R]:
+        """Until it is final, however it ends, unless `throw` is said; WaitTimeout if that takes longer."""
+        self._app.wait(self, timeout=timeout, throw=throw)
         return self.refresh()
 
-    async def await_(self, timeout: Duration | None = None) -> Job[R]:
-        await self._app.await_([self], timeout=timeout)
+    async def await_(self, timeout: Duration | None = None, throw: bool = False) -> Job[R]:
+        await self._app.await_(self, timeout=timeout, throw=throw)
         return await self.arefresh()
 
     def result(self, timeout: Duration | None = None) -> R:
@@ -314,12 +316,21 @@ class Job(Generic[R]):
 
 
 def copy_of(task: Task[..., Any, Any], record: JobRecord, changes: Mapping[str, Any]) -> Call[Any]:
-    """A call like the one that this job came from; `changes` are arguments of the task by name, or else options."""
+    """A call like the one that this job came from, but for `changes`.
+
+    A change is an argument that the task names, or else an option, or else goes to the task's `**kwargs`.
+    """
     was = Snapshot.read(record.options.encode() if record.options else None)
     args, kwargs = task.arguments.decode(record.args)
     bound = task.arguments.signature.bind(*args, **kwargs)
-    given = {name: value for name, value in changes.items() if name in task.arguments.signature.parameters}
+    known = task.arguments.signature.parameters
+    more = next((name for name, one in known.items() if one.kind is Parameter.VAR_KEYWORD), None)
+    given = {name: value for name, value in changes.items() if name in known and name != more}
+    others = {name: value for name, value in changes.items() if name not in given}
     bound.arguments.update(given)
+    if more is not None:
+        own = {name: others.pop(name) for name in list(others) if name not in OPTION_READERS}
+        bound.arguments[more] = {**bound.arguments.get(more, {}), **own}
     options = replace(
         task.options,
         queue=record.queue,
@@ -343,9 +354,22 @@ def copy_of(task: Task[..., Any, Any], record: JobRecord, changes: Mapping[str, 
         unique_for=was.unique_for,
         on_conflict="return",
     )
-    others = {name: value for name, value in changes.items() if name not in given}
     payload = task.arguments.encode(bound.args, bound.kwargs)
     return Call(task.name, payload, Options.build(others, options), task.policy, task.arguments)
+
+
+Jobs: TypeAlias = "Job[Any] | Iterable[Jobs]"
+
+
+def each_job(given: object) -> Iterator[Job[Any]]:
+    """The jobs of a job, a group, or any iterable of such."""
+    if isinstance(given, Job):
+        yield given
+    elif isinstance(given, Iterable) and not isinstance(given, str | bytes | Mapping):
+        for one in given:
+            yield from each_job(one)
+    else:
+        raise BadOption(f"wait takes jobs, a group or any iterable of them, not {given!r:.80}")
 
 
 class Group(Sequence[Job[R]]):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any
@@ -55,22 +58,47 @@ class NodeHandle:
 
     def start(self) -> subprocess.Popen[bytes]:
         """Start it and return; the caller ends it (SIGTERM drains)."""
-        path = os.pathsep.join(dict.fromkeys(entry or os.getcwd() for entry in sys.path))
-        return subprocess.Popen(self.command, env={**os.environ, **self.environ, "PYTHONPATH": path})
+        return subprocess.Popen(self.command, env=self._surroundings())
 
     def run(self) -> int:
         """Start it and wait; signals that this process gets are passed on.  Gives its exit code."""
         child = self.start()
-
-        def pass_on(signum: int, frame: FrameType | None) -> None:
-            child.send_signal(signum)
-
-        old = {s: signal.signal(s, pass_on) for s in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
-        try:
+        with _passing_on(child.send_signal):
             return child.wait()
-        finally:
-            for signum, handler in old.items():
-                signal.signal(signum, handler)
+
+    async def arun(self) -> int:
+        """As `run`; if it is cancelled, the node drains, and has ended when it returns."""
+        child = await asyncio.create_subprocess_exec(*self.command, env=self._surroundings())
+        with _passing_on(child.send_signal):
+            try:
+                return await child.wait()
+            finally:
+                if child.returncode is None:
+                    child.terminate()
+                    await child.wait()
+
+    def _surroundings(self) -> dict[str, str]:
+        path = os.pathsep.join(dict.fromkeys(entry or os.getcwd() for entry in sys.path))
+        return {**os.environ, **self.environ, "PYTHONPATH": path}
+
+
+@contextmanager
+def _passing_on(send: Callable[[int], None]) -> Iterator[None]:
+    """Signals of this process are for the child; Python hears them in its main thread only."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def pass_on(signum: int, frame: FrameType | None) -> None:
+        with suppress(ProcessLookupError):  # it has just ended
+            send(signum)
+
+    old = {s: signal.signal(s, pass_on) for s in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for signum, handler in old.items():
+            signal.signal(signum, handler)
 
 
 def _find(app: Genba) -> str:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from inspect import Parameter, Signature
 from typing import Any
 
-import msgspec
-
-from genba.arguments import STAR
 from genba.domain.limit import Needs, Rule, needs_of, placeholders
 from genba.errors import BadOption, BadTask
 from genba.options import Options, Policy
@@ -34,15 +31,9 @@ def _rule(task: str, limit: Limit | Rate) -> Rule:
     return Rule(RATES + (task if limit.bucket is None else limit.bucket), limit.n, False, limit.per, limit.burst)
 
 
-def needs(rules: Sequence[Rule], payload: bytes, parameters: Sequence[Mapping[str, Any]] = ()) -> Needs:
-    """The slots that a call with these arguments needs; `parameters` as a definition has them, for one without code."""
-    if not any("{" in rule.template for rule in rules):
-        return needs_of(rules, {})
-    values = msgspec.json.decode(payload, type=dict[str, Any])
-    names = [one["name"] for one in parameters if one["kind"] in ("positional_only", "positional_or_keyword")]
-    given = dict(zip(names, values.pop(STAR, ()), strict=False))
-    defaults = {one["name"]: one["default"] for one in parameters if "default" in one}
-    return needs_of(rules, {**defaults, **given, **values})
+def needs(rules: Sequence[Rule], values: Callable[[], Mapping[str, Any]]) -> Needs:
+    """The slots that a call needs; `values`, its arguments by name, are asked for only if a bucket speaks of them."""
+    return needs_of(rules, values() if any("{" in rule.template for rule in rules) else {})
 
 
 def describe(rules: Iterable[Rule]) -> list[list[Any]]:

@@ -185,22 +185,24 @@ def _tags(name: str, value: Any) -> tuple[str, ...]:
 
 
 def _limits(name: str, value: Any) -> tuple[Limit | Rate, ...]:
-    limits = () if value is None else _items(name, value, "a list of Limit and Rate")
+    one = isinstance(value, Limit | Rate)
+    limits = () if value is None else _items(name, [value] if one else value, "a list of Limit and Rate")
     if not all(isinstance(limit, Limit | Rate) for limit in limits):
         raise _refuse(name, value, "a list of Limit and Rate")
     plain = [limit for limit in limits if isinstance(limit, Limit)]
     if sum(limit.ordered for limit in plain) > 1:
         raise BadOption("a job can have one ordered limit: it has its turn in one place")
-    for one in plain:
-        if any(other.bucket == one.bucket and other != one for other in plain):
-            raise BadOption(f"{name}: bucket {one.bucket!r} is limited twice, and not alike")
+    for limit in plain:
+        if any(other.bucket == limit.bucket and other != limit for other in plain):
+            raise BadOption(f"{name}: bucket {limit.bucket!r} is limited twice, and not alike")
     return limits
 
 
 def _ready(name: str, value: Any) -> tuple[Any, ...]:
     """Names; in a decorator also functions, and "#method" of the task's own class."""
-    conditions = _items(name, [value] if callable(value) else value, "a list of names of conditions")
-    return tuple(one if callable(one) else _condition(one) for one in conditions)
+    one = callable(value) or isinstance(value, str)
+    conditions = _items(name, [value] if one else value, "a list of names of conditions")
+    return tuple(condition if callable(condition) else _condition(condition) for condition in conditions)
 
 
 def _condition(value: Any) -> str:

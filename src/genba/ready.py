@@ -16,7 +16,7 @@ import msgspec
 from genba.domain.duration import Micros
 from genba.errors import BadOption, BadTask
 from genba.options import Options
-from genba.tasks import task_name
+from genba.tasks import is_task_name, task_name
 from genba.values import Wait
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -201,13 +201,16 @@ class Conditions:
 
     def of_task(self, options: Options, task: str, owner: Any, make: Callable[[type], Any]) -> Options:
         """With names only: functions are registered, "#method" is one of the task's own class."""
-        names = [self._of_task(one, task, owner, make) for one in options.ready]
+        names = [self._of_task(one, f"{task}#ready-{i}", task, owner, make) for i, one in enumerate(options.ready, 1)]
         return replace(options, ready=tuple(dict.fromkeys(names)))
 
-    def _of_task(self, one: Any, task: str, owner: Any, make: Callable[[type], Any]) -> str:
+    def _of_task(self, one: Any, derived: str, task: str, owner: Any, make: Callable[[type], Any]) -> str:
         if callable(one):
-            self.add(one, self._name_of(one))
-            return self._name_of(one) or task_name(one, None)
+            name = self._name_of(one) or (None if _has_name(one) else derived)
+            if name is not None and not is_task_name(name):
+                raise BadTask(f"{task}: {one!r} in ready has no name: register it by @app.condition(name=…)")
+            self.add(one, name)
+            return name or task_name(one, None)
         if not one.startswith("#"):
             return str(one)
         method = getattr(owner, one[1:], None)
@@ -238,6 +241,11 @@ class Conditions:
 
     def _name_of(self, fn: Any) -> str | None:
         return next((name for name, known in self.named.items() if known is fn), None)
+
+
+def _has_name(fn: Callable[..., Any]) -> bool:
+    """A function or a class has one of its own; a lambda, a partial or an instance has none that others could find."""
+    return getattr(fn, "__name__", "<lambda>") != "<lambda>"
 
 
 def arity(fn: Callable[..., Any]) -> int:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 F = TypeVar("F", bound=Callable[..., Any])
+AnyTask = str | Task[..., Any, Any]  # its name, or the task itself
 
 
 class Registry:
@@ -101,15 +102,26 @@ class Registry:
             self.conditions.check(task.options.ready, f"task {task.name!r}: ")
 
     def call(
-        self, task: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], options: Mapping[str, Any]
+        self, task: AnyTask, args: tuple[Any, ...], kwargs: Mapping[str, Any], options: Mapping[str, Any]
     ) -> Call[Any]:
         """A call by name; one of a task that is not here is not checked."""
+        task = self._name_of(task)
         if task in self.tasks:
             return self.tasks[task].using(**options).call(*args, **kwargs)
         if not is_task_name(task):
             raise BadTask(f"{task!r} is no name of a task")
         built = Options.build(options, self.options)
         return Call(task, encode_plain(args, kwargs), built, self.policy, None, frozenset(options))
+
+
+    def _name_of(self, task: object) -> str:
+        if isinstance(task, str):
+            return task
+        if not isinstance(task, Task):
+            raise BadOption(f"enqueue takes a task of this app or the name of a task, not {task!r:.80}")
+        if task.app is not self._app:
+            raise BadOption(f"task {task.name!r} is one of another app; to enqueue it here, give its name")
+        return task.name
 
 
 class TaskDecorator:

@@ -205,7 +205,7 @@ class Schedule:
     @property
     def args(self) -> dict[str, Any]:
         """The arguments of its jobs by name, as plain JSON values."""
-        return msgspec.json.decode(self.record.args, type=dict[str, Any])
+        return self._app.by_name(self.record.task, self.record.args)
 
     @property
     def paused(self) -> bool:

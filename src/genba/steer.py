@@ -21,7 +21,7 @@ from genba.storage.bulk import merged
 from genba.storage.policy import QueueRecord, Rules, RulesChanged, TaskRecord, kept_for
 from genba.storage.records import NAMED, Enqueued, Micros, NewJob
 from genba.storage.store import Store
-from genba.tasks import Call
+from genba.tasks import Call, Task
 from genba.twins import handle_twin
 from genba.values import Dep
 
@@ -69,19 +69,21 @@ def _ruled(calls: Sequence[Call[Any]], rules: Rules) -> Sequence[Call[Any]]:
     return [ruled.get(id(call), call) for call in calls]
 
 
-def fair(calls: Sequence[Call[Any]], jobs: list[NewJob], rules: Rules) -> list[NewJob]:
+Values = Callable[[Call[Any]], Mapping[str, Any]]  # the arguments of a call by name
+
+
+def fair(calls: Sequence[Call[Any]], jobs: list[NewJob], rules: Rules, values: Values) -> list[NewJob]:
     """The jobs, those of fair queues with the key by which they take turns; without one, a task is its own."""
     if not rules.fair and all(call.policy.fair_by is None for call in calls):
         return jobs
-    return [_keyed(call, job, rules) for call, job in zip(calls, jobs, strict=True)]
+    return [_keyed(call, job, rules, values) for call, job in zip(calls, jobs, strict=True)]
 
 
-def _keyed(call: Call[Any], job: NewJob, rules: Rules) -> NewJob:
+def _keyed(call: Call[Any], job: NewJob, rules: Rules, values: Values) -> NewJob:
     fair_by = call.policy.fair_by or rules.fair.get(job.queue)
     if fair_by is None:
         return job
-    args = msgspec.json.decode(call.args)
-    key = key_of(fair_by, args if isinstance(args, dict) else {})
+    key = key_of(fair_by, values(call))
     return msgspec.structs.replace(job, fair_key=key if key is not None else call.task, fair_by=call.policy.fair_by)
 
 
@@ -278,8 +280,9 @@ class Tasks:
     def __init__(self, app: Client) -> None:
         self._app = app
 
-    def __getitem__(self, name: str) -> TaskControl:
+    def __getitem__(self, name: str | Task[..., Any, Any]) -> TaskControl:
         """Looks nothing up: a name that nobody knows is an error of what is then done with it."""
+        name = name.name if isinstance(name, Task) else name
         if NAME.fullmatch(str(name)) is None:
             raise BadOption(f"{name!r} is no name of a task")
         return TaskControl(self._app, name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar
@@ -14,7 +14,7 @@ from typing_extensions import TypeVar as DefaultTypeVar
 from genba.arguments import Arguments
 from genba.domain import graph
 from genba.domain.fair import names_in
-from genba.errors import BadTask
+from genba.errors import BadOption, BadTask
 from genba.limiting import describe, rules_of
 from genba.options import Options, Policy, plain
 from genba.readers import NAME
@@ -73,6 +73,17 @@ class Call(Generic[R]):
         return f"<Call {self.task} {self.args[:60].decode(errors='replace')}>"
 
 
+def listed(calls: Iterable[Call[R]]) -> list[Call[R]]:
+    """What `enqueue_many` was given, or one call alone; BadOption for what is no call."""
+    given: Any = calls
+    found = list(given) if isinstance(given, Iterable) else [given]
+    for one in found:
+        if not isinstance(one, Call):
+            meant = f"{one.__name__}.call(…)" if isinstance(one, Task) else "add.call(1)"
+            raise BadOption(f"enqueue_many takes calls, like {meant}, not {one!r:.80}")
+    return found
+
+
 def parents_first(calls: Sequence[Call[Any]]) -> tuple[Sequence[Call[Any]], Sequence[int] | None]:
     """Each call after those of the list that it waits for, and where each one went; None: they stay as they are."""
     if not any(call.options.after for call in calls):
@@ -109,10 +120,10 @@ class Bound(Generic[P, R]):
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
         """Durable when it returns."""
-        return self._task.app.submit([self.call(*args, **kwargs)], self._options.conn)[0]
+        return self._task.app.submit([self.call(*args, **kwargs)])[0]
 
     async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
-        return (await self._task.app.asubmit([self.call(*args, **kwargs)], self._options.conn))[0]
+        return (await self._task.app.asubmit([self.call(*args, **kwargs)]))[0]
 
 
 class Task(Generic[P, R, V]):
@@ -141,7 +152,7 @@ class Task(Generic[P, R, V]):
 
     def _check_fair_by(self) -> None:
         fair_by = self.policy.fair_by
-        known = [slot["name"] for slot in self.arguments.describe()["parameters"]]
+        known = self.arguments.signature.parameters  # not their annotations, which may name what comes later
         strange = [name for name in names_in(fair_by) if name not in known] if fair_by is not None else []
         if strange:
             listed = ", ".join(known)

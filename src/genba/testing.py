@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import TracebackType
+from types import NoneType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -158,7 +158,7 @@ class Testing:
     def _ask(self, job: wire.Job, conditions: Sequence[str]) -> tuple[bool, Micros | None, str, str | None]:
         """Whether its conditions hold, when to ask again, who said no, and what it raised."""
         with asyncio.Runner() as runner:
-            asking = Questioning(self._app.conditions, runner.get_loop)
+            asking = Questioning(self._app.conditions, runner.get_loop, self._app.by_name)
             try:
                 verdict = asking.ask(job, conditions)
             except Exception as raised:  # noqa: BLE001  as in a worker: who raises is not ready
@@ -185,22 +185,31 @@ class Testing:
 
     # what was asked for
 
-    def enqueued(self, task: Any = None, **arguments: Any) -> list[Job[Any]]:
+    def enqueued(self, task: Any = None, /, **arguments: Any) -> list[Job[Any]]:
         """The jobs that were enqueued in this test, the first one first: all, of a task, with these arguments."""
         name = None if task is None else str(getattr(task, "name", task))
         plain = msgspec.json.decode(msgspec.json.encode(arguments))
         found = self._app.jobs(state="any", task=name, limit=100_000)
         return [job for job in reversed(found) if plain.items() <= job.args.items()] if plain else found[::-1]
 
-    def assert_enqueued(self, task: Any, /, count: int | None = None, **arguments: Any) -> list[Job[Any]]:
-        """AssertionError unless a job (or `count` of them) of this task was enqueued with these arguments."""
+    def assert_enqueued(self, task: Any, count: int | None = None, /, **arguments: Any) -> list[Job[Any]]:
+        """AssertionError unless a job (or `count` of them) of this task was enqueued with these arguments.
+
+        `count=` by name is so many, too, unless the task has an argument of that name.
+        """
+        name = str(getattr(task, "name", task))
+        if count is None and type(arguments.get("count")) in (int, NoneType) and not self._takes(name, "count"):
+            count = arguments.pop("count", None)
         found = self.enqueued(task, **arguments)
         if found and count in (None, len(found)):
             return found
-        name = str(getattr(task, "name", task))
         many = "a job" if count is None else f"{count} jobs"
         wanted = f"{many} of {name} with {arguments}" if arguments else f"{many} of {name}"
         there = [f"{job.task} {job.args}" for job in self.enqueued()]
         if count == 0 and not found:
             return []
         raise AssertionError(f"{wanted} expected, {len(found)} found; enqueued were {there or 'none at all'}")
+
+    def _takes(self, task: str, name: str) -> bool:
+        known = self._app.arguments_of(task)
+        return known is not None and name in known.signature.parameters

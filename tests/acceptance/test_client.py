@@ -15,8 +15,8 @@ from statistics import median
 from uuid import UUID
 
 import pytest
-from tests.storage.builders import joined
-from tests.support import eventually, lines, load_jobs
+from tests.storage.builders import joined, rows
+from tests.support import eventually, lines, load_jobs, load_module
 
 from genba import (
     BadOption,
@@ -34,7 +34,9 @@ from genba import (
     Task,
     WaitTimeout,
 )
+from genba.client import Client
 from genba.context import Outcome, RunningJob
+from genba.launch import NodeHandle
 from genba.tasks import Bound
 
 # ways in
@@ -83,6 +85,40 @@ def test_a_job_can_be_enqueued_by_name_with_and_without_the_code(shop):
     with closing(Genba(shop.url)) as stranger:
         assert stranger.enqueue("jobs.add", 1, y=3).result(timeout=10) == 4
         assert stranger.enqueue("jobs.add", x=1).result(timeout=10) == 2
+
+
+def test_a_task_of_the_app_may_stand_for_its_name(jobs):
+    app = jobs.app
+
+    assert app.enqueue(jobs.add, 1, y=5).args == {"x": 1, "y": 5}
+    assert asyncio.run(app.aenqueue(jobs.add, 2)).args == {"x": 2, "y": 1}
+    assert app.enqueue_many([app.call(jobs.add, (3,))])[0].task == "jobs.add"
+    assert app.tasks[jobs.add] == app.tasks["jobs.add"]
+    assert app.hold_many(task=jobs.add, reason="why") == 3
+    assert app.cancel_many(task=[jobs.add]) == 3
+
+
+def test_what_is_no_task_of_the_app_is_refused_with_what_to_do(jobs, url):
+    @Genba(url).task(name="theirs")
+    def theirs() -> None: ...
+
+    with pytest.raises(BadOption, match="'theirs' is one of another app"):
+        jobs.app.enqueue(theirs)
+    for strange in (None, 7, len, jobs.add.using(priority=1)):
+        with pytest.raises(BadOption, match="enqueue takes a task of this app or the name of a task"):
+            jobs.app.enqueue(strange)
+    assert jobs.app.count(state="any") == 0
+
+
+def test_many_jobs_are_calls_and_a_task_is_none(jobs):
+    for given in ([jobs.add], jobs.add, [jobs.add.call(1), jobs.add]):
+        with pytest.raises(BadOption, match=r"enqueue_many takes calls, like add\.call\(…\), not <Task jobs\.add>"):
+            jobs.app.enqueue_many(given)
+        with pytest.raises(BadOption, match=r"add\.call\(…\)"):
+            asyncio.run(jobs.app.aenqueue_many(given))
+    for given in ([1], "jobs.add", None, [jobs.add.enqueue(1)]):
+        with pytest.raises(BadOption, match="enqueue_many takes calls"):
+            jobs.app.enqueue_many(given)
 
 
 def test_using_gives_options_for_the_next_calls_and_leaves_the_task_alone(shop):
@@ -217,8 +253,9 @@ def test_a_running_job_is_killed_without_grace(shop, path):
     job = shop.jobs.ignore_sigterm.enqueue(str(path))
     eventually(lambda: lines(f"{path}.started"))
 
-    assert job.kill("now")
+    assert job.kill()
     assert job.wait(timeout=3).state == "cancelled"
+    assert job.reason == "killed"
     assert job.attempts[-1].cause == "killed"
     assert not any(os.path.exists(f"/proc/{pid}") for (pid,) in lines(f"{path}.children"))
 
@@ -420,11 +457,32 @@ def test_jobs_are_found_and_counted_by_what_they_are(jobs):
     assert found(tag="y") == found(queue="slow") == [one.id]
     assert found(task="jobs.write") == [other.id]
     assert found(task=["jobs.write", "jobs.add"], state="scheduled") == [two.id]
+    assert found(task=jobs.write) == found(task=[jobs.write]) == [other.id]
+    assert found(task=["jobs.write", jobs.add]) == found()
     assert found(key="k") == [two.id]
     assert found(since="1h") == found(since=datetime.now(UTC) - timedelta(hours=1)) == found()
     assert found(since=datetime.now(UTC) + timedelta(hours=1)) == []
     first = app.jobs(state="any", limit=3)
     assert [job.id for job in app.jobs(state="any", limit=3, before=first[-1].id)] == [one.id]
+
+
+def test_panicked_jobs_are_those_that_are_held_for_a_panic(jobs):
+    app = jobs.app
+    panicked, doubted, failed = [jobs.add.using(queue="q").enqueue(i) for i in range(3)]
+    panicked.hold("panic: ValueError: no")  # as a node writes it
+    doubted.hold("no panic, but look at it")
+    failed.cancel()
+
+    def found(*state: str) -> list[int]:
+        assert app.count(state=iter(state)) == len(app.jobs(state=state, queue="q"))
+        return [job.id for job in app.jobs(state=state)]
+
+    assert found("panicked") == [panicked.id]
+    assert found("panicked", "cancelled") == [failed.id, panicked.id]
+    assert found("panicked", "held") == found("panicked", "open") == [doubted.id, panicked.id]
+    assert [job.id for job in app.jobs(state="panicked", key="no") + app.jobs(state="panicked")] == [panicked.id]
+    assert app.resume_many(state="panicked") == 1
+    assert found("held") == [doubted.id]
 
 
 def test_a_job_is_found_by_id_and_one_that_is_not_there_is_not_found(jobs):
@@ -458,6 +516,41 @@ def test_waiting_never_raises_for_how_a_job_ended_unless_asked(shop):
         shop.app.wait(group, throw=True)
     with pytest.raises(JobFailed, match="bad"):
         group.wait(throw=True)
+
+
+def test_waiting_takes_jobs_groups_and_iterables_of_them(shop):
+    one, two = shop.jobs.add.enqueue(1), shop.jobs.add.enqueue(2)
+    group = shop.app.enqueue_many([shop.jobs.add.call(i) for i in range(2)])
+    every = [one, two, *group]
+
+    async def alike() -> None:
+        assert await shop.app.await_(one, timeout=10) == [one]
+        assert await shop.app.await_(one, [two, group], timeout=10) == every
+
+    assert shop.app.wait(one, timeout=10) == [one]
+    assert shop.app.wait(one, two, group, timeout=10) == every
+    assert shop.app.wait((job for job in (one, [two, {"g": group}.values()])), timeout=10) == every
+    assert shop.app.wait() == shop.app.wait([]) == []
+    asyncio.run(alike())
+
+
+def test_waiting_for_what_is_no_job_is_refused(jobs):
+    for strange in (7, "jobs.add", None, {1: 2}, jobs.add.call(1), [7]):
+        with pytest.raises(BadOption, match="wait takes jobs"):
+            jobs.app.wait(strange)
+
+
+def test_one_job_may_be_waited_for_with_throw(shop):
+    failed = shop.jobs.fail.enqueue("no")
+
+    async def alike() -> None:
+        await failed.await_(timeout=10, throw=True)
+
+    assert failed.wait(timeout=10).state == "failed"
+    with pytest.raises(JobFailed, match="no"):
+        failed.wait(timeout=10, throw=True)
+    with pytest.raises(JobFailed, match="no"):
+        asyncio.run(alike())
 
 
 def test_a_wait_that_takes_too_long_is_a_timeout(jobs):
@@ -619,6 +712,45 @@ def test_a_job_of_a_transaction_that_is_rolled_back_never_was(till):
     assert jobs.add.using(key="k").enqueue(1).created
 
 
+@pytest.mark.parametrize("again", [False, True], ids=["by the call", "by both"])
+def test_many_calls_go_through_the_connection_that_one_of_them_names(till, again):
+    jobs, sale = till
+    calls = [jobs.add.call(0), jobs.add.using(conn=sale.conn).call(1), jobs.app.call("jobs.add", (2,))]
+
+    sale.begin()
+    gone = jobs.app.enqueue_many(calls, conn=sale.conn if again else None)
+    sale("ROLLBACK")
+    assert jobs.app.count(state="any") == 0
+    with pytest.raises(JobGone):
+        gone[0].refresh()
+
+    sale.begin()
+    group = jobs.app.enqueue_many(calls, conn=sale.conn if again else None)
+    sale("COMMIT")
+    assert jobs.app.count(state="any") == len(group) == 3
+
+
+def test_many_async_calls_go_through_the_connection_that_one_of_them_names(databases, template, tmp_path):
+    import psycopg
+
+    with databases.fresh(template) as name, psycopg.connect(databases.url(name)) as conn:
+        jobs = load_jobs(databases.url(name), tmp_path)
+        with closing(jobs.app):
+            asyncio.run(jobs.app.aenqueue_many([jobs.add.using(conn=conn).call(1)]))
+            conn.rollback()
+            assert jobs.app.count(state="any") == 0
+
+
+def test_calls_that_name_different_connections_are_refused(till):
+    jobs, sale = till
+    here, there = jobs.add.using(conn=sale.conn).call(1), jobs.add.using(conn=object()).call(2)
+
+    with pytest.raises(BadOption, match="different connections"):
+        jobs.app.enqueue_many([here, there])
+    with pytest.raises(BadOption, match="different connections"):
+        jobs.app.enqueue_many([here], conn=object())
+
+
 def test_a_connection_of_another_kind_is_refused(till, tmp_path):
     jobs, sale = till
     import sqlite3
@@ -677,7 +809,9 @@ _TWIN_OF = {"await_": "wait"}
 _ONLY_ASYNC = {"threads", "adeps"}
 
 
-@pytest.mark.parametrize("kind", [Genba, Task, Bound, Job, Group, RunningJob, Outcome], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize(
+    "kind", [Genba, Client, Task, Bound, Job, Group, RunningJob, Outcome, NodeHandle], ids=lambda kind: kind.__name__
+)
 def test_the_signatures_of_twins_are_equal(kind):
     twins = [n for n, member in vars(kind).items() if inspect.iscoroutinefunction(member) and n not in _ONLY_ASYNC]
     assert twins
@@ -688,7 +822,8 @@ def test_the_signatures_of_twins_are_equal(kind):
 
 def test_every_blocking_call_has_a_twin():
     blocking = {
-        Genba: ["enqueue", "enqueue_many", "submit", "job", "jobs", "count", "nodes", "wait", "wake"],
+        Genba: ["enqueue", "enqueue_many", "submit", "job", "jobs", "count", "nodes", "wait", "wake", "close"],
+        NodeHandle: ["run"],
         Task: ["enqueue"],
         Bound: ["enqueue"],
         Job: ["refresh", "explain", "wait", "result", "cancel", "kill", "hold", "resume", "requeue"],
@@ -792,3 +927,41 @@ def test_what_an_operator_says_holds_for_the_next_in_bulk(url):
 
         assert [job.record.priority for job in app.enqueue_many([task.call(1), task.call(2)])] == [9, 9]
         assert task.enqueue(3).record.priority == 9
+
+
+# arguments by name
+
+VARIADIC = """
+from genba import Genba, Limit, current_job
+
+app = Genba()
+
+@app.condition
+def is_mine(job):
+    return job.args["tenant"] == "acme"
+
+@app.task(
+    ready=["variadic.is_mine", lambda job: job.args["rest"] == [1, 2]],
+    limits=Limit("tenant:{tenant}", 1), queue="fair", fair_by="tenant",
+)
+def send(tenant: str, *rest: int) -> dict:
+    return current_job().args
+"""
+
+
+def test_what_a_variadic_task_takes_is_known_by_name_everywhere(url, tmp_path, start_node):
+    (tmp_path / "variadic.py").write_text(VARIADIC)
+    code, client = load_module("variadic", tmp_path, url), Genba(url)
+    with closing(code.app), closing(client):
+        start_node("variadic:app", url, "-q", "fair")
+        eventually(code.app.nodes, within=15)
+        here, there = code.send.enqueue("acme", 1, 2), client.enqueue("variadic.send", "acme", 1, 2)
+        named = {"tenant": "acme", "rest": [1, 2]}
+
+        assert here.result(timeout=15) == there.result(timeout=15) == named
+        assert here.args == there.args == client.job(here.id).args == named
+        code.app.recur("daily", code.send.call("acme"), cron="0 3 * * *")
+        assert client.schedule("daily").args == {"tenant": "acme", "rest": []}
+        found = rows(url, f"SELECT fair_key, buckets FROM genba.job WHERE id IN ({here.id}, {there.id})")
+        assert [key for key, _ in found] == ["acme", "acme"]
+        assert all('"tenant:acme"' in needs for _, needs in found)

@@ -6,6 +6,7 @@ import asyncio
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
@@ -211,10 +212,94 @@ def test_what_was_enqueued_is_asserted(app):
         assert q.assert_enqueued(mail, subject="hello") == [first]
         q.assert_enqueued(mail, count=2)
         q.assert_enqueued(mail, count=0, to="eve")
+        q.assert_enqueued(mail, count=None)
         with pytest.raises(AssertionError, match=r"mail.*eve.*bob"):
             q.assert_enqueued("mail", to="eve")
         with pytest.raises(AssertionError, match="3 jobs"):
             q.assert_enqueued(mail, count=3)
+
+
+def test_a_clone_may_change_what_a_task_takes_beside_its_names(app):
+    @app.task(name="walk")
+    def walk(left: int, *rest: int, **more: object) -> None:
+        if left:
+            current_job().clone(left=left - 1, rest=[*rest, left], priority=3, n=left, name="x", more="y")
+
+    @app.task(name="step")
+    def step(left: int) -> None:
+        current_job().clone(n=1)
+
+    with app.testing() as q:
+        walk.enqueue(2, n=0, old=1)
+        q.run()
+        assert [job.args for job in q.enqueued(walk)] == [
+            {"left": 2, "rest": [], "n": 0, "old": 1},
+            {"left": 1, "rest": [2], "n": 2, "old": 1, "name": "x", "more": "y"},
+            {"left": 0, "rest": [2, 1], "n": 1, "old": 1, "name": "x", "more": "y"},
+        ]
+        assert [job.priority for job in q.enqueued(walk)] == [0, 3, 3]
+        with pytest.raises(JobFailed, match="there is no option 'n'"):
+            step.enqueue(1).result()
+
+
+def test_arguments_may_be_called_like_what_an_assertion_takes(app):
+    @app.task(name="work")
+    def work(task: str, count: int = 1, self: int = 0) -> None: ...
+
+    @app.task(name="any")
+    def anything(**more: object) -> None: ...
+
+    with app.testing() as q:
+        jobs = [work.enqueue("x"), work.enqueue("x", 2), work.enqueue("y", 2)]
+        assert q.enqueued(work, task="x") == q.assert_enqueued(work, 2, task="x") == jobs[:2]
+        assert q.assert_enqueued(work, count=2) == q.assert_enqueued(work, 2, count=2, self=0) == jobs[1:]
+        assert q.assert_enqueued("work", task="x", count=2) == [jobs[1]]
+        with pytest.raises(AssertionError, match=r"3 jobs of work with {'count': 2} expected, 2 found"):
+            q.assert_enqueued(work, 3, count=2)
+        anything.enqueue(count=5)
+        some = anything.enqueue(count="some")
+        assert len(q.assert_enqueued(anything, count=2)) == 2
+        assert q.assert_enqueued(anything, count="some") == [some]
+
+
+def test_arguments_that_python_takes_by_position_are_known_by_name(app):
+    seen = []
+
+    @app.condition(name="open")
+    def is_open(job) -> bool:
+        seen.append(job.args)
+        return job.args["tenant"] == "acme"
+
+    @app.task(name="send", ready=["open"], limits=[Limit("tenant:{tenant}", 1)])
+    def send(tenant: str, /, text: str = "hello", *rest: int, **more: int) -> dict:
+        return current_job().args
+
+    named = {"tenant": "acme", "text": "hello", "rest": [], "n": 1}
+    with app.testing() as q:
+        job = send.enqueue("acme", n=1)
+        send.enqueue("else", "bye", 2, 3)
+        assert q.run() == [job]
+        assert job.refresh().args == job.result() == named
+        assert named in seen
+        assert q.assert_enqueued(send, tenant="acme", rest=()) == [job]
+        q.assert_enqueued("send", tenant="else", rest=[2, 3], count=1)
+
+
+@dataclass
+class Parcel:
+    weight: int
+
+
+def test_a_task_may_take_what_its_module_defines_after_it(app, monkeypatch):
+    with monkeypatch.context() as before:
+        before.delitem(globals(), "Parcel")
+
+        @app.task(name="send")
+        def send(parcel: Parcel) -> int:
+            return parcel.weight
+
+    with app.testing():
+        assert send.enqueue(Parcel(7)).result() == 7
 
 
 def test_why_a_job_does_not_run_is_told_without_a_word_about_nodes(app):

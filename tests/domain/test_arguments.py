@@ -226,6 +226,28 @@ def test_positional_arguments_of_a_caller_without_the_code_find_their_parameters
         ADD.decode(encode_plain((1,), {"x": 5}))
 
 
+@pytest.mark.parametrize(
+    ("args", "kwargs", "named"),
+    [
+        ((1,), {}, {"a": 1, "b": 2, "rest": [], "c": 3}),
+        ((1, 5, 6, 7), {"c": 8, "z": 9}, {"a": 1, "b": 5, "rest": [6, 7], "c": 8, "z": 9}),
+        ((1,), {"b": 4}, {"a": 1, "b": 4, "rest": [], "c": 3}),
+        ((1,), {"a": 4, "rest": 5}, {"a": 1, "b": 2, "rest": [], "c": 3}),   # of `more`; the parameters come first
+    ],
+)
+def test_arguments_are_known_by_name_however_they_were_given(args, kwargs, named):
+    def task(a, /, b=2, *rest, c=3, **more): ...
+
+    arguments = Arguments.of(task)
+    assert arguments.by_name(arguments.encode(args, kwargs)) == named
+
+
+def test_arguments_of_a_caller_without_the_code_get_their_names_too():
+    assert ADD.by_name(encode_plain((1,), {"y": 5})) == {"x": 1, "y": 5}
+    assert ADD.by_name(encode_plain((), {"x": 1})) == {"x": 1}
+    assert ADD.by_name(encode_plain((1, 2, 3), {})) == {"x": 1, "y": 2, "*": [3]}   # too many: nothing is hidden
+
+
 def test_a_star_cannot_be_the_name_of_an_argument():
     with pytest.raises(BadArguments, match=r"\*"):
         encode_plain((), {"*": 1})

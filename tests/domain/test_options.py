@@ -135,7 +135,11 @@ def test_conditions_of_a_start_are_read_and_checked():
     assert (policy(every=-1).every, policy(every="12h").every) == (-1, 12 * HOUR)
     assert (policy(every=0).every, policy(every=None).every) == (None, None)
     contradiction = {"cron": "* * * * *", "every": 5}
-    for bad in (contradiction, {"tz": "Mars/Base"}, {"limits": ["gpu"]}, {"rate": "x"}, {"on_final": 3}):
+    alone = declare({"limits": Limit("gpu", 1), "ready": "a.b"})[0]
+    assert (alone.limits, alone.ready) == (options.limits, options.ready)
+    assert declare({"limits": Rate("x", "5/s")})[0].limits == (Rate("x", "5/s"),)
+    strange = ({"limits": "gpu"}, {"limits": ["gpu"]}, {"ready": "not a name"}, {"ready": 3}, {"tz": "Mars/Base"})
+    for bad in (contradiction, *strange, {"rate": "x"}, {"on_final": 3}):
         with pytest.raises(BadOption):
             declare(bad)
 

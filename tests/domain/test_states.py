@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from genba.domain.states import FINAL, MOVES, OPEN, State, may_move, parse_states
+from genba.domain.states import FINAL, MOVES, OPEN, State, may_move, panics_only, parse_states
 from genba.errors import BadOption
 
 states = st.sampled_from(State)
@@ -86,6 +86,22 @@ def test_one_state_stands_for_itself(state):
 )
 def test_groups_and_the_ancestors_words_are_understood(name, meant):
     assert parse_states(name) == meant
+
+
+@pytest.mark.parametrize(
+    ("names", "only"),
+    [
+        (["panicked"], True),
+        (["failed", "panicked"], True),
+        (["panicked", "held"], False),
+        (["open", "panicked"], False),
+        (["held"], False),
+        (["failed"], False),
+        ([], False),
+    ],
+)
+def test_panicked_means_some_of_those_that_are_held_unless_all_are_meant(names, only):
+    assert panics_only(names) is only
 
 
 @pytest.mark.parametrize("value", ["", "Waiting", "crashed", ["waiting", "nope"], [None], 3, None, [["open"]], b"open"])

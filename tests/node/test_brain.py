@@ -764,7 +764,9 @@ def test_a_job_of_a_lost_node_has_crashed_if_its_start_was_marked_and_else_is_lo
     assert (crashed.state, crashed.crashes, crashed.losses, crashed.happened) == ("scheduled", 1, 0, True)
     assert (lost.state, lost.crashes, lost.losses) == ("waiting", 0, 1)
     assert lost.happened  # its number is not given again
-    assert cancelled.state == "cancelled"
+    assert (cancelled.state, cancelled.reason) == ("cancelled", "cancelled")
+    killed = judge_orphan(an_orphan(started_mark=WALL, cancel_requested="kill"), WALL, lambda: 0.0)
+    assert (killed.state, killed.reason) == ("cancelled", "killed")
 
 
 # cancel and kill
@@ -849,6 +851,31 @@ def test_a_kill_asks_nobody() -> None:
     stage.swept(sweep.token)
 
     assert (stage.ending(1).state, stage.ending(1).cause, stage.ending(1).reason) == ("cancelled", "killed", "now")
+
+
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    [
+        ([("kill", None)], "killed"),
+        ([("cancel", None), ("kill", None)], "killed"),
+        ([("kill", None), ("cancel", None)], "killed"),
+        ([("cancel", "enough"), ("kill", None)], "enough"),
+        ([("cancel", "enough"), ("kill", "now")], "now"),
+    ],
+)
+def test_the_reason_of_a_kill_is_what_somebody_said_or_that_it_was_killed(
+    asked: list[tuple[str, str | None]], reason: str
+) -> None:
+    stage = a_stage()
+    stage.claimed(a_job(1))
+    stage.start()
+
+    for how, said in asked:
+        stage.cancel(1, how, said)
+    (sweep,) = of(do.Sweep, stage.die())
+    stage.swept(sweep.token)
+
+    assert (stage.ending(1).cause, stage.ending(1).reason) == ("killed", reason)
 
 
 def test_asking_again_gives_no_more_time_and_does_not_take_back_a_kill() -> None:

@@ -333,6 +333,20 @@ def test_a_kill_is_not_softened_by_a_later_cancel(store):
     assert store.job(job.id).cancel_requested == "kill"
 
 
+@pytest.mark.parametrize(("how", "reason"), [("cancel", "cancelled"), ("kill", "killed")])
+def test_a_job_that_is_stopped_without_a_word_says_how(store, how, reason):
+    job = running(store)
+    waiting, held = enqueued(store, 2)
+    store.hold(held, "why")
+
+    for id in (job.id, waiting, held):
+        store.cancel(id, None, how)
+    store.end(1, [ending(job, "waiting", "drain")])
+
+    records = [store.job(id) for id in (job.id, waiting, held)]
+    assert [(record.state, record.reason) for record in records] == [("cancelled", reason)] * 3
+
+
 @pytest.mark.parametrize("back", ["waiting", "scheduled", "held"])
 def test_a_job_that_was_asked_to_stop_does_not_come_back(store, url, back):
     """The request and the end of the attempt cross on their way."""

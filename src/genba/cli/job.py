@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+import msgspec
 
 from genba.cli.choose import ID, chosen, named, which
 from genba.cli.event import say_event
@@ -144,7 +145,7 @@ def _show(one: Job[Any], tries: Sequence[Attempt], nodes: Mapping[int, str]) -> 
         "queue": f"{one.queue}, priority {one.priority}",
         "key": one.key,
         "tags": ", ".join(one.tags),
-        "arguments": record.args.decode(errors="replace"),
+        "arguments": msgspec.json.encode(one.args).decode(),
         "result": record.result.decode(errors="replace") if record.result else None,
         "progress": f"{progress:.1f} %" + (f" ({progress.note})" if progress.note else "") if record.progress else None,
         "enqueued": moment_text(one.enqueued),

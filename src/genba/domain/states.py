@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from enum import StrEnum
 from types import MappingProxyType
 
@@ -44,6 +44,11 @@ class Cause(StrEnum):
     NOT_READY = "not ready"  # its conditions do not hold: it was not tried at all
 
 
+def stopped_by(how: str) -> str:
+    """The reason of a job that was stopped by a "cancel" or a "kill" for which nobody has given one."""
+    return Cause.KILLED if how == "kill" else Cause.CANCELLED
+
+
 # Where resume and requeue lead; the facts (dependencies, due time) choose among them.
 _BACK = frozenset({State.BLOCKED, State.SCHEDULED, State.WAITING})
 
@@ -65,6 +70,9 @@ def may_move(old: State, new: State) -> bool:
     return new in MOVES[old]
 
 
+PANIC = "panic"  # so begin the reasons of held jobs whose own code went wrong
+_PANICKED = "panicked"
+
 _NAMES: Mapping[str, frozenset[State]] = MappingProxyType(
     {
         **{state.value: frozenset({state}) for state in State},
@@ -72,7 +80,7 @@ _NAMES: Mapping[str, frozenset[State]] = MappingProxyType(
         "final": FINAL,
         "any": frozenset(State),
         "postponed": frozenset({State.SCHEDULED}),
-        "panicked": frozenset({State.HELD}),
+        _PANICKED: frozenset({State.HELD}),  # of these only some: `panics_only`
         "processing": frozenset({State.RUNNING}),
         "working": frozenset({State.RUNNING}),
         "done": frozenset({State.SUCCEEDED}),
@@ -87,6 +95,11 @@ def parse_states(value: str | Iterable[str]) -> frozenset[State]:
     given: object = value  # whatever it is, one message refuses it
     names = given if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
     return frozenset(state for name in names for state in _named(name))
+
+
+def panics_only(names: Collection[str]) -> bool:
+    """Whether these names mean some held jobs, and only those that panicked."""
+    return _PANICKED in names and State.HELD not in parse_states(name for name in names if name != _PANICKED)
 
 
 def _named(name: object) -> frozenset[State]:

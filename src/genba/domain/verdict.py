@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from genba.domain.duration import Micros
 from genba.domain.retry import Retry
-from genba.domain.states import Cause, State
+from genba.domain.states import PANIC, Cause, State
 
 MAX_LOSSES = 10
 LOWEST_PRIORITY = -(2**31)
@@ -119,7 +119,7 @@ def _after_exception(end: End, job: Standing, now: Micros, jitter: float) -> Ver
         case "fail":
             return _rest(State.FAILED, end, job, reason)
         case "hold":
-            return _rest(State.HELD, end, job, f"panic: {reason}")
+            return _rest(State.HELD, end, job, f"{PANIC}: {reason}")
         case "retry":
             return _counted_retry(replace(end, retry_at=None, retry_in=None), job, now, jitter, spent=State.FAILED)
     raise ValueError(f"unknown on_exception {job.on_exception!r}")

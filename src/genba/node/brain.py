@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 from genba import wire
-from genba.domain.states import Cause
+from genba.domain.states import Cause, stopped_by
 from genba.domain.verdict import End
 from genba.node.actions import Action, DrainAll, Finish, Signal, Succeed, Sweep, TakeBack
 from genba.node.asking import Asking
@@ -391,7 +391,8 @@ class Brain:
         self, id: JobId, how: str, reason: str | None, now: Micros, attempt: int | None = None
     ) -> list[Action]:
         """A job that we hold should not run, or not go on; None: whichever attempt it is at."""
-        told = reason or "cancelled"
+        before = self._floor.cancelled.get(id)  # who asks again without a word takes none back
+        told = reason or (before if before not in (None, Cause.CANCELLED) else stopped_by(how))
         mine = (held.job.attempt for held in self._floor.held() if held.job.id == id)
         if attempt is not None and attempt not in mine:
             return []

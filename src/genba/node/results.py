@@ -8,7 +8,7 @@ from operator import itemgetter
 from typing import Any
 
 from genba import wire
-from genba.domain.states import Cause
+from genba.domain.states import PANIC, Cause
 from genba.domain.verdict import End
 from genba.node.actions import Action, Tell
 from genba.node.endings import cause_of_death, headline, text_of
@@ -112,7 +112,7 @@ def _other_end(floor: Floor, hand: Hand, held: Held, result: wire.Result, now: M
             end = End(cause=cause, started=True)
         case wire.RETURNED:
             if wants is None and held.options.explicit_outcome:
-                wants, reason = "hold", "panic: it returned no outcome"
+                wants, reason = "hold", f"{PANIC}: it returned no outcome"
             end = End(cause=Cause.RETURNED, started=True, wants=wants, reason=reason)
         case _:
             error = text_of(result.payload)

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from genba.domain.states import State
+from genba.domain.states import PANIC, State
 from genba.storage.database import Database
 from genba.storage.records import JobId, JobRecord, Micros
 
@@ -42,6 +42,7 @@ class Filter:
     """Which jobs; None is no condition, several values of one field are alternatives."""
 
     states: frozenset[str] | None = None
+    panics_only: bool = False  # of those that are held
     tasks: Sequence[str] | None = None
     queues: Sequence[str] | None = None
     tags: Sequence[str] | None = None
@@ -84,6 +85,8 @@ class Filter:
             chosen = {"schedule": self.schedules, "node": self.nodes}[name]
             if chosen is not None:
                 found.append(f"{column} IN ({inner} IN ({_places(name, chosen, values) or 'NULL'}))")
+        if self.panics_only:
+            found.append(f"(state <> 'held' OR substr(reason, 1, {len(PANIC)}) = '{PANIC}')")
         if self.since is not None:
             found.append("created_at >= :since")
             values["since"] = self.since

@@ -15,6 +15,7 @@ import msgspec
 
 from genba.domain.clock import Clock, SystemClock
 from genba.domain.rank import AGE_STEP
+from genba.domain.states import stopped_by
 from genba.errors import BadOption, StoreError
 from genba.storage import migrate
 from genba.storage.bells import Bells, FileBells, ServerBells
@@ -476,11 +477,11 @@ class Store:
     def cancel(self, id: JobId, reason: str | None, how: str = "cancel") -> bool:
         """What has not started is cancelled, what runs is asked to stop; False if it was final already."""
         with self._db.transaction() as tx:
-            asked = None
-            down = self.put_down(tx, "cancel", id, reason or "cancelled", by=self.by())
+            asked, told = None, reason or stopped_by(how)
+            down = self.put_down(tx, "cancel", id, told, by=self.by())
             if not down and (asked := self.ask_to_stop(tx, id, how, reason)) is None:
                 # It may have been given back meanwhile.
-                down = self.put_down(tx, "cancel", id, reason or "cancelled", by=self.by())
+                down = self.put_down(tx, "cancel", id, told, by=self.by())
             if not down and asked is None:
                 return False
             if down:

@@ -8,7 +8,7 @@ from functools import lru_cache
 
 import msgspec
 
-from genba.domain.states import Cause
+from genba.domain.states import Cause, stopped_by
 from genba.domain.verdict import End, Standing, judge
 from genba.options import Snapshot
 from genba.storage.membership import Orphan
@@ -75,6 +75,6 @@ def judge_orphan(orphan: Orphan, wall: Micros, random: Callable[[], float]) -> E
         cause=Cause.NODE_LOST,
         started=orphan.started_mark is not None,
         cancel_requested=orphan.cancel_requested is not None,
-        reason="cancelled" if orphan.cancel_requested else None,
+        reason=stopped_by(orphan.cancel_requested) if orphan.cancel_requested else None,
     )
     return replace(judged(orphan, orphan.claim, options, end, wall, random()), locks=True)

@@ -172,6 +172,9 @@ class Worker:
     def encode_result(self, task: str, value: Any) -> tuple[bytes | None, str | None]:
         return self._tasks[task].arguments.encode_result(value)
 
+    def by_name(self, task: str, payload: bytes) -> dict[str, Any]:
+        return self._tasks[task].arguments.by_name(payload)
+
     def report(self, progress: str | None) -> Report:
         self._logged = self._slate.logged()
         usage = resource.getrusage(resource.RUSAGE_SELF)
@@ -341,7 +344,7 @@ class Worker:
     def _answer(self, serial: int, job: list[Any], names: list[str]) -> None:
         """Ask these conditions; whoever raises is not ready."""
         self._fork = os.fork  # the user's code has been here, and may have left anything
-        asking = Questioning(self._app.conditions, self._event_loop)
+        asking = Questioning(self._app.conditions, self._event_loop, self.by_name)
         told: list[Any]
         try:
             verdict = asking.ask(wire.Job(*job), names)

@@ -13,6 +13,7 @@ from genba import wire
 from genba.context import RunningJob
 from genba.domain.duration import duration
 from genba.domain.outcome import Wish
+from genba.domain.states import PANIC
 from genba.errors import BadOption, FailJob, RetryJob, Stopped
 from genba.options import Snapshot
 from genba.tasks import Task
@@ -80,7 +81,7 @@ def as_wished(
     if outcome not in (wire.RETURNED, wire.RAISED):
         return outcome, payload, extra
     if left_open:
-        reason = "panic: a transaction was left open, and was rolled back"
+        reason = f"{PANIC}: a transaction was left open, and was rolled back"
         error = payload if outcome == wire.RAISED else None
         return outcome, error, {**(extra or {}), "wants": "hold", "reason": reason}
     wish = job.wish

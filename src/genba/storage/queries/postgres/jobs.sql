@@ -43,7 +43,7 @@ UPDATE genba.job AS j
        attempt = e.attempt_after, due_at = COALESCE(e.due_at, j.due_at), due_from = COALESCE(e.due_from, j.due_from), rank = COALESCE(e.rank, j.rank),
        retries = e.retries, crashes = e.crashes, losses = e.losses,
        reason = CASE WHEN j.cancel_requested IS NULL OR e.state IN ('succeeded', 'failed', 'timed_out') THEN e.reason
-                     ELSE COALESCE(CASE WHEN e.state = 'cancelled' THEN e.reason END, j.reason, 'cancelled') END,
+                     ELSE COALESCE(CASE WHEN e.state = 'cancelled' THEN e.reason END, j.reason, CASE j.cancel_requested WHEN 'kill' THEN 'killed' ELSE 'cancelled' END) END,
        error = CASE WHEN e.state <> 'succeeded' THEN COALESCE(e.error, j.error) END, result = e.result,
        progress = COALESCE(e.progress, j.progress), claim_id = NULL, node = NULL, started_mark = NULL,
        finished_at = CASE WHEN e.state IN ('succeeded', 'failed', 'timed_out', 'cancelled') OR j.cancel_requested IS NOT NULL THEN /* now */ END,

@@ -56,7 +56,7 @@ UPDATE genba.job
        attempt = :attempt_after, due_at = COALESCE(:due_at, due_at), due_from = COALESCE(:due_from, due_from), rank = COALESCE(:rank, rank),
        retries = :retries, crashes = :crashes, losses = :losses,
        reason = CASE WHEN cancel_requested IS NULL OR :state IN ('succeeded', 'failed', 'timed_out') THEN :reason
-                     ELSE COALESCE(CASE WHEN :state = 'cancelled' THEN :reason END, reason, 'cancelled') END,
+                     ELSE COALESCE(CASE WHEN :state = 'cancelled' THEN :reason END, reason, CASE cancel_requested WHEN 'kill' THEN 'killed' ELSE 'cancelled' END) END,
        error = CASE WHEN :state <> 'succeeded' THEN COALESCE(:error, error) END, result = :result,
        progress = COALESCE(:progress, progress), claim_id = NULL, node = NULL, started_mark = NULL,
        finished_at = CASE WHEN :state IN ('succeeded', 'failed', 'timed_out', 'cancelled') OR cancel_requested IS NOT NULL THEN /* now */ END,
