@@ -310,6 +310,18 @@ def test_the_next_run_counts_from_end_start_or_base(store, clock, rule, expected
     assert due_after(store) == expected
 
 
+@pytest.mark.parametrize("ahead", [0, 2 * DAY])
+def test_an_interval_begins_at_its_base_and_waits_for_it_however_long(store, clock, ahead):
+    made(store, every=HOUR, base=START + ahead)
+    assert due_after(store) == ahead
+    assert store.schedules.replan() == 0
+    clock.advance(ahead / SECOND)
+    joined(store)
+    turn(store)
+    run_one(store)
+    assert due_after(store) == ahead + HOUR
+
+
 def test_again_at_once_is_a_tenth_of_a_second_apart_and_backs_off_while_it_fails(store, clock):
     joined(store)
     made(store, every=-1)

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from genba.domain.duration import DAY, Micros
-from genba.domain.schedule import ON_TIME, Rule, Skip, after_run, due, first, latest_wait, passed
+from genba.domain.schedule import ON_TIME, Rule, Skip, after_run, due, first, latest_wait, passed, waits_too_long
 from genba.errors import ScheduleNotFound, StoreError
 from genba.storage.database import Database, Tx
 from genba.storage.records import Edge, JobId
@@ -314,16 +314,17 @@ class Schedules:
     def _replan_interval(self, row: ScheduleRecord, now: Micros) -> int:
         with self._db.statement() as tx:
             runs = self._series.unheld(tx, row.id)
-        latest = latest_wait(row.rule, now)
-        if runs and not (len(runs) == 1 and runs[0].state == "scheduled" and runs[0].moment > latest):
+        if runs and not (
+            len(runs) == 1 and runs[0].state == "scheduled" and waits_too_long(row.rule, runs[0].moment, now)
+        ):
             return 0
 
         def act(tx: Tx, row: ScheduleRecord, unstarted: Sequence[Run]) -> int:
             if row.paused or row.next_at is not None:
                 return 0
-            if unstarted and unstarted[0].moment > latest:
+            if unstarted and waits_too_long(row.rule, unstarted[0].moment, now):
                 self._series.withdraw(tx, row, unstarted, "planned anew: the clock was set back")
-                moment = row.rule.more(row.runs, latest - row.rule.jitter)
+                moment = row.rule.more(row.runs, latest_wait(row.rule, now) - row.rule.jitter)
             else:
                 moment = first(row.rule, tx.now(), row.runs)  # somebody has deleted its run
             if moment is None or self._series.busy(tx, row.id):
