@@ -284,7 +284,10 @@ class Schedule:
     aresume = handle_twin(resume)
 
     def trigger(self) -> Job[Any] | None:
-        """One run now, also of a paused one; the rhythm stays.  None if `overlap` does not allow it."""
+        """One run now, also of a paused one; the rhythm stays.  None if `overlap` does not allow it.
+
+        TaskDisabled if an operator has switched its task off.
+        """
         made = self._app.store.schedules.trigger(self.name)
         self._app.wake()
         return None if made is None else self._app.job(made)

@@ -9,7 +9,7 @@ from tests.storage.builders import CLAIM, TASK, a_job, claimed, ending, joined, 
 
 from genba.domain.duration import DAY, HOUR, MILLISECOND, MINUTE, SECOND
 from genba.domain.schedule import Rule
-from genba.errors import ScheduleNotFound
+from genba.errors import ScheduleNotFound, TaskDisabled
 from genba.node.doubts import Doubts
 from genba.node.keeper import Keeper
 from genba.storage.records import Claimed, JobRecord
@@ -543,6 +543,25 @@ def test_trigger_runs_once_more_beside_the_rhythm(store, clock, url):
     clock.advance("50m")
     turn(store)
     assert jobs_made(store, url) == [10 * MINUTE, HOUR]
+
+
+def test_two_triggers_at_the_same_instant_make_two_jobs_or_say_why_not(store, clock):
+    made(store, cron="0 * * * *")
+    made_first, made_second = store.schedules.trigger("s"), store.schedules.trigger("s")
+    assert made_first != made_second
+    assert [state(store, job) for job in (made_first, made_second)] == ["waiting", "waiting"]
+    made(store, cron="0 * * * *", overlap="skip")
+    assert store.schedules.trigger("s") is None
+    assert skips(store) == [(f"triggered while job {made_first} was open", 1)]
+
+
+def test_a_trigger_of_a_disabled_task_is_refused_as_an_enqueue_is(store, clock, url):
+    joined(store)
+    made(store, cron="0 * * * *")
+    with_conn(url, f"UPDATE genba.task SET enabled = {'false' if url.startswith('post') else '0'}")
+    with pytest.raises(TaskDisabled, match="to enable it"):
+        store.schedules.trigger("s")
+    assert jobs_made(store, url) == []
 
 
 def test_a_triggered_interval_does_not_overlap_with_its_next_run_and_keeps_its_moment(store, clock):

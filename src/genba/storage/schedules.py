@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from genba.domain.duration import DAY, Micros
 from genba.domain.schedule import ON_TIME, Rule, Skip, after_run, due, first, latest_wait, passed, waits_too_long
-from genba.errors import ScheduleNotFound, StoreError
+from genba.errors import ScheduleNotFound, StoreError, TaskDisabled
 from genba.storage.database import Database, Tx
 from genba.storage.records import Edge, JobId
 from genba.storage.series import Again, Insert, PutDown, Run, RunEnd, ScheduleRecord, Series, TickRecord, Wanted
@@ -218,10 +218,13 @@ class Schedules:
                 self.delete(row.name)
 
     def trigger(self, name: str) -> JobId | None:
-        """One run now, beside the rhythm; None if `overlap` does not allow it."""
+        """One run now, beside the rhythm; None if `overlap` does not allow it, TaskDisabled if its task is."""
 
         def act(tx: Tx, row: ScheduleRecord, unstarted: Sequence[Run]) -> JobId | None:
-            rule, now = row.rule, tx.now()
+            enabled = tx.one("task_enabled", namespace=self._namespace, name=row.task)
+            if enabled is not None and not enabled[0]:
+                raise TaskDisabled(f"task {row.task!r} is disabled; to enable it: app.tasks[{row.task!r}].enable()")
+            rule, now = row.rule, self._series.free_moment(tx, row, tx.now())
             series = self._series.unheld(tx, row.id)
             waits = [run for run in unstarted if run.state == "scheduled" and rule.is_interval]
             busy = [run for run in series if run not in waits]

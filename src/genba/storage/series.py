@@ -162,6 +162,12 @@ class Series:
         tx.run("set_tick", job_id=id, skipped=None, **tick)
         return replace(row, runs=row.runs + 1), id
 
+    def free_moment(self, tx: Tx, row: ScheduleRecord, moment: Micros) -> Micros:
+        """The last up to `moment` that no tick has: a clock may stand still, or look twice at the same one."""
+        while tx.one("tick_at", schedule_id=row.id, moment=moment):
+            moment -= 1
+        return moment
+
     def _due(self, tx: Tx, row: ScheduleRecord, moment: Micros) -> dict[str, Any]:
         """When its job starts; the jitter of a tick counts from now: a clock that is set back must not put it off."""
         due = moment + spread(row.rule, row.name, moment)

@@ -42,6 +42,9 @@ VALUES (:schedule_id, :moment, :skipped, :last_moment, :count, /* now */)
     ON CONFLICT DO NOTHING
 RETURNING moment;
 
+-- name: tick_at
+SELECT 1 FROM genba.tick WHERE schedule_id = :schedule_id AND moment = :moment;
+
 -- name: set_tick
 UPDATE genba.tick SET job_id = :job_id, skipped = :skipped WHERE schedule_id = :schedule_id AND moment = :moment;
 
