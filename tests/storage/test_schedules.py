@@ -423,6 +423,73 @@ def test_the_same_again_changes_nothing_and_other_words_change_the_future(store,
     assert due_after(store) == 10 * MINUTE
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        ({"every": 10}, {"every": 30}, 32),
+        ({"every": 30}, {"every": 10}, 12),
+        ({"every": 30}, {"every": 1}, 5),  # that would have been before now
+        ({"every": 10}, {"every": 30, "reference": "start"}, 30),
+        ({"every": 10, "reference": "start"}, {"every": 30}, 32),
+        ({"every": 10}, {"every": 30, "start": START + 40 * SECOND}, 40),
+        ({"every": 10}, {"every": 10, "misfire": "skip"}, 12),
+        ({"every": 10, "base": START}, {"every": 30}, 32),
+        ({"every": 10}, {"every": 30, "until": START + 20 * SECOND}, None),
+    ],
+)
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_change_counts_from_what_the_next_run_was_counted_from(store, clock, url, before, after, expected, gone):
+    """It began at 0 and ended at 2; that is known of a job that was deleted too, but for its start."""
+    joined(store)
+    made(store, **{**before, "every": before["every"] * SECOND})
+    turn(store)
+    (job,) = claimed(store)
+    clock.advance(2)
+    store.finish(1, [success(job)])
+    if gone:
+        with_conn(url, f"DELETE FROM genba.job WHERE id = {job.id}")
+        expected = 32 if "reference" in after else expected
+    clock.advance(3)
+    made(store, **{**after, "every": after["every"] * SECOND})
+    assert [job.due_at - START for job in runs(store)] == ([] if expected is None else [expected * SECOND])
+
+
+def test_two_changes_count_from_the_same_end(store, clock):
+    joined(store)
+    made(store, every=10 * SECOND)
+    turn(store)
+    run_one(store)
+    for every in (30, 60, 20):
+        clock.advance(3)
+        made(store, every=every * SECOND)
+        assert due_after(store) == every * SECOND
+
+
+def test_a_triggered_run_is_not_of_the_rhythm_that_is_changed(store, clock):
+    joined(store)
+    made(store, every=10 * SECOND)
+    turn(store)
+    run_one(store)
+    clock.advance(3)
+    extra = store.schedules.trigger("s")
+    assert run_one(store) == extra
+    made(store, every=30 * SECOND)
+    assert due_after(store) == 30 * SECOND
+
+
+def test_a_paused_interval_that_is_changed_goes_on_in_its_new_rhythm(store, clock):
+    joined(store)
+    made(store, every=10 * SECOND)
+    turn(store)
+    run_one(store)
+    store.schedules.pause("s")
+    clock.advance(3)
+    made(store, every=30 * SECOND)
+    assert runs(store) == []
+    store.schedules.resume("s")
+    assert due_after(store) == 30 * SECOND
+
+
 def test_what_runs_is_not_touched_by_a_change(store, clock):
     joined(store)
     made(store, every=HOUR)

@@ -137,7 +137,7 @@ def latest_wait(rule: Rule, now: Micros) -> Micros:
 
 
 def waits_too_long(rule: Rule, moment: Micros, now: Micros) -> bool:
-    """Whether a run of an interval, due at `moment`, would not be planned so now; for its base it waits however long."""
+    """Whether a run of an interval, due at `moment`, would not be planned so now; one that waits for its base may."""
     return moment > latest_wait(rule, now) and moment != rule.base
 
 

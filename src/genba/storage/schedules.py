@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from genba.domain.duration import DAY, Micros
 from genba.domain.schedule import ON_TIME, Rule, Skip, after_run, due, first, latest_wait, passed, waits_too_long
@@ -24,8 +24,17 @@ from genba.storage.series import Again, Insert, PutDown, Run, RunEnd, ScheduleRe
 BY_CODE = "code"  # the owner of what nodes declare; what was made by hand has none
 UNDECLARED = "no live node has declared it for an hour"
 KEEP_TICKS = 30 * DAY
+RECENT = 20  # ticks among which the last run is, unless so many were skipped or triggered since
 
 T = TypeVar("T")
+
+
+class Past(NamedTuple):
+    """A run that is over, as `after_run` wants to know it."""
+
+    moment: Micros
+    started: Micros | None
+    ended: Micros
 
 
 class Schedules:
@@ -102,7 +111,7 @@ class Schedules:
     ) -> None:
         now, before = tx.now(), row.rule
         rule = wanted.rule
-        moment = self._moment_after_change(row, rule, unstarted, now)
+        moment = self._moment_after_change(tx, row, wanted, unstarted)
         if not before.is_interval and row.next_at is not None:
             self._series.tell_skip(tx, row, passed(before, row.next_at, now, "the schedule was changed"))
         if before.is_interval:
@@ -119,15 +128,47 @@ class Schedules:
         self._series.tell(tx, "schedule_changed", row.id, row.name)
 
     def _moment_after_change(
-        self, row: ScheduleRecord, rule: Rule, unstarted: Sequence[Run], now: Micros
+        self, tx: Tx, row: ScheduleRecord, wanted: Wanted, unstarted: Sequence[Run]
     ) -> Micros | None:
-        pending = unstarted[0].moment if unstarted and row.rule.is_interval else None
+        now, rule = tx.now(), wanted.rule
+        pending = unstarted[0].moment if unstarted else row.next_at
+        pending = pending if row.rule.is_interval else None
         if rule == row.rule and pending is not None:
             return pending  # only what is run has changed
         begin = first(rule, now, row.runs)
         if begin is None or pending is None or not rule.is_interval or rule.base is not None or rule.every is None:
             return begin
-        return rule.more(row.runs, max(begin, min(pending, now + max(0, rule.every))))
+        past = self._counted_from(tx, row, rule, unstarted)
+        if past is None:  # nothing: it is the first one
+            return rule.more(row.runs, max(begin, min(pending, now + max(0, rule.every))))
+        moment = after_run(rule, **past._asdict(), runs=row.runs, failures=row.failures)
+        return None if moment is None else max(begin, moment)
+
+    def _counted_from(self, tx: Tx, row: ScheduleRecord, rule: Rule, unstarted: Sequence[Run]) -> Past | None:
+        """The run that the one that waits was counted from."""
+        waiting = {run.id for run in unstarted}
+        ticks = [TickRecord(*each) for each in tx.all("ticks", schedule_id=row.id, limit=RECENT)]
+        # Written when the one before it had ended; what was written later was triggered, and is not of the rhythm.
+        written = min((tick.at for tick in ticks if tick.job_id in waiting), default=None)
+        for tick in ticks:
+            if tick.job_id is None or tick.job_id in waiting or (written is not None and tick.at > written):
+                continue
+            past = self._past(tx, rule, tick.job_id)
+            if past is None and written is not None:  # deleted, or held since then
+                past = Past(written, None, written)
+            return past
+        return None
+
+    def _past(self, tx: Tx, rule: Rule, job: JobId, now: Micros | None = None) -> Past | None:
+        """A run that is over, `now` if given; None if its job is gone, or has no end."""
+        found = tx.one("run_of", id=job)
+        if found is None or (now is None and found[3] is None):
+            return None
+        moment, started, attempt, ended = found
+        if attempt > 1 and rule.reference == "start":
+            tried = tx.one("first_claim", id=job)
+            started = tried[0] if tried and tried[0] is not None else started
+        return Past(moment, started, ended if now is None else now)
 
     def declare(self, wanted: Sequence[Wanted]) -> None:
         """What a node's app has; by as many nodes as like to."""
@@ -378,18 +419,10 @@ class Schedules:
             self._series.tell(tx, "schedule_paused", row.id, row.name, reason=reason)
         if not rule.is_interval or row.deleted or self._series.busy(tx, row.id, but=end.job_id):
             return row
-        return self._series.write_run(tx, row, self._next_moment(tx, row, end))
-
-    def _next_moment(self, tx: Tx, row: ScheduleRecord, end: RunEnd) -> Micros | None:
-        found = tx.one("run_of", id=end.job_id)
-        assert found is not None
-        moment, started, attempt = found
-        if attempt > 1 and row.rule.reference == "start":
-            tried = tx.one("first_claim", id=end.job_id)
-            started = tried[0] if tried and tried[0] is not None else started
-        return after_run(
-            row.rule, moment=moment, started=started, ended=tx.now(), runs=row.runs, failures=row.failures
-        )
+        past = self._past(tx, rule, end.job_id, tx.now())
+        assert past is not None
+        moment = after_run(rule, **past._asdict(), runs=row.runs, failures=row.failures)
+        return self._series.write_run(tx, row, moment)
 
     # parts
 
