@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from genba.domain.duration import Duration, duration
 from genba.domain.states import parse_states
 from genba.errors import BadOption
+from genba.readers import read_id, read_text
 from genba.storage.search import Filter
 
 if TYPE_CHECKING:
@@ -48,8 +49,8 @@ def read_filter(app: Client, wanted: Mapping[str, Any], before: int | None = Non
     if order not in ("newest", "oldest"):
         raise BadOption(f'order is "newest" or "oldest", not {order!r}')
     error = wanted.get("error")
-    if error is not None and (not isinstance(error, str) or not error):
-        raise BadOption(f"error must be a text, not {error!r}")
+    if error is not None and not read_text("error", error):
+        raise BadOption("error must be a text that is not empty")
     states = parse_states(wanted.get("state") or "open")
     parent = wanted.get("parent")
     return Filter(
@@ -60,11 +61,11 @@ def read_filter(app: Client, wanted: Mapping[str, Any], before: int | None = Non
         keys=_several("key", wanted),
         schedules=_several("schedule", wanted),
         nodes=_several("node", wanted),
-        parents=None if parent is None else [parent if isinstance(parent, int) else parent.id],
+        parents=None if parent is None else [read_id("parent", parent)],
         since=_moment(app, wanted.get("since")),
         until=_moment(app, wanted.get("until")),
         error=error,
-        last_id=before,
+        last_id=None if before is None else read_id("before", before),
         oldest_first=order == "oldest",
     )
 
@@ -74,10 +75,7 @@ def _several(name: str, wanted: Mapping[str, Any]) -> list[str] | None:
     if value is None:
         return None
     listed = [value] if isinstance(value, str) else list(value) if isinstance(value, Iterable) else [value]
-    for one in listed:
-        if not isinstance(one, str):
-            raise BadOption(f"{name} must be a text, or several, not {one!r}")
-    return listed
+    return [read_text(name, one) for one in listed]
 
 
 def _moment(app: Client, value: Duration | datetime | None) -> int | None:

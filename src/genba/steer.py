@@ -16,7 +16,7 @@ from genba.domain.duration import to_datetime
 from genba.domain.fair import key_of
 from genba.errors import BadOption, GenbaError, TaskDisabled, UnknownTask
 from genba.options import DEFAULT_POLICY, Options, Policy, check_together, overridden, override, updated
-from genba.readers import NAME
+from genba.readers import NAME, read_reason
 from genba.storage.bulk import merged
 from genba.storage.policy import QueueRecord, Rules, RulesChanged, TaskRecord, kept_for
 from genba.storage.records import NAMED, Enqueued, Micros, NewJob
@@ -225,13 +225,13 @@ class TaskControl:
 
         Jobs of it that run see `should_stop`, and may end as they like.  False if it was disabled already.
         """
-        return self._app.store.policy.switch(self.name, False, who(), reason, self._code())
+        return self._app.store.policy.switch(self.name, False, who(), read_reason(reason), self._code())
 
     adisable = handle_twin(disable)
 
     def enable(self, reason: str | None = None) -> bool:
         """False if it was enabled already."""
-        return self._app.store.policy.switch(self.name, True, who(), reason, self._code())
+        return self._app.store.policy.switch(self.name, True, who(), read_reason(reason), self._code())
 
     aenable = handle_twin(enable)
 
@@ -352,7 +352,7 @@ class QueueControl:
         What runs goes on, and jobs can be enqueued.
         """
         end = None if until is None else self._app.later(until)
-        self._app.store.policy.pause(self.name, end, who(), reason)
+        self._app.store.policy.pause(self.name, end, who(), read_reason(reason))
 
     apause = handle_twin(pause)
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from genba.errors import BadOption, CursorExpired, GenbaError
 from genba.events import Event, kinds_of, unfold
 from genba.job import Job
+from genba.readers import read_id
 
 if TYPE_CHECKING:
     from genba.client import Client
@@ -223,8 +224,4 @@ def _task_name(value: Any) -> str:
 
 
 def _job_id(job: Any) -> int | None:
-    if job is None or (isinstance(job, int) and not isinstance(job, bool)):
-        return job
-    if isinstance(job, Job):
-        return job.id
-    raise BadOption(f"job: {job!r} is neither a job nor a job's id")
+    return None if job is None else read_id("job", job)
