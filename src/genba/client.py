@@ -329,7 +329,8 @@ class Client(Opened):
         """Delete all that fit, by default the final ones, with their history; never one that runs.  How many."""
         found = read_filter(self, {"state": "final", **wanted})
         found = replace(found, states=found.wanted_states() - {State.RUNNING})
-        return self._each(found, self.store.bulk.delete, dry_run, tell)
+        # Whoever waits for another is younger: he must go first, or he would learn that the other was deleted.
+        return self._each(found, self.store.bulk.delete, dry_run, tell, down=True)
 
     adelete_many = twin(delete_many)
 
@@ -355,9 +356,11 @@ class Client(Opened):
 
     aprune = twin(prune)
 
-    def _each(self, found: Filter, act: Callable[[Sequence[int]], int], dry_run: bool, tell: Tell) -> int:
+    def _each(
+        self, found: Filter, act: Callable[[Sequence[int]], int], dry_run: bool, tell: Tell, down: bool = False
+    ) -> int:
         self.store.install()
-        return self.store.search.count(found) if dry_run else self.store.bulk.each(found, act, tell)
+        return self.store.search.count(found) if dry_run else self.store.bulk.each(found, act, tell, down=down)
 
     # wait
 
