@@ -352,7 +352,8 @@ class Client(Opened):
 
     def prune(self, older_than: Duration | None = None) -> int:
         """Delete final jobs older than this, or than their task wants them kept (as nodes do anyway); how many."""
-        return steer.prune(self.store, None if older_than is None else duration(older_than))
+        code = {name: task.policy.keep for name, task in self.task_table().items()}
+        return steer.prune(self.store, None if older_than is None else duration(older_than), code)
 
     aprune = twin(prune)
 

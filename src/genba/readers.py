@@ -98,6 +98,8 @@ def _nice(name: str, value: Any) -> int:
 
 
 def _at(name: str, value: Any) -> Any:
+    if isinstance(value, timedelta):
+        value = max(value, timedelta(0))  # what has been is due now, as with a moment
     return _delay(name, value) if value is None or isinstance(value, timedelta) else _moment(name, value)
 
 

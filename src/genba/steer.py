@@ -16,7 +16,7 @@ from genba.domain.duration import to_datetime
 from genba.domain.fair import key_of
 from genba.errors import BadOption, GenbaError, TaskDisabled, UnknownTask
 from genba.options import DEFAULT_POLICY, Options, Policy, check_together, overridden, override, updated
-from genba.readers import NAME, read_reason
+from genba.readers import NAME, Keep, read_reason
 from genba.storage.bulk import merged
 from genba.storage.policy import QueueRecord, Rules, RulesChanged, TaskRecord, kept_for
 from genba.storage.records import NAMED, Enqueued, Micros, NewJob
@@ -93,15 +93,18 @@ def who() -> str:
         return socket.gethostname()
 
 
-def prune(store: Store, age: Micros | None) -> int:
-    """Delete final jobs that are older than `age`, or than their task wants them kept."""
+def prune(store: Store, age: Micros | None, code: Mapping[str, Keep]) -> int:
+    """Delete final jobs that are as old as `age`, or as long as their task wants them kept.
+
+    `code` is how long that is by our own; what nodes have told is stronger.
+    """
     store.install()
     now, gone = store.now(), 0
     if age is not None:
-        while some := store.prune(now - age):
+        while some := store.prune(now - age + 1):
             gone += some
         return gone
-    keeps = {}
+    keeps = dict(code)
     for record in store.policy.tasks():
         said = msgspec.json.decode(record.definition, type=dict[str, Any]).get("keep", DEFAULT_POLICY.keep)
         keeps[record.name] = kept_for(said, msgspec.json.decode(record.override) if record.override else None)
