@@ -490,6 +490,21 @@ def test_a_paused_interval_that_is_changed_goes_on_in_its_new_rhythm(store, cloc
     assert due_after(store) == 30 * SECOND
 
 
+def test_a_run_that_was_taken_back_does_not_count(store, clock):
+    joined(store)
+    made(store, every=HOUR, start=START + HOUR, max_runs=1)
+    store.schedules.pause("s")
+    store.schedules.resume("s")
+    made(store, every=2 * HOUR, start=START + HOUR, max_runs=1)
+    assert store.schedules.named("s").runs == 1
+    assert due_after(store) == HOUR
+    clock.advance("1h")
+    joined(store, 2)
+    turn(store)
+    run_one(store)
+    assert runs(store) == []
+
+
 def test_what_runs_is_not_touched_by_a_change(store, clock):
     joined(store)
     made(store, every=HOUR)

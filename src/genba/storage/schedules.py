@@ -115,7 +115,7 @@ class Schedules:
         if not before.is_interval and row.next_at is not None:
             self._series.tell_skip(tx, row, passed(before, row.next_at, now, "the schedule was changed"))
         if before.is_interval:
-            self._series.withdraw(tx, row, unstarted, "changed")
+            row = self._series.withdraw(tx, row, unstarted, "changed")
         row = replace(
             row, task=wanted.job.task, definition=wanted.definition(), args=wanted.job.args, owner=owner,
             next_at=moment, seen_at=now,
@@ -135,13 +135,14 @@ class Schedules:
         pending = pending if row.rule.is_interval else None
         if rule == row.rule and pending is not None:
             return pending  # only what is run has changed
-        begin = first(rule, now, row.runs)
+        runs = row.runs - len(unstarted) if row.rule.is_interval else row.runs  # what waits is withdrawn
+        begin = first(rule, now, runs)
         if begin is None or pending is None or not rule.is_interval or rule.base is not None or rule.every is None:
             return begin
         past = self._counted_from(tx, row, rule, unstarted)
         if past is None:  # nothing: it is the first one
-            return rule.more(row.runs, max(begin, min(pending, now + max(0, rule.every))))
-        moment = after_run(rule, **past._asdict(), runs=row.runs, failures=row.failures)
+            return rule.more(runs, max(begin, min(pending, now + max(0, rule.every))))
+        moment = after_run(rule, **past._asdict(), runs=runs, failures=row.failures)
         return None if moment is None else max(begin, moment)
 
     def _counted_from(self, tx: Tx, row: ScheduleRecord, rule: Rule, unstarted: Sequence[Run]) -> Past | None:
@@ -207,7 +208,7 @@ class Schedules:
                 return False
             if row.rule.is_interval:
                 moment = unstarted[0].moment if unstarted else row.next_at
-                self._series.withdraw(tx, row, unstarted, "paused")
+                row = self._series.withdraw(tx, row, unstarted, "paused")
                 row = replace(row, next_at=moment)
             self._series.write(tx, replace(row, paused=True, reason=reason or "paused by hand"))
             self._series.tell(tx, "schedule_paused", row.id, row.name, reason=reason)
@@ -241,7 +242,7 @@ class Schedules:
 
         def act(tx: Tx, row: ScheduleRecord, unstarted: Sequence[Run]) -> None:
             if row.fault() is None and row.rule.is_interval:
-                self._series.withdraw(tx, row, unstarted, "deleted")
+                row = self._series.withdraw(tx, row, unstarted, "deleted")
             self._series.write(tx, replace(row, deleted=True, next_at=None, owner=None))
             self._series.tell(tx, "schedule_deleted", row.id, row.name)
 
@@ -367,7 +368,7 @@ class Schedules:
             if row.paused or row.next_at is not None:
                 return 0
             if unstarted and waits_too_long(row.rule, unstarted[0].moment, now):
-                self._series.withdraw(tx, row, unstarted, "planned anew: the clock was set back")
+                row = self._series.withdraw(tx, row, unstarted, "planned anew: the clock was set back")
                 moment = row.rule.more(row.runs, latest_wait(row.rule, now) - row.rule.jitter)
             else:
                 moment = first(row.rule, tx.now(), row.runs)  # somebody has deleted its run

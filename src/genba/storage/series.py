@@ -183,12 +183,13 @@ class Series:
             return 0, str(why)
         return made.id, None if made.created else f"job {made.id} is in its place"
 
-    def withdraw(self, tx: Tx, row: ScheduleRecord, unstarted: Sequence[Run], what: str) -> None:
-        """The run that waits for its moment never was."""
+    def withdraw(self, tx: Tx, row: ScheduleRecord, unstarted: Sequence[Run], what: str) -> ScheduleRecord:
+        """The run that waits for its moment never was, and does not count."""
         for run in unstarted:
             tx.one("detach", id=run.id)
             self._put_down(tx, "cancel", run.id, f"schedule {row.name} was {what}")
             tx.run("forget_tick", schedule_id=row.id, moment=run.moment, job_id=run.id)
+        return replace(row, runs=max(0, row.runs - len(unstarted)))
 
     def busy(self, tx: Tx, id: int, but: JobId | None = None) -> bool:
         """Whether it has a run that is open, and not held: a held one must not stop the series."""
