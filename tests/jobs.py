@@ -380,8 +380,13 @@ def ask_for(*wishes: str, then: str = "return") -> str:
             case ["apply"]:
                 assert last is not None
                 last.apply()
-    if then == "raise":
-        raise ValueError("after all")
+    match then:
+        case "raise":
+            raise ValueError("after all")
+        case "FailJob":
+            raise FailJob("for good")
+        case "RetryJob":
+            raise RetryJob("once more")
     return then
 
 

@@ -28,6 +28,7 @@ from genba.locks import Keyring, Lock, LockState, checked_name, lock_states
 from genba.messages import Inbox, Subscription, encode
 from genba.opened import Opened
 from genba.overview import Overview, look
+from genba.readers import read_id, read_reason, read_text
 from genba.registry import AnyTask, Registry
 from genba.schedule import Schedule
 from genba.steer import Queues, Tasks, who
@@ -162,7 +163,7 @@ class Client(Opened):
         """The handle of a job that is there; JobNotFound otherwise."""
         if (id is None) == (key is None):
             raise BadOption("job() takes an id, or key=…")
-        record = self.store.job(id, key=key)
+        record = self.store.job(read_id("id", id)) if key is None else self.store.job(key=read_text("key", key))
         if record is None:
             raise JobNotFound(f"there is no job {id if key is None else f'with key {key!r}'}")
         return Job(self, record.id, record=record)
@@ -310,15 +311,16 @@ class Client(Opened):
 
         `tell` is called after every few hundred, with how many there were.
         """
-        found = read_filter(self, wanted)
-        return self._each(found, lambda ids: self.store.cancel_all(ids, reason), dry_run, tell)
+        found, why = read_filter(self, wanted), read_reason(reason)
+        return self._each(found, lambda ids: self.store.cancel_all(ids, why), dry_run, tell)
 
     acancel_many = twin(cancel_many)
 
     def hold_many(self, *, reason: str, dry_run: bool = False, tell: Tell = None, **wanted: Unpack[Which]) -> int:
         """Hold all that fit and have not started; how many."""
         found = read_filter(self, {"state": ("blocked", "scheduled", "waiting"), **wanted})
-        return self._each(found, lambda ids: self.store.bulk.hold(ids, reason), dry_run, tell)
+        why = read_text("reason", reason)
+        return self._each(found, lambda ids: self.store.bulk.hold(ids, why), dry_run, tell)
 
     ahold_many = twin(hold_many)
 
@@ -339,7 +341,8 @@ class Client(Opened):
         """Delete all that fit, by default the final ones, with their history; never one that runs.  How many."""
         found = read_filter(self, {"state": "final", **wanted})
         found = replace(found, states=found.wanted_states() - {State.RUNNING})
-        return self._each(found, self.store.bulk.delete, dry_run, tell)
+        # Whoever waits for another is younger: he must go first, or he would learn that the other was deleted.
+        return self._each(found, self.store.bulk.delete, dry_run, tell, down=True)
 
     adelete_many = twin(delete_many)
 
@@ -361,13 +364,16 @@ class Client(Opened):
 
     def prune(self, older_than: Duration | None = None) -> int:
         """Delete final jobs older than this, or than their task wants them kept (as nodes do anyway); how many."""
-        return steer.prune(self.store, None if older_than is None else duration(older_than))
+        code = {name: task.policy.keep for name, task in self.task_table().items()}
+        return steer.prune(self.store, None if older_than is None else duration(older_than), code)
 
     aprune = twin(prune)
 
-    def _each(self, found: Filter, act: Callable[[Sequence[int]], int], dry_run: bool, tell: Tell) -> int:
+    def _each(
+        self, found: Filter, act: Callable[[Sequence[int]], int], dry_run: bool, tell: Tell, down: bool = False
+    ) -> int:
         self.store.install()
-        return self.store.search.count(found) if dry_run else self.store.bulk.each(found, act, tell)
+        return self.store.search.count(found) if dry_run else self.store.bulk.each(found, act, tell, down=down)
 
     # wait
 

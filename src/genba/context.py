@@ -257,7 +257,7 @@ class RunningJob:
     # how it shall end
 
     def succeed(self, result: Any = _NOTHING) -> Outcome:
-        """Ask to end well, with this result; an exception that comes later is stronger."""
+        """Ask to end well, with this result; an exception that comes later is stronger, as it is than any request."""
         if result is _NOTHING:
             return self._ask(Wish(wants="succeed"))
         payload, lost = self._host.encode_result(self._job.task, result)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from genba.domain.duration import Duration, duration
 from genba.domain.states import panics_only, parse_states
 from genba.errors import BadOption
+from genba.readers import read_id, read_text
 from genba.storage.search import Filter
 from genba.tasks import Task
 
@@ -50,8 +51,8 @@ def read_filter(app: Client, wanted: Mapping[str, Any], before: int | None = Non
     if order not in ("newest", "oldest"):
         raise BadOption(f'order is "newest" or "oldest", not {order!r}')
     error = wanted.get("error")
-    if error is not None and (not isinstance(error, str) or not error):
-        raise BadOption(f"error must be a text, not {error!r}")
+    if error is not None and not read_text("error", error):
+        raise BadOption("error must be a text that is not empty")
     named = wanted.get("state") or "open"
     names = list(named) if isinstance(named, Iterable) and not isinstance(named, str) else [named]
     states = parse_states(names)
@@ -65,11 +66,11 @@ def read_filter(app: Client, wanted: Mapping[str, Any], before: int | None = Non
         keys=_several("key", wanted),
         schedules=_several("schedule", wanted),
         nodes=_several("node", wanted),
-        parents=None if parent is None else [parent if isinstance(parent, int) else parent.id],
+        parents=None if parent is None else [read_id("parent", parent)],
         since=_moment(app, wanted.get("since")),
         until=_moment(app, wanted.get("until")),
         error=error,
-        last_id=before,
+        last_id=None if before is None else read_id("before", before),
         oldest_first=order == "oldest",
     )
 
@@ -81,10 +82,7 @@ def _several(name: str, wanted: Mapping[str, Any]) -> list[str] | None:
     listed = [value] if isinstance(value, str) else list(value) if isinstance(value, Iterable) else [value]
     if name == "task":
         listed = [one.name if isinstance(one, Task) else one for one in listed]
-    for one in listed:
-        if not isinstance(one, str):
-            raise BadOption(f"{name} must be a text, or several, not {one!r}")
-    return listed
+    return [read_text(name, one) for one in listed]
 
 
 def _moment(app: Client, value: Duration | datetime | None) -> int | None:

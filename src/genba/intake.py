@@ -15,6 +15,7 @@ from genba.arguments import by_name, identity, key_identity
 from genba.errors import BadOption
 from genba.job import Job, copy_of
 from genba.options import Options, Policy, defined, snapshot
+from genba.readers import read_id
 from genba.schedule import When, check_schedule, wanted
 from genba.settings import Settings
 from genba.steer import fair, obey
@@ -186,7 +187,7 @@ def _columns(options: Options, written: bytes | None, settings: Settings) -> dic
         "once_waiting": options.once == "waiting",
         "unique_for": options.unique_for,
         "on_conflict": options.on_conflict,
-        "parent_id": getattr(parent, "id", parent),
+        "parent_id": None if parent is None else read_id("parent", parent),
         "tags": options.tags,
         "options": written.decode() if written else None,
         "ready": options.ready,
@@ -202,7 +203,7 @@ def _edge(dep: Dep, places: Mapping[int, int]) -> Edge:
     if isinstance(target, Job):
         return Edge(target.id, dep.on)
     if isinstance(target, int):
-        return Edge(target, dep.on)
+        return Edge(read_id("after", target), dep.on)
     raise BadOption(f"after: {target!r} is neither a job, nor a job's id, nor a call of this enqueue_many")
 
 

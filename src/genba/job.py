@@ -16,7 +16,7 @@ from genba.domain.states import FINAL, State
 from genba.errors import BadOption, JobCancelled, JobFailed, JobGone, JobTimedOut
 from genba.messages import encode
 from genba.options import Options, Snapshot
-from genba.readers import OPTION_READERS
+from genba.readers import OPTION_READERS, read_reason, read_text
 from genba.storage.records import AttemptRecord, JobRecord
 from genba.tasks import Call, Task
 from genba.twins import handle_twin
@@ -266,6 +266,7 @@ class Job(Generic[R]):
 
         `series` ends the schedule too that made this job, if one did.
         """
+        reason = read_reason(reason)
         schedule = self.record.schedule_id if series else None
         if schedule is None:
             return self._app.store.cancel(self.id, reason)
@@ -277,13 +278,13 @@ class Job(Generic[R]):
 
     def kill(self, reason: str | None = None) -> bool:
         """As cancel, but a running one gets no time to end by itself."""
-        return self._app.store.cancel(self.id, reason, "kill")
+        return self._app.store.cancel(self.id, read_reason(reason), "kill")
 
     akill = handle_twin(kill)
 
     def hold(self, reason: str) -> bool:
         """Keep it from starting until `resume`; False if it has started or ended."""
-        return self._app.store.hold(self.id, reason)
+        return self._app.store.hold(self.id, read_text("reason", reason))
 
     ahold = handle_twin(hold)
 
@@ -404,7 +405,7 @@ class Group(Sequence[Job[R]]):
 
     def cancel(self, reason: str | None = None) -> int:
         """Cancel all that have not ended, running ones are asked to stop; how many there were."""
-        return self._app.store.cancel_all([job.id for job in self], reason)
+        return self._app.store.cancel_all([job.id for job in self], read_reason(reason))
 
     acancel = handle_twin(cancel)
 

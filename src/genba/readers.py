@@ -13,7 +13,7 @@ from genba.domain.cron import cron
 from genba.domain.duration import DAY, Micros, duration, moment
 from genba.domain.retry import Retry
 from genba.domain.states import FINAL
-from genba.errors import BadOption
+from genba.errors import BadOption, JobNotFound
 from genba.values import Condition, Dep, Limit, Rate
 
 Keep: TypeAlias = Micros | dict[str, Micros | None] | None  # for every outcome, or by outcome
@@ -98,6 +98,8 @@ def _nice(name: str, value: Any) -> int:
 
 
 def _at(name: str, value: Any) -> Any:
+    if isinstance(value, timedelta):
+        value = max(value, timedelta(0))  # what has been is due now, as with a moment
     return _delay(name, value) if value is None or isinstance(value, timedelta) else _moment(name, value)
 
 
@@ -254,6 +256,31 @@ def read_zone(name: str, value: Any) -> str | None:
         return str(ZoneInfo(str(value)).key)
     except (ValueError, OSError, LookupError):  # ZoneInfoNotFoundError is a KeyError
         raise _refuse(name, value, 'a time zone like "Europe/Zurich"') from None
+
+
+# what is no option
+
+
+def read_text(name: str, value: Any) -> str:
+    """Any text that both databases can keep, or look for."""
+    if not isinstance(value, str) or not _storable(value):
+        raise _refuse(name, value, "a text without NUL and lone surrogates")
+    return str(value)
+
+
+def read_reason(value: Any) -> str | None:
+    """Why somebody does something, if he says so."""
+    return None if value is None else read_text("reason", value)
+
+
+def read_id(name: str, value: Any) -> int:
+    """The id of a job, given as such or by its handle; JobNotFound for one that no job can have."""
+    id = getattr(value, "id", value)
+    if isinstance(id, bool) or not isinstance(id, int):
+        raise _refuse(name, value, "a job or its id, a whole number")
+    if not 0 < id < 2**63:
+        raise JobNotFound(f"{name}: there is no job {id}; ids are those that enqueue gives")
+    return int(id)
 
 
 ALIASES: Mapping[str, str] = MappingProxyType({"nice": "priority", "delay": "at"})

@@ -17,7 +17,7 @@ from genba.domain.duration import Duration, Micros, Moment, duration, moment, to
 from genba.domain.schedule import AT_ONCE, Misfire, Overlap, Reference, Rule, after_run, first, plain, upcoming
 from genba.errors import BadOption
 from genba.options import Options
-from genba.readers import NAME, read_every, read_zone
+from genba.readers import NAME, read_every, read_reason, read_zone
 from genba.storage.records import NewJob
 from genba.storage.series import ScheduleRecord, Wanted
 from genba.twins import handle_twin
@@ -271,7 +271,7 @@ class Schedule:
 
     def pause(self, reason: str | None = None) -> bool:
         """No run starts until `resume`; one that runs, runs on.  False if it was paused already."""
-        return self._app.store.schedules.pause(self.name, reason)
+        return self._app.store.schedules.pause(self.name, read_reason(reason))
 
     apause = handle_twin(pause)
 
@@ -284,7 +284,10 @@ class Schedule:
     aresume = handle_twin(resume)
 
     def trigger(self) -> Job[Any] | None:
-        """One run now, also of a paused one; the rhythm stays.  None if `overlap` does not allow it."""
+        """One run now, also of a paused one; the rhythm stays.  None if `overlap` does not allow it.
+
+        TaskDisabled if an operator has switched its task off.
+        """
         made = self._app.store.schedules.trigger(self.name)
         self._app.wake()
         return None if made is None else self._app.job(made)

@@ -16,7 +16,7 @@ from genba.domain.duration import to_datetime
 from genba.domain.fair import key_of
 from genba.errors import BadOption, GenbaError, TaskDisabled, UnknownTask
 from genba.options import DEFAULT_POLICY, Options, Policy, check_together, overridden, override, updated
-from genba.readers import NAME
+from genba.readers import NAME, Keep, read_reason
 from genba.storage.bulk import merged
 from genba.storage.policy import QueueRecord, Rules, RulesChanged, TaskRecord, kept_for
 from genba.storage.records import NAMED, Enqueued, Micros, NewJob
@@ -95,15 +95,18 @@ def who() -> str:
         return socket.gethostname()
 
 
-def prune(store: Store, age: Micros | None) -> int:
-    """Delete final jobs that are older than `age`, or than their task wants them kept."""
+def prune(store: Store, age: Micros | None, code: Mapping[str, Keep]) -> int:
+    """Delete final jobs that are as old as `age`, or as long as their task wants them kept.
+
+    `code` is how long that is by our own; what nodes have told is stronger.
+    """
     store.install()
     now, gone = store.now(), 0
     if age is not None:
-        while some := store.prune(now - age):
+        while some := store.prune(now - age + 1):
             gone += some
         return gone
-    keeps = {}
+    keeps = dict(code)
     for record in store.policy.tasks():
         said = msgspec.json.decode(record.definition, type=dict[str, Any]).get("keep", DEFAULT_POLICY.keep)
         keeps[record.name] = kept_for(said, msgspec.json.decode(record.override) if record.override else None)
@@ -227,13 +230,13 @@ class TaskControl:
 
         Jobs of it that run see `should_stop`, and may end as they like.  False if it was disabled already.
         """
-        return self._app.store.policy.switch(self.name, False, who(), reason, self._code())
+        return self._app.store.policy.switch(self.name, False, who(), read_reason(reason), self._code())
 
     adisable = handle_twin(disable)
 
     def enable(self, reason: str | None = None) -> bool:
         """False if it was enabled already."""
-        return self._app.store.policy.switch(self.name, True, who(), reason, self._code())
+        return self._app.store.policy.switch(self.name, True, who(), read_reason(reason), self._code())
 
     aenable = handle_twin(enable)
 
@@ -355,7 +358,7 @@ class QueueControl:
         What runs goes on, and jobs can be enqueued.
         """
         end = None if until is None else self._app.later(until)
-        self._app.store.policy.pause(self.name, end, who(), reason)
+        self._app.store.policy.pause(self.name, end, who(), read_reason(reason))
 
     apause = handle_twin(pause)
 

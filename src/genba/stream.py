@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from genba.errors import BadOption, CursorExpired, GenbaError
 from genba.events import Event, kinds_of, unfold
 from genba.job import Job
+from genba.readers import read_id
 
 if TYPE_CHECKING:
     from genba.client import Client
@@ -22,6 +23,7 @@ log = logging.getLogger("genba.events")
 
 Names = str | Iterable[str] | None
 Callback = Callable[[Event], Any]
+Handler = tuple[frozenset[str] | None, Callback]  # of these kinds; None: of all
 
 _PAUSES = (0.005, 0.2)  # seconds between two looks: from, to
 
@@ -47,6 +49,10 @@ class Reader:
         self._known: dict[int, str] = {}
         self._mark: object = None
         self.caught_up = False
+
+    def skip(self) -> None:
+        """Go on from now, and miss what is between."""
+        self._at, self.caught_up = self._app.store.events.end(), False
 
     def read(self) -> list[Event]:
         """What has come since the last call, or some of it; `caught_up` tells whether there is more."""
@@ -111,23 +117,27 @@ class Reader:
 
 
 class Handlers:
-    """The callbacks of `app.on`: one thread for all of them, in the process that has called it."""
+    """The callbacks of `app.on`: one thread for all of them, in the process that has called it.
+
+    Those of the app's module are for the listeners of the nodes, and true says that there are such.
+    """
 
     def __init__(self, app: Client) -> None:
         self._app = app
-        self._all: list[tuple[frozenset[str] | None, Callback]] = []
+        self._ours: list[Handler] = []
+        self._of_nodes: list[Handler] = []
         self._thread: threading.Thread | None = None
         self._pid = 0
         self._over = threading.Event()
 
     def __bool__(self) -> bool:
-        return bool(self._all)
+        return bool(self._of_nodes)
 
     def add(self, name: Names, callback: Callback, *, importing: bool) -> None:
         """What a module of the app registers while it is imported is for the nodes, not for who imports it."""
         if not callable(callback):
             raise BadOption(f"a handler of events is a function, not {callback!r}")
-        self._all.append((kinds_of(name), callback))
+        (self._of_nodes if importing else self._ours).append((kinds_of(name), callback))
         if not importing:
             self.listen()
 
@@ -143,7 +153,7 @@ class Handlers:
         reader = Reader(self._app, self._app.store.events.end())
         self._over, self._pid = threading.Event(), os.getpid()
         self._thread = threading.Thread(
-            target=self._serve, args=(reader, self._over), name="genba-events", daemon=True
+            target=_serve, args=(reader, self._ours, self._over), name="genba-events", daemon=True
         )
         self._thread.start()
 
@@ -152,31 +162,33 @@ class Handlers:
         self._app.store.install()
         reader = Reader(self._app, self._app.store.events.end(), node=node)
         ready()
-        self._serve(reader, threading.Event())
-
-    def _serve(self, reader: Reader, over: threading.Event) -> None:
-        while not over.is_set():
-            try:
-                for event in reader.follow(True, over.is_set):
-                    self.give(event)
-            except CursorExpired as error:
-                log.warning("handlers were too slow: %s", error)
-                reader = Reader(self._app, self._app.store.events.end())
-            except GenbaError as error:
-                log.warning("cannot read events: %s; trying again", error)
-                over.wait(1.0)
-
-    def give(self, event: Event) -> None:
-        for kinds, callback in list(self._all):
-            if kinds is None or event.kind in kinds:
-                try:
-                    callback(event)
-                except Exception:  # a handler that raises harms nobody
-                    log.exception("a handler of %r raised", event.kind)
+        _serve(reader, self._of_nodes, threading.Event())
 
     def close(self) -> None:
         self._over.set()
         self._thread = None
+
+
+def _serve(reader: Reader, handlers: list[Handler], over: threading.Event) -> None:
+    while not over.is_set():
+        try:
+            for event in reader.follow(True, over.is_set):
+                _give(event, handlers)
+        except CursorExpired as error:
+            log.warning("handlers were too slow: %s", error)
+            reader.skip()
+        except GenbaError as error:
+            log.warning("cannot read events: %s; trying again", error)
+            over.wait(1.0)
+
+
+def _give(event: Event, handlers: list[Handler]) -> None:
+    for kinds, callback in list(handlers):
+        if kinds is None or event.kind in kinds:
+            try:
+                callback(event)
+            except Exception:  # a handler that raises harms nobody
+                log.exception("a handler of %r raised", event.kind)
 
 
 def importing(depth: int = 2) -> bool:
@@ -212,8 +224,4 @@ def _task_name(value: Any) -> str:
 
 
 def _job_id(job: Any) -> int | None:
-    if job is None or (isinstance(job, int) and not isinstance(job, bool)):
-        return job
-    if isinstance(job, Job):
-        return job.id
-    raise BadOption(f"job: {job!r} is neither a job nor a job's id")
+    return None if job is None else read_id("job", job)

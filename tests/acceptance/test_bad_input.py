@@ -141,6 +141,67 @@ def test_options_that_are_unknown_ill_typed_or_contradictory_are_refused(client,
         client.add.using(**options).enqueue(1)
 
 
+# what is neither an argument nor an option: the same on both databases
+
+
+@pytest.mark.parametrize("reason", ["a\0b", "\ud800", 5, b"why"], ids=["NUL", "surrogate", "int", "bytes"])
+def test_a_reason_that_no_database_takes_is_refused(jobs, reason):
+    app, job = jobs.app, jobs.add.using(delay="1h").enqueue(1)
+    schedule = app.recur("s", jobs.add.call(1), cron="0 3 * * *")
+    group = app.enqueue_many([jobs.add.using(delay="1h").call(1)])
+    for ask in (
+        job.hold, job.cancel, job.kill, group.cancel, schedule.pause, app.tasks["jobs.add"].disable,
+        lambda why: app.queues["default"].pause(reason=why),
+        lambda why: app.cancel_many(reason=why),
+        lambda why: app.hold_many(reason=why),
+    ):
+        with pytest.raises(BadOption, match="reason must be a text without NUL and lone surrogates, not"):
+            ask(reason)
+    assert (job.refresh().state, group[0].refresh().state, schedule.refresh().paused) == ("scheduled",) * 2 + (False,)
+
+
+def test_a_hold_needs_a_reason(jobs):
+    with pytest.raises(BadOption, match="reason must be a text"):
+        jobs.add.enqueue(1).hold(None)
+    with pytest.raises(BadOption, match="reason must be a text"):
+        jobs.app.hold_many(reason=None)
+
+
+@pytest.mark.parametrize("name", ["task", "queue", "tag", "key", "schedule", "node", "error"])
+@pytest.mark.parametrize("text", ["a\0b", "\udcff", 5], ids=["NUL", "surrogate", "int"])
+def test_jobs_cannot_be_chosen_by_a_text_that_no_database_takes(jobs, name, text):
+    for ask in (jobs.app.jobs, jobs.app.count, jobs.app.cancel_many):
+        with pytest.raises(BadOption, match=f"{name} must be a text"):
+            ask(**{name: text})
+    if name == "key":
+        with pytest.raises(BadOption, match="key must be a text"):
+            jobs.app.job(key=text)
+
+
+@pytest.mark.parametrize("id", [2**63, 2**70, -(2**70), 0, -1])
+def test_an_id_that_no_job_can_have_is_not_found(jobs, id):
+    app = jobs.app
+    for ask in (
+        lambda: app.job(id),
+        lambda: app.jobs(parent=id),
+        lambda: list(app.events(job=id)),
+        lambda: jobs.add.using(after=[id]).enqueue(1),
+        lambda: jobs.add.using(parent=id).enqueue(1),
+    ):
+        with pytest.raises(JobNotFound, match=f"there is no job {id};"):
+            ask()
+    assert app.count(state="any") == 0
+
+
+@pytest.mark.parametrize("id", ["x", "1", True, 1.0, b"1", [1]], ids=repr)
+def test_what_is_no_id_is_refused(jobs, id):
+    app = jobs.app
+    for ask in (lambda: app.job(id), lambda: app.jobs(parent=id), lambda: app.jobs(before=id),
+                lambda: list(app.events(job=id)), lambda: jobs.add.using(parent=id).enqueue(1)):
+        with pytest.raises(BadOption, match="must be a job or its id"):
+            ask()
+
+
 def test_a_call_must_come_together_with_those_it_waits_for(client):
     first = client.add.call(1)
     second = client.add.using(after=[first]).call(2)

@@ -9,6 +9,7 @@ import pytest
 from tests.support import eventually
 
 from genba.errors import BadOption
+from genba.storage.bulk import BATCH
 
 
 def test_many_are_cancelled_held_resumed_requeued_and_deleted_by_what_they_are(jobs: Any) -> None:
@@ -43,6 +44,14 @@ def test_flush_leaves_what_runs_unless_it_is_asked_for(shop: Any, path: Any) -> 
     assert app.flush(running=True, schedules=True) == 1
     assert running.wait(timeout=10).state == "cancelled"
     assert done.refresh().state == "succeeded"
+
+
+def test_flush_deletes_who_waits_for_others_too_however_many_there_are(jobs: Any) -> None:
+    calls = [jobs.add.call(i) for i in range(BATCH + 1)]
+    jobs.app.enqueue_many([*calls, jobs.add.using(after=calls[:1]).call(0), jobs.add.using(after=calls[-1:]).call(0)])
+
+    assert jobs.app.flush() == BATCH + 3
+    assert jobs.app.count(state="any") == 0
 
 
 def test_a_job_that_has_not_started_is_updated(jobs: Any) -> None:

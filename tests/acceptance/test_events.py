@@ -355,3 +355,55 @@ def test_handlers_of_the_apps_module_are_not_for_those_who_import_it(tmp_path: P
     assert module.app.handlers
     assert not Path("handled.db").exists()
     assert not set(threading.enumerate()) - before
+
+
+def test_who_imports_the_module_and_has_handlers_of_its_own_gets_events_for_these_alone(url, tmp_path: Path):
+    (tmp_path / "handled.py").write_text(
+        "from genba import Genba\napp = Genba()\nseen = []\n"
+        "@app.task\ndef add(x: int) -> int: return x + 1\n"
+        "app.on('*', seen.append)\n"
+    )
+    module, seen = load_module("handled", tmp_path, url), []
+    module.app.on("waiting", lambda event: seen.append(event.job_id))
+
+    job = module.add.enqueue(1)
+
+    assert eventually(lambda: seen) == [job.id]
+    assert module.seen == []
+    module.app.close()
+
+
+def test_a_listener_that_was_too_slow_goes_on_with_the_events_of_its_own_node(url, tmp_path: Path, caplog):
+    (tmp_path / "handled.py").write_text(
+        "from genba import Genba\napp = Genba()\nseen = []\n"
+        "class Enough(BaseException): pass\n"
+        "@app.on('gate_opened')\ndef note(event):\n"
+        "    seen.append(event.node)\n"
+        "    if len(seen) > 3: raise Enough\n"
+    )
+    module, over = load_module("handled", tmp_path, url), threading.Event()
+    store = module.app.store
+
+    def opened(*nodes: int) -> None:
+        for node in nodes:
+            with store._db.transaction() as tx:
+                store.events.tell(tx, "gate_opened", node=node)
+
+    def go_on() -> None:
+        while not over.wait(0.02):
+            opened(8, 7)
+
+    def expire() -> None:
+        opened(*[8] * 10)
+        store.events.prune(0, 3)
+        others.start()
+
+    others = threading.Thread(target=go_on, name="other nodes")
+    with pytest.raises(module.Enough):
+        module.app.handlers.serve(7, expire)
+    over.set()
+    others.join()
+
+    assert "handlers were too slow" in caplog.text
+    assert module.seen == [7, 7, 7, 7]
+    module.app.close()

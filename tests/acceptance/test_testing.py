@@ -64,6 +64,41 @@ def test_time_passes_by_hand_and_nobody_sleeps(app):
     assert time.monotonic() - began < 30
 
 
+def test_prune_keeps_no_job_longer_than_its_task_says(app):
+    @app.task(name="fleeting", keep=0)
+    def fleeting() -> None: ...
+
+    @app.task(name="usual")
+    def usual() -> None: ...
+
+    with app.testing() as q:
+        gone, kept = fleeting.enqueue(), usual.enqueue()
+        q.run()
+        assert app.prune() == 1
+        assert app.jobs(state="any") == [kept]
+        assert app.prune(0) == 1
+        kept = fleeting.enqueue()
+        app.tasks["fleeting"].set(keep="1h")
+        q.run()
+        q.advance("59m")
+        assert app.prune() == 0
+        q.advance("1m")
+        assert app.prune() == 1
+        assert gone.id != kept.id
+
+
+def test_a_schedule_can_be_triggered_twice_while_the_clock_stands_still(app):
+    @app.task(name="hi")
+    def hi() -> int:
+        return 1
+
+    with app.testing() as q:
+        schedule = app.recur("s", hi.call(), cron="0 3 * * *")
+        jobs = [schedule.trigger(), schedule.trigger()]
+        assert None not in jobs
+        assert q.run() == jobs
+
+
 def test_failures_are_judged_as_a_node_does(app):
     @app.task(name="bad")
     def bad(how: str) -> None:

@@ -32,6 +32,18 @@ def test_an_anchored_run_comes_at_the_first_slot_after_the_end(every, base, mome
     assert ended < found <= ended + every
 
 
+@given(every=lengths, base=moments, start=st.none() | moments)
+def test_the_first_anchored_run_is_the_first_slot_from_now_on_and_never_before_the_base(every, base, start):
+    found = first(Rule(every=every, base=base, start=start), NOW)
+    assert found is not None
+    begin = max(NOW, start or NOW)
+    if base >= begin:
+        assert found == base
+    else:
+        assert (found - base) % every == 0
+        assert begin <= found < begin + every
+
+
 @given(every=lengths, moment=moments, late=lengths, ran=lengths, reference=st.sampled_from(["start", "end"]))
 def test_no_run_of_an_interval_comes_before_the_end_of_the_one_before(every, moment, late, ran, reference):
     started, ended = moment + late, moment + late + ran

@@ -140,6 +140,19 @@ def test_a_task_that_no_node_knows_waits_and_says_so_and_starts_when_one_knows_i
 # stopping one job
 
 
+def test_a_node_whose_code_says_something_else_of_its_tasks_tells_so_once(jobs, node, tmp_path):
+    code = _OTHER.replace('"nobody.knows"', '"nobody.knows", timeout="5s"')
+    (tmp_path / "other.py").write_text(_OTHER)
+    first = node(target="other:app")
+    (tmp_path / "other.py").write_text(code)
+    second, third = node(target="other:app"), node(target="other:app")
+
+    assert "changed tasks: nobody.knows (timeout)" in second.log
+    assert not [one for one in (first, third) if "changed tasks" in one.log]
+    [event] = jobs.app.events(kinds="task_changed")
+    assert (event.data["task"], event.data["diff"]) == ("nobody.knows", {"timeout": [None, 5_000_000]})
+
+
 def test_a_deaf_job_is_ended_with_all_its_descendants_when_its_time_is_over(shop, path):
     jobs = shop.jobs
     job = jobs.ignore_sigterm.using(timeout=1, grace=0.3).enqueue(str(path))

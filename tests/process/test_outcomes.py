@@ -38,13 +38,16 @@ def events(shop, job):
         (["now"], "return", "succeeded", "attempt 2"),
         (["counted"], "return", "failed", "counted"),
         (["succeed:yes"], "raise", "failed", "ValueError: after all"),
-        (["fail:bad luck"], "raise", "failed", "bad luck"),
-        (["hold:ask Ann"], "raise", "held", "ask Ann"),
-        (["retry:0"], "raise", "succeeded", "attempt 2"),
+        (["fail:bad luck"], "raise", "failed", "ValueError: after all"),
+        (["hold:ask Ann"], "raise", "failed", "ValueError: after all"),
+        (["retry:0"], "raise", "failed", "ValueError: after all"),
+        (["counted"], "raise", "failed", "ValueError: after all"),
+        (["retry:0"], "FailJob", "failed", "for good"),
+        (["hold:ask Ann"], "RetryJob", "failed", "once more"),
     ],
 )
 def test_the_last_request_counts_when_the_job_ends(shop, wishes, then, state, said):
-    """An exception is stronger than a wish for success, and weaker than any other."""
+    """An exception is stronger than any of them."""
     job = ended(shop.jobs.ask_for.enqueue(*wishes, then=then))
 
     assert job.state == state
@@ -60,6 +63,14 @@ def test_a_free_retry_takes_nothing_from_the_budget(shop, wishes):
     assert (job.state, job.result()) == ("succeeded", "attempt 2")
     assert (job.retries, job.crashes) == (0, 0)
     assert [attempt.cause for attempt in job.attempts] == ["returned", "returned"]
+
+
+@pytest.mark.parametrize("wish", ["retry:0", "fail:bad luck", "hold:ask Ann"])
+def test_an_exception_after_a_request_takes_from_the_budget(shop, wish):
+    job = ended(shop.jobs.ask_for.using(retry={"times": 1, "delay": 0}).enqueue(wish, then="raise"))
+
+    assert (job.state, job.retries) == ("succeeded", 1)
+    assert [attempt.cause for attempt in job.attempts] == ["exception", "returned"]
 
 
 def test_a_retry_that_is_not_free_takes_from_the_budget(shop):

@@ -191,15 +191,19 @@ def test_a_node_without_its_database_stops_what_must_not_run_twice_and_nothing_e
     assert "lease lost" in once.reason
 
 
-def test_workers_that_come_and_go_are_in_the_events(jobs, url, node, path):
+@pytest.mark.parametrize(
+    ("task", "number", "end"),
+    [("die_of", 9, {"signal": 9, "signal_name": "SIGKILL"}), ("exit_with", 3, {"exit": 3})],
+)
+def test_workers_that_come_and_go_are_in_the_events(jobs, url, node, task, number, end):
     node("--max", "1")
-    job = jobs.die_of.enqueue(int(signal.SIGKILL))
+    job = getattr(jobs, task).enqueue(number)
     eventually(lambda: job.refresh().state == "held", within=10)
     pid = job.attempts[-1].pid
 
     ended = eventually(lambda: [w for _, e in events(url, "worker_ended") for w in e["workers"] if w["pid"] == pid])
     begun = [w for _, e in events(url, "worker_started") for w in e["workers"] if w["pid"] == pid]
-    assert ended == [{**begun[0], "status": int(signal.SIGKILL)}]
+    assert ended == [{**begun[0], **end}]
 
 
 def test_a_long_job_has_its_name_in_the_list_of_processes(shop, path):

@@ -7,6 +7,7 @@ import select
 from collections import Counter
 from contextlib import closing
 
+import msgspec
 import pytest
 from tests.storage.builders import (
     CLAIM,
@@ -35,6 +36,7 @@ from genba.node.doubts import Doubts
 from genba.node.keeper import Keeper, Work
 from genba.storage import intake
 from genba.storage.burial import judged
+from genba.storage.events import Position
 from genba.storage.membership import NameTaken, Orphan
 from genba.storage.records import Ending
 from genba.storage.store import open_store
@@ -52,6 +54,37 @@ def test_a_node_that_joined_is_live_and_known(store):
     assert (node.lease, node.lease_until - node.beat_at, node.expired) == (LEASE, LEASE, False)
     assert store.nodes.known_tasks() == {"a", "b"}
     assert store.nodes.names() == {5: "n"}
+
+
+def changes(store):
+    page = store.events.page(Position())
+    told = [(row.node, msgspec.json.decode(row.data)) for row in page.rows if row.kind == "task_changed"]
+    return [(node, data["task"], data["by"], data["diff"]) for node, data in told]
+
+
+def test_a_node_that_says_something_else_of_a_task_tells_what(store):
+    store.install()
+    old = {"name": "pay", "title": "Pay", "timeout": 5, "keep": 1}
+    assert store.nodes.join(a_node(1, tasks=(old, {"name": "ship"}))) == {}
+    assert store.nodes.join(a_node(2, tasks=({"name": "ship"}, dict(reversed(old.items()))))) == {}
+    assert changes(store) == []
+
+    new = {"name": "pay", "title": "Pay", "timeout": 9, "keep": 1, "retry": {"times": 2}}
+    diff = {"retry": (None, {"times": 2}), "timeout": (5, 9)}
+    assert store.nodes.join(a_node(3, tasks=(new, {"name": "ship"}, {"name": "new"}))) == {"pay": diff}
+    assert changes(store) == [(3, "pay", "node node-3", {name: list(pair) for name, pair in diff.items()})]
+
+    assert store.nodes.declare(3, [new]) == {}
+    assert store.nodes.declare(3, [{**new, "timeout": 10}]) == {"pay": {"timeout": (9, 10)}}
+    assert len(changes(store)) == 2
+
+
+def test_of_many_nodes_that_say_the_same_new_thing_one_tells_of_it(store):
+    joined(store, 1, tasks=({"name": "pay", "timeout": 5},))
+
+    together(8, lambda i: store.nodes.join(a_node(i + 2, tasks=({"name": "pay", "timeout": 9},))))
+
+    assert [diff for _, _, _, diff in changes(store)] == [{"timeout": [5, 9]}]
 
 
 def test_a_name_is_taken_while_its_holder_lives(store):

@@ -9,7 +9,7 @@ from tests.storage.builders import CLAIM, TASK, a_job, claimed, ending, joined, 
 
 from genba.domain.duration import DAY, HOUR, MILLISECOND, MINUTE, SECOND
 from genba.domain.schedule import Rule
-from genba.errors import ScheduleNotFound
+from genba.errors import ScheduleNotFound, TaskDisabled
 from genba.node.doubts import Doubts
 from genba.node.keeper import Keeper
 from genba.storage.records import Claimed, JobRecord
@@ -310,6 +310,18 @@ def test_the_next_run_counts_from_end_start_or_base(store, clock, rule, expected
     assert due_after(store) == expected
 
 
+@pytest.mark.parametrize("ahead", [0, 2 * DAY])
+def test_an_interval_begins_at_its_base_and_waits_for_it_however_long(store, clock, ahead):
+    made(store, every=HOUR, base=START + ahead)
+    assert due_after(store) == ahead
+    assert store.schedules.replan() == 0
+    clock.advance(ahead / SECOND)
+    joined(store)
+    turn(store)
+    run_one(store)
+    assert due_after(store) == ahead + HOUR
+
+
 def test_again_at_once_is_a_tenth_of_a_second_apart_and_backs_off_while_it_fails(store, clock):
     joined(store)
     made(store, every=-1)
@@ -409,6 +421,88 @@ def test_the_same_again_changes_nothing_and_other_words_change_the_future(store,
     assert store.job(job.id).reason == "schedule s was changed"
     made(store, every=10 * MINUTE)
     assert due_after(store) == 10 * MINUTE
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        ({"every": 10}, {"every": 30}, 32),
+        ({"every": 30}, {"every": 10}, 12),
+        ({"every": 30}, {"every": 1}, 5),  # that would have been before now
+        ({"every": 10}, {"every": 30, "reference": "start"}, 30),
+        ({"every": 10, "reference": "start"}, {"every": 30}, 32),
+        ({"every": 10}, {"every": 30, "start": START + 40 * SECOND}, 40),
+        ({"every": 10}, {"every": 10, "misfire": "skip"}, 12),
+        ({"every": 10, "base": START}, {"every": 30}, 32),
+        ({"every": 10}, {"every": 30, "until": START + 20 * SECOND}, None),
+    ],
+)
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_change_counts_from_what_the_next_run_was_counted_from(store, clock, url, before, after, expected, gone):
+    """It began at 0 and ended at 2; that is known of a job that was deleted too, but for its start."""
+    joined(store)
+    made(store, **{**before, "every": before["every"] * SECOND})
+    turn(store)
+    (job,) = claimed(store)
+    clock.advance(2)
+    store.finish(1, [success(job)])
+    if gone:
+        with_conn(url, f"DELETE FROM genba.job WHERE id = {job.id}")
+        expected = 32 if "reference" in after else expected
+    clock.advance(3)
+    made(store, **{**after, "every": after["every"] * SECOND})
+    assert [job.due_at - START for job in runs(store)] == ([] if expected is None else [expected * SECOND])
+
+
+def test_two_changes_count_from_the_same_end(store, clock):
+    joined(store)
+    made(store, every=10 * SECOND)
+    turn(store)
+    run_one(store)
+    for every in (30, 60, 20):
+        clock.advance(3)
+        made(store, every=every * SECOND)
+        assert due_after(store) == every * SECOND
+
+
+def test_a_triggered_run_is_not_of_the_rhythm_that_is_changed(store, clock):
+    joined(store)
+    made(store, every=10 * SECOND)
+    turn(store)
+    run_one(store)
+    clock.advance(3)
+    extra = store.schedules.trigger("s")
+    assert run_one(store) == extra
+    made(store, every=30 * SECOND)
+    assert due_after(store) == 30 * SECOND
+
+
+def test_a_paused_interval_that_is_changed_goes_on_in_its_new_rhythm(store, clock):
+    joined(store)
+    made(store, every=10 * SECOND)
+    turn(store)
+    run_one(store)
+    store.schedules.pause("s")
+    clock.advance(3)
+    made(store, every=30 * SECOND)
+    assert runs(store) == []
+    store.schedules.resume("s")
+    assert due_after(store) == 30 * SECOND
+
+
+def test_a_run_that_was_taken_back_does_not_count(store, clock):
+    joined(store)
+    made(store, every=HOUR, start=START + HOUR, max_runs=1)
+    store.schedules.pause("s")
+    store.schedules.resume("s")
+    made(store, every=2 * HOUR, start=START + HOUR, max_runs=1)
+    assert store.schedules.named("s").runs == 1
+    assert due_after(store) == HOUR
+    clock.advance("1h")
+    joined(store, 2)
+    turn(store)
+    run_one(store)
+    assert runs(store) == []
 
 
 def test_what_runs_is_not_touched_by_a_change(store, clock):
@@ -531,6 +625,25 @@ def test_trigger_runs_once_more_beside_the_rhythm(store, clock, url):
     clock.advance("50m")
     turn(store)
     assert jobs_made(store, url) == [10 * MINUTE, HOUR]
+
+
+def test_two_triggers_at_the_same_instant_make_two_jobs_or_say_why_not(store, clock):
+    made(store, cron="0 * * * *")
+    made_first, made_second = store.schedules.trigger("s"), store.schedules.trigger("s")
+    assert made_first != made_second
+    assert [state(store, job) for job in (made_first, made_second)] == ["waiting", "waiting"]
+    made(store, cron="0 * * * *", overlap="skip")
+    assert store.schedules.trigger("s") is None
+    assert skips(store) == [(f"triggered while job {made_first} was open", 1)]
+
+
+def test_a_trigger_of_a_disabled_task_is_refused_as_an_enqueue_is(store, clock, url):
+    joined(store)
+    made(store, cron="0 * * * *")
+    with_conn(url, f"UPDATE genba.task SET enabled = {'false' if url.startswith('post') else '0'}")
+    with pytest.raises(TaskDisabled, match="to enable it"):
+        store.schedules.trigger("s")
+    assert jobs_made(store, url) == []
 
 
 def test_a_triggered_interval_does_not_overlap_with_its_next_run_and_keeps_its_moment(store, clock):

@@ -89,7 +89,7 @@ def first(rule: Rule, now: Micros, runs: int = 0) -> Micros | None:
         after = begin if rule.start is None or begin > rule.start else begin - 1
         return rule.more(runs, cron(rule.cron, rule.tz).after(after))
     if rule.base is not None and rule.every is not None and rule.every > 0:
-        return rule.more(runs, _slot(rule.base, rule.every, begin - 1 if rule.start is not None else begin))
+        return rule.more(runs, max(rule.base, _slot(rule.base, rule.every, begin - 1)))
     return rule.more(runs, begin)
 
 
@@ -134,6 +134,11 @@ def latest_wait(rule: Rule, now: Micros) -> Micros:
         return _slot(rule.base, rule.every, max(now, (rule.start or now) - 1)) + rule.jitter
     wait = LONGEST_BACKOFF if rule.every == AT_ONCE else rule.every
     return max(now, rule.start or now) + wait + rule.jitter + SECOND
+
+
+def waits_too_long(rule: Rule, moment: Micros, now: Micros) -> bool:
+    """Whether a run of an interval, due at `moment`, would not be planned so now; one that waits for its base may."""
+    return moment > latest_wait(rule, now) and moment != rule.base
 
 
 def due(rule: Rule, next_at: Micros, now: Micros, runs: int) -> Plan:

@@ -25,8 +25,9 @@ _DIED_WITH_NUMBER = re.compile(r"(?:signal|exit) [0-9]+")
 class End:
     """How an attempt ended.
 
-    `wants` ("succeed", "fail", "hold", "retry") is what the job's code asked for; it counts
-    only when the code came to its own end.  A success asked for before an exception does not.
+    `wants` ("succeed", "fail", "hold", "retry") is what the job's code asked for; it counts only when the code came to
+    its own end.  With an exception it is what the exception itself says (RetryJob, FailJob): one forgets what was asked
+    for before it.
     """
 
     cause: str

@@ -11,6 +11,7 @@ from typing import Any
 from genba.node.pool import leftovers
 from genba.node.settings import NodeSettings
 from genba.storage.burial import judged
+from genba.storage.membership import Diffs
 from genba.storage.records import Micros, NewNode
 from genba.storage.series import wanted_schedules
 from genba.storage.store import Store
@@ -40,7 +41,14 @@ def join(store: Store, id: int, settings: NodeSettings, lease: Micros, tasks: Se
         for other in gone:
             if other.name == node.name:
                 store.nodes.bury(other.id, judged)
-    store.nodes.join(node)
+    tell_changes(store.nodes.join(node))
+
+
+def tell_changes(changed: Diffs) -> None:
+    """One line, if tasks are otherwise than nodes before this one have told; old and new are in the events."""
+    if changed:
+        tasks = "; ".join(f"{task} ({', '.join(diff)})" for task, diff in sorted(changed.items()))
+        log.info("the code of this node has changed tasks: %s", tasks)
 
 
 def queues_of(contents: Mapping[str, Any]) -> set[str]:

@@ -16,6 +16,7 @@ from typing import Any
 
 from genba.domain.clock import Clock
 from genba.errors import StoreError
+from genba.node.arrival import tell_changes
 from genba.node.doubts import Doubts
 from genba.readers import Keep
 from genba.storage.burial import bury_dead, judged
@@ -215,7 +216,7 @@ class Keeper(threading.Thread):
         self._pruning = self._prune_jobs()
 
     def _tell_tasks(self, tasks: Sequence[dict[str, Any]]) -> None:
-        self._store.nodes.declare(self._node, tasks, self._queues)
+        tell_changes(self._store.nodes.declare(self._node, tasks, self._queues))
         self._tasks = [task["name"] for task in tasks]
         self._keep = {task["name"]: task.get("keep") for task in tasks}
         if self._told is tasks:

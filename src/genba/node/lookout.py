@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import signal
 from typing import Any
 
 from genba.node.gates import Gate
@@ -10,6 +12,18 @@ from genba.node.machine import Machine
 from genba.storage.records import Micros
 
 log = logging.getLogger("genba.node")
+
+_SIGNALS = {int(number): number.name for number in signal.Signals}
+
+
+def _end(status: int | None) -> dict[str, Any]:
+    """What waitpid tells of it, in words; nothing if the zygote died, and nobody knows."""
+    if status is None:
+        return {}
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        return {"signal": number, "signal_name": _SIGNALS.get(number, f"signal {number}")}
+    return {"exit": os.WEXITSTATUS(status)}
 
 
 class Lookout:
@@ -24,7 +38,7 @@ class Lookout:
         self._came.append({"slot": slot, "pid": pid})
 
     def went(self, slot: int, pid: int, status: int | None) -> None:
-        self._went.append({"slot": slot, "pid": pid, "status": status})
+        self._went.append({"slot": slot, "pid": pid, **_end(status)})
 
     def starved(self) -> bool:
         """The kernel has killed for memory."""

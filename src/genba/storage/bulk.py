@@ -28,11 +28,11 @@ class Bulk:
         self._store = store
         self._db = database
 
-    def _batches(self, filter: Filter) -> Iterator[list[JobId]]:
-        """By id, upwards: what has been moved is not met again."""
+    def _batches(self, filter: Filter, down: bool) -> Iterator[list[JobId]]:
+        """By id, upwards or down: what has been moved is not met again."""
         last = filter.last_id
         while True:
-            ids = self._store.search.ids(replace(filter, oldest_first=True, last_id=last), BATCH)
+            ids = self._store.search.ids(replace(filter, oldest_first=not down, last_id=last), BATCH)
             if ids:
                 yield ids
             if len(ids) < BATCH:
@@ -40,11 +40,16 @@ class Bulk:
             last = ids[-1]
 
     def each(
-        self, filter: Filter, act: Callable[[Sequence[JobId]], int], step: Callable[[int], None] | None = None
+        self,
+        filter: Filter,
+        act: Callable[[Sequence[JobId]], int],
+        step: Callable[[int], None] | None = None,
+        *,
+        down: bool = False,
     ) -> int:
-        """`act` upon all that fit, some hundred at a time; how many it has moved."""
+        """`act` upon all that fit, some hundred at a time, the newest first if `down`; how many it has moved."""
         moved = 0
-        for ids in self._batches(filter):
+        for ids in self._batches(filter, down):
             moved += act(ids)
             if step is not None:
                 step(moved)

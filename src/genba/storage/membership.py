@@ -71,6 +71,14 @@ class EndJobs(Protocol):
 
 
 Judge = Callable[[Orphan, Micros], Ending]
+Diffs = dict[str, dict[str, tuple[Any, Any]]]  # by task, by option: what was told before, and what is said now
+
+_json = msgspec.json.Encoder(order="deterministic")
+
+
+def _diff(before: dict[str, Any], now: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    names = sorted(before.keys() | now.keys())
+    return {name: (before.get(name), now.get(name)) for name in names if before.get(name) != now.get(name)}
 
 
 class NameTaken(GenbaError):
@@ -97,10 +105,13 @@ class Membership:
         self._end = end
         self._events = events
 
-    def join(self, node: NewNode) -> None:
-        """Become a member, and tell what it can run; NameTaken if a living one has the name."""
+    def join(self, node: NewNode) -> Diffs:
+        """Become a member, and tell what it can run; NameTaken if a living one has the name.
+
+        Gives what it says otherwise than was told of its tasks before.
+        """
         with self._db.transaction() as tx:
-            self._declare(tx, node.tasks, node.name)
+            changed = self._declare(tx, node.tasks, node.id, node.name)
             self._declare_queues(tx, node.queues)
             joined = tx.one(
                 "join",
@@ -122,35 +133,41 @@ class Membership:
                 raise NameTaken(f"a live node is called {node.name!r} already{where}: choose another --name")
             self._tell(tx, "node_joined", node.id, name=node.name, host=node.host, pid=node.pid)
             self._limit(tx, node.tasks)
+            return changed
 
-    def declare(self, node: int, tasks: Sequence[dict[str, Any]], queues: Sequence[str]) -> None:
-        """Tell what `node` can run from now on."""
+    def declare(self, node: int, tasks: Sequence[dict[str, Any]], queues: Sequence[str]) -> Diffs:
+        """Tell what `node` can run from now on; gives what is otherwise than before."""
         with self._db.transaction() as tx:
             names = msgspec.json.encode([definition["name"] for definition in tasks]).decode()
             served = msgspec.json.encode(queues).decode()
             known = tx.one("set_node_tasks", id=node, tasks=names, queues=served)
+            changed = self._declare(tx, tasks, node, known[0]) if known else {}
             if known:
-                self._declare(tx, tasks, known[0])
                 self._declare_queues(tx, queues)
                 self._limit(tx, tasks)
+            return changed
 
     def _declare_queues(self, tx: Tx, queues: Sequence[str]) -> None:
         for queue in sorted(queues):
             tx.run("declare_queue", namespace=self._namespace, name=queue)
 
-    def _declare(self, tx: Tx, tasks: Sequence[dict[str, Any]], node: str) -> None:
+    def _declare(self, tx: Tx, tasks: Sequence[dict[str, Any]], node: int, name: str) -> Diffs:
+        by, changed = f"node {name}", {}
+        told = {row[0]: (row[1], row[2]) for row in tx.all("tasks", namespace=self._namespace)}
         for definition in sorted(tasks, key=itemgetter("name")):  # two that join must not cross
-            tx.run(
-                "declare_task",
-                namespace=self._namespace,
-                name=definition["name"],
-                title=definition.get("title"),
-                definition=msgspec.json.encode(definition, order="deterministic").decode(),
-                by=f"node {node}",
-            )
+            task, title = definition["name"], definition.get("title")
+            before, now = told.get(task), (title, _json.encode(definition).decode())
+            if before != now and tx.run(
+                "declare_task", namespace=self._namespace, name=task, title=title, definition=now[1], by=by
+            ):  # or another was faster, and said the same
+                diff = {} if before is None else _diff(msgspec.json.decode(before[1]), msgspec.json.decode(now[1]))
+                if diff:
+                    changed[task] = diff
+                    self._tell(tx, "task_changed", node, task=task, by=by, diff=diff)
             fair_by, queue = definition.get("fair_by"), definition.get("queue", "default")
             if fair_by and tx.one("make_fair", namespace=self._namespace, name=queue, fair_by=fair_by):
                 tx.run("next_epoch", namespace=self._namespace)
+        return changed
 
     def _limit(self, tx: Tx, tasks: Sequence[dict[str, Any]]) -> None:
         """What these tasks say of their templates; BadTask if others, that run, say something else."""

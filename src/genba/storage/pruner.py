@@ -52,9 +52,9 @@ class Pruner:
         last = self._whole_at
         if whole or last is None or keeps != self._keeps or not last <= now < last + DAY:
             self._whole_at, self._later = now, []
-            self._passes.extend(_Pass(0, 0, now - shortest) for shortest in sorted(times)[:1])
+            self._passes.extend(_Pass(0, 0, now - shortest + 1) for shortest in sorted(times)[:1])
         else:
-            self._passes.extend(_Pass(self._passed[time], 0, now - time) for time in sorted(times))
+            self._passes.extend(_Pass(self._passed[time], 0, now - time + 1) for time in sorted(times))
         self._passed = {time: now - time - OVERLAP for time in times}
         self._keeps, self._now = dict(keeps), now
         self._again, self._later = deque(self._later), []
@@ -83,7 +83,7 @@ class Pruner:
             return False  # whoever knows the task knows how long
         keep = self._keeps[task]
         time = keep.get(state) if isinstance(keep, dict) else keep
-        return time is not None and ended < self._now - time
+        return time is not None and ended <= self._now - time
 
     def _delete(self, ids: Sequence[JobId]) -> int:
         if not ids:

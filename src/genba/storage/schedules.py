@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from genba.domain.duration import DAY, Micros
-from genba.domain.schedule import ON_TIME, Rule, Skip, after_run, due, first, latest_wait, passed
-from genba.errors import ScheduleNotFound, StoreError
+from genba.domain.schedule import ON_TIME, Rule, Skip, after_run, due, first, latest_wait, passed, waits_too_long
+from genba.errors import ScheduleNotFound, StoreError, TaskDisabled
 from genba.storage.database import Database, Tx
 from genba.storage.records import Edge, JobId
 from genba.storage.series import Again, Insert, PutDown, Run, RunEnd, ScheduleRecord, Series, TickRecord, Wanted
@@ -24,8 +24,17 @@ from genba.storage.series import Again, Insert, PutDown, Run, RunEnd, ScheduleRe
 BY_CODE = "code"  # the owner of what nodes declare; what was made by hand has none
 UNDECLARED = "no live node has declared it for an hour"
 KEEP_TICKS = 30 * DAY
+RECENT = 20  # ticks among which the last run is, unless so many were skipped or triggered since
 
 T = TypeVar("T")
+
+
+class Past(NamedTuple):
+    """A run that is over, as `after_run` wants to know it."""
+
+    moment: Micros
+    started: Micros | None
+    ended: Micros
 
 
 class Schedules:
@@ -102,11 +111,11 @@ class Schedules:
     ) -> None:
         now, before = tx.now(), row.rule
         rule = wanted.rule
-        moment = self._moment_after_change(row, rule, unstarted, now)
+        moment = self._moment_after_change(tx, row, wanted, unstarted)
         if not before.is_interval and row.next_at is not None:
             self._series.tell_skip(tx, row, passed(before, row.next_at, now, "the schedule was changed"))
         if before.is_interval:
-            self._series.withdraw(tx, row, unstarted, "changed")
+            row = self._series.withdraw(tx, row, unstarted, "changed")
         row = replace(
             row, task=wanted.job.task, definition=wanted.definition(), args=wanted.job.args, owner=owner,
             next_at=moment, seen_at=now,
@@ -119,15 +128,48 @@ class Schedules:
         self._series.tell(tx, "schedule_changed", row.id, row.name)
 
     def _moment_after_change(
-        self, row: ScheduleRecord, rule: Rule, unstarted: Sequence[Run], now: Micros
+        self, tx: Tx, row: ScheduleRecord, wanted: Wanted, unstarted: Sequence[Run]
     ) -> Micros | None:
-        pending = unstarted[0].moment if unstarted and row.rule.is_interval else None
+        now, rule = tx.now(), wanted.rule
+        pending = unstarted[0].moment if unstarted else row.next_at
+        pending = pending if row.rule.is_interval else None
         if rule == row.rule and pending is not None:
             return pending  # only what is run has changed
-        begin = first(rule, now, row.runs)
+        runs = row.runs - len(unstarted) if row.rule.is_interval else row.runs  # what waits is withdrawn
+        begin = first(rule, now, runs)
         if begin is None or pending is None or not rule.is_interval or rule.base is not None or rule.every is None:
             return begin
-        return rule.more(row.runs, max(begin, min(pending, now + max(0, rule.every))))
+        past = self._counted_from(tx, row, rule, unstarted)
+        if past is None:  # nothing: it is the first one
+            return rule.more(runs, max(begin, min(pending, now + max(0, rule.every))))
+        moment = after_run(rule, **past._asdict(), runs=runs, failures=row.failures)
+        return None if moment is None else max(begin, moment)
+
+    def _counted_from(self, tx: Tx, row: ScheduleRecord, rule: Rule, unstarted: Sequence[Run]) -> Past | None:
+        """The run that the one that waits was counted from."""
+        waiting = {run.id for run in unstarted}
+        ticks = [TickRecord(*each) for each in tx.all("ticks", schedule_id=row.id, limit=RECENT)]
+        # Written when the one before it had ended; what was written later was triggered, and is not of the rhythm.
+        written = min((tick.at for tick in ticks if tick.job_id in waiting), default=None)
+        for tick in ticks:
+            if tick.job_id is None or tick.job_id in waiting or (written is not None and tick.at > written):
+                continue
+            past = self._past(tx, rule, tick.job_id)
+            if past is None and written is not None:  # deleted, or held since then
+                past = Past(written, None, written)
+            return past
+        return None
+
+    def _past(self, tx: Tx, rule: Rule, job: JobId, now: Micros | None = None) -> Past | None:
+        """A run that is over, `now` if given; None if its job is gone, or has no end."""
+        found = tx.one("run_of", id=job)
+        if found is None or (now is None and found[3] is None):
+            return None
+        moment, started, attempt, ended = found
+        if attempt > 1 and rule.reference == "start":
+            tried = tx.one("first_claim", id=job)
+            started = tried[0] if tried and tried[0] is not None else started
+        return Past(moment, started, ended if now is None else now)
 
     def declare(self, wanted: Sequence[Wanted]) -> None:
         """What a node's app has; by as many nodes as like to."""
@@ -166,7 +208,7 @@ class Schedules:
                 return False
             if row.rule.is_interval:
                 moment = unstarted[0].moment if unstarted else row.next_at
-                self._series.withdraw(tx, row, unstarted, "paused")
+                row = self._series.withdraw(tx, row, unstarted, "paused")
                 row = replace(row, next_at=moment)
             self._series.write(tx, replace(row, paused=True, reason=reason or "paused by hand"))
             self._series.tell(tx, "schedule_paused", row.id, row.name, reason=reason)
@@ -200,7 +242,7 @@ class Schedules:
 
         def act(tx: Tx, row: ScheduleRecord, unstarted: Sequence[Run]) -> None:
             if row.fault() is None and row.rule.is_interval:
-                self._series.withdraw(tx, row, unstarted, "deleted")
+                row = self._series.withdraw(tx, row, unstarted, "deleted")
             self._series.write(tx, replace(row, deleted=True, next_at=None, owner=None))
             self._series.tell(tx, "schedule_deleted", row.id, row.name)
 
@@ -218,10 +260,13 @@ class Schedules:
                 self.delete(row.name)
 
     def trigger(self, name: str) -> JobId | None:
-        """One run now, beside the rhythm; None if `overlap` does not allow it."""
+        """One run now, beside the rhythm; None if `overlap` does not allow it, TaskDisabled if its task is."""
 
         def act(tx: Tx, row: ScheduleRecord, unstarted: Sequence[Run]) -> JobId | None:
-            rule, now = row.rule, tx.now()
+            enabled = tx.one("task_enabled", namespace=self._namespace, name=row.task)
+            if enabled is not None and not enabled[0]:
+                raise TaskDisabled(f"task {row.task!r} is disabled; to enable it: app.tasks[{row.task!r}].enable()")
+            rule, now = row.rule, self._series.free_moment(tx, row, tx.now())
             series = self._series.unheld(tx, row.id)
             waits = [run for run in unstarted if run.state == "scheduled" and rule.is_interval]
             busy = [run for run in series if run not in waits]
@@ -314,16 +359,17 @@ class Schedules:
     def _replan_interval(self, row: ScheduleRecord, now: Micros) -> int:
         with self._db.statement() as tx:
             runs = self._series.unheld(tx, row.id)
-        latest = latest_wait(row.rule, now)
-        if runs and not (len(runs) == 1 and runs[0].state == "scheduled" and runs[0].moment > latest):
+        if runs and not (
+            len(runs) == 1 and runs[0].state == "scheduled" and waits_too_long(row.rule, runs[0].moment, now)
+        ):
             return 0
 
         def act(tx: Tx, row: ScheduleRecord, unstarted: Sequence[Run]) -> int:
             if row.paused or row.next_at is not None:
                 return 0
-            if unstarted and unstarted[0].moment > latest:
-                self._series.withdraw(tx, row, unstarted, "planned anew: the clock was set back")
-                moment = row.rule.more(row.runs, latest - row.rule.jitter)
+            if unstarted and waits_too_long(row.rule, unstarted[0].moment, now):
+                row = self._series.withdraw(tx, row, unstarted, "planned anew: the clock was set back")
+                moment = row.rule.more(row.runs, latest_wait(row.rule, now) - row.rule.jitter)
             else:
                 moment = first(row.rule, tx.now(), row.runs)  # somebody has deleted its run
             if moment is None or self._series.busy(tx, row.id):
@@ -374,18 +420,10 @@ class Schedules:
             self._series.tell(tx, "schedule_paused", row.id, row.name, reason=reason)
         if not rule.is_interval or row.deleted or self._series.busy(tx, row.id, but=end.job_id):
             return row
-        return self._series.write_run(tx, row, self._next_moment(tx, row, end))
-
-    def _next_moment(self, tx: Tx, row: ScheduleRecord, end: RunEnd) -> Micros | None:
-        found = tx.one("run_of", id=end.job_id)
-        assert found is not None
-        moment, started, attempt = found
-        if attempt > 1 and row.rule.reference == "start":
-            tried = tx.one("first_claim", id=end.job_id)
-            started = tried[0] if tried and tried[0] is not None else started
-        return after_run(
-            row.rule, moment=moment, started=started, ended=tx.now(), runs=row.runs, failures=row.failures
-        )
+        past = self._past(tx, rule, end.job_id, tx.now())
+        assert past is not None
+        moment = after_run(rule, **past._asdict(), runs=row.runs, failures=row.failures)
+        return self._series.write_run(tx, row, moment)
 
     # parts
 

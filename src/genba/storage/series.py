@@ -162,6 +162,12 @@ class Series:
         tx.run("set_tick", job_id=id, skipped=None, **tick)
         return replace(row, runs=row.runs + 1), id
 
+    def free_moment(self, tx: Tx, row: ScheduleRecord, moment: Micros) -> Micros:
+        """The last up to `moment` that no tick has: a clock may stand still, or look twice at the same one."""
+        while tx.one("tick_at", schedule_id=row.id, moment=moment):
+            moment -= 1
+        return moment
+
     def _due(self, tx: Tx, row: ScheduleRecord, moment: Micros) -> dict[str, Any]:
         """When its job starts; the jitter of a tick counts from now: a clock that is set back must not put it off."""
         due = moment + spread(row.rule, row.name, moment)
@@ -177,12 +183,13 @@ class Series:
             return 0, str(why)
         return made.id, None if made.created else f"job {made.id} is in its place"
 
-    def withdraw(self, tx: Tx, row: ScheduleRecord, unstarted: Sequence[Run], what: str) -> None:
-        """The run that waits for its moment never was."""
+    def withdraw(self, tx: Tx, row: ScheduleRecord, unstarted: Sequence[Run], what: str) -> ScheduleRecord:
+        """The run that waits for its moment never was, and does not count."""
         for run in unstarted:
             tx.one("detach", id=run.id)
             self._put_down(tx, "cancel", run.id, f"schedule {row.name} was {what}")
             tx.run("forget_tick", schedule_id=row.id, moment=run.moment, job_id=run.id)
+        return replace(row, runs=max(0, row.runs - len(unstarted)))
 
     def busy(self, tx: Tx, id: int, but: JobId | None = None) -> bool:
         """Whether it has a run that is open, and not held: a held one must not stop the series."""

@@ -85,10 +85,8 @@ def as_wished(
         error = payload if outcome == wire.RAISED else None
         return outcome, error, {**(extra or {}), "wants": "hold", "reason": reason}
     wish = job.wish
-    if wish is None or (extra and "wants" in extra):
-        return outcome, payload, extra
-    if outcome == wire.RAISED:
-        return outcome, payload, extra if wish.wants == "succeed" else {**(extra or {}), **_wanted(wish)}
+    if wish is None or outcome == wire.RAISED:
+        return outcome, payload, extra  # a raise is stronger than a request; RetryJob and FailJob have said theirs
     if wish.wants == "succeed" and wish.result is None:
         return outcome, payload, {**(extra or {}), "wants": "succeed"}
     return outcome, wish.result, {**(extra or {}), "reason": None, **_wanted(wish)}

@@ -42,6 +42,9 @@ VALUES (:schedule_id, :moment, :skipped, :last_moment, :count, /* now */)
     ON CONFLICT DO NOTHING
 RETURNING moment;
 
+-- name: tick_at
+SELECT 1 FROM genba.tick WHERE schedule_id = :schedule_id AND moment = :moment;
+
 -- name: set_tick
 UPDATE genba.tick SET job_id = :job_id, skipped = :skipped WHERE schedule_id = :schedule_id AND moment = :moment;
 
@@ -66,7 +69,7 @@ SELECT id, state, due_at, moment FROM genba.job WHERE schedule_id = :id AND fini
 SELECT id FROM genba.job WHERE schedule_id = :id AND finished_at IS NULL AND state IN ('blocked', 'scheduled', 'waiting') ORDER BY id;
 
 -- name: run_of
-SELECT moment, claimed_at, attempt FROM genba.job WHERE id = :id;
+SELECT moment, claimed_at, attempt, finished_at FROM genba.job WHERE id = :id;
 
 -- name: first_claim
 SELECT min(claimed_at) FROM {history} AS h WHERE job_id = :id;
