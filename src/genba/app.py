@@ -144,6 +144,7 @@ class Genba(Client):
             "url": self.settings.url,
             "namespace": self.settings.namespace,
             "lease": self.settings.lease,
+            "age_step": self.settings.age_step,
             "keep_events": self.settings.keep_events,
             "max_events": self.settings.max_events,
             "handlers": bool(self.handlers),

@@ -61,10 +61,11 @@ class Client(Opened):
         defaults: Mapping[str, Any] | None = None,
         lease: Duration | None = None,
         tz: str | None = None,
+        age_step: Duration | None = None,
         keep_events: Duration | None = None,
         max_events: int | None = None,
     ) -> None:
-        given = {"url": url, "namespace": namespace, "lease": lease, "tz": tz}
+        given = {"url": url, "namespace": namespace, "lease": lease, "tz": tz, "age_step": age_step}
         super().__init__(settings_module.read({**given, "keep_events": keep_events, "max_events": max_events}))
         self.resolver: Callable[[type], Any] = lambda owner: owner()
         self.registry = Registry(self)

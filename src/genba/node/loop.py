@@ -430,7 +430,9 @@ class Node:
             self._perform(self._brain.on_zygote(self._now()))
             return
         self._lease = int(contents["lease"])
-        self._store = store = open_store(contents["url"], namespace=contents["namespace"])
+        self._store = store = open_store(
+            contents["url"], namespace=contents["namespace"], age_step=int(contents["age_step"])
+        )
         store.install()
         if store.pooler_found:
             every = self.settings.poll / SECOND
@@ -478,6 +480,8 @@ class Node:
         """A zygote that has imported the app again may know other tasks."""
         assert self._brain is not None
         assert self._office is not None
+        assert self._store is not None
+        self._store.age_step = int(contents["age_step"])
         self._office.serve(contents)
         self._brain.concurrency = _concurrency(contents["tasks"])
         names = sorted(task["name"] for task in contents["tasks"])
