@@ -34,7 +34,7 @@ class Genba(Client):
     """
 
     def set_defaults(self, **given: Any) -> None:
-        """What tasks registered from now on start from; jobs that are enqueued do not change."""
+        """What tasks have for what they do not say, from the next call on; jobs that are enqueued do not change."""
         self.registry.set_defaults(given)
 
     # what the code declares

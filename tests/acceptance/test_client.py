@@ -30,11 +30,13 @@ from genba import (
     JobNotFound,
     JobTimedOut,
     KeyTaken,
+    Limit,
     Retry,
     Task,
     WaitTimeout,
 )
 from genba.context import Outcome, RunningJob
+from genba.errors import BadTask
 from genba.tasks import Bound
 
 # ways in
@@ -703,6 +705,81 @@ def test_every_blocking_call_has_a_twin():
         if not hasattr(kind, f"a{name}") and not hasattr(kind, f"a{name}_")
     ]
     assert lacking == []
+
+
+def test_new_defaults_hold_for_all_tasks_from_the_next_call_on(url):
+    """The call's word first, then the task's, then the app's; a job that is there stays as it was."""
+    app = Genba(url, defaults={"queue": "old"})
+
+    @app.task(name="plain")
+    def plain(tenant: str = "x") -> None: ...
+
+    @app.task(name="own", nice=-1, timeout=None)
+    def own() -> None: ...
+
+    fast = plain.using(tags=["fast"])
+    before, made = plain.enqueue(), plain.call()
+    fast.enqueue()
+    app.set_defaults(priority=5, queue="new", timeout="5s", max_running=2, on_exception="hold")
+
+    def told(job):
+        options = json.loads(job.refresh().record.options or "{}")
+        return job.record.priority, job.queue, options.get("timeout"), options.get("on_exception")
+
+    new = (5, "new", 5_000_000, "hold")
+    assert told(before) == told(app.enqueue_many([made])[0]) == (0, "old", None, None)
+    assert told(plain.enqueue()) == told(app.enqueue("plain")) == told(app.enqueue("nobody.knows")) == new
+    assert told(fast.enqueue()) == told(fast.using(key="k").enqueue()) == new
+    assert told(own.enqueue()) == (1, "new", None, "hold")
+    assert told(plain.using(priority=7, queue="old").enqueue())[:2] == (7, "old")
+    assert app.tasks["plain"].definition["max_running"] == 2
+    assert [one["priority"] for one in app.hello()["tasks"]] == [5, 1]
+    app.close()
+
+
+def test_defaults_that_one_task_cannot_have_change_nothing(url):
+    app = Genba(url)
+
+    @app.task(name="shared", concurrency=4)
+    async def shared() -> None: ...
+
+    @app.task(name="alone")
+    def alone() -> None: ...
+
+    with pytest.raises(BadTask, match=r"alone: concurrency is for tasks that are `async def`"):
+        app.set_defaults(concurrency=2, priority=5)
+    with pytest.raises(BadTask, match=r"fair_by names 'tenant'"):
+        app.set_defaults(fair_by="tenant")
+    with pytest.raises(BadTask, match=r"bucket 'g\{x\}' needs an argument 'x'"):
+        app.set_defaults(limits=[Limit("g{x}", 1)])
+    assert (shared.options.priority, alone.options.priority) == (0, 0)
+    app.set_defaults(limits=[Limit("gpu", 1)])
+    app.set_defaults(limits=[Limit("gpu", 2)])   # it is the same bucket, which means something else now
+    assert alone.enqueue().created
+    app.close()
+
+
+def test_a_default_hook_tells_of_the_ends_of_all_tasks_also_of_those_before_it(url):
+    app = Genba(url)
+    told: list[str] = []
+
+    @app.task(name="first")
+    def first() -> None: ...
+
+    @app.task(name="own", on_final=lambda job: told.append(f"own {job.task}"))
+    def own() -> None: ...
+
+    app.set_defaults(on_final=lambda job: told.append("never"))
+    app.set_defaults(on_final=lambda job: told.append(job.task))
+
+    @app.task(name="last")
+    def last() -> None: ...
+
+    with app.testing() as q:
+        for task in (first, own, last):
+            task.enqueue()
+        q.run()
+    assert sorted(told) == ["first", "last", "own own"]
 
 
 def test_a_call_by_name_has_the_options_of_the_task_wherever_its_code_is(url):
