@@ -130,7 +130,10 @@ class Genba(Client):
         return NodeHandle.of(self, target, given)
 
     def testing(self) -> Testing:
-        """`with app.testing() as q:` an empty queue, a clock of its own, and jobs that run here, when `q` says so."""
+        """`with app.testing() as q:` an empty queue, a clock of its own, and jobs that run here, when `q` says so.
+
+        Schedules that the code declares are there, as a node would have written them.
+        """
         made: Testing = import_module("genba.testing").Testing(self)
         return made
 
@@ -150,9 +153,13 @@ class Genba(Client):
             "handlers": bool(self.handlers),
             "lifespans": bool(self.lifespans),
             "tasks": [task.describe() for task in registry.tasks.values()],
-            "schedules": [self._wanted(name, *declared) for name, declared in registry.all_schedules().items()],
+            "schedules": self.declared_schedules(),
             "conditions": sorted(registry.conditions.named),
         }
+
+    def declared_schedules(self) -> list[Wanted]:
+        """Those in code, which nodes write."""
+        return [self._wanted(name, *declared) for name, declared in self.registry.all_schedules().items()]
 
     def results_of_parents(self, job_id: int) -> dict[int, Any]:
         return {

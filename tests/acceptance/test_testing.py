@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests.acceptance.test_readme import blocks
-from tests.support import eventually
+from tests.support import eventually, load_module
 
 from genba import FailJob, Genba, JobFailed, JobTimedOut, Limit, Retry, RetryJob, WaitTimeout, current_job
 
@@ -200,6 +200,58 @@ def test_schedules_make_jobs_as_time_passes(app):
         assert len(q.run()) == 1
 
 
+_SCHEDULED = """
+from genba import Genba, Retry
+
+app = Genba()
+
+@app.task(name="hourly", cron="0 * * * *")
+def hourly() -> None: ...
+
+@app.task(name="often", every="10m")
+def often() -> None: ...
+
+@app.task(name="flaky", retry=Retry(times=2, delay="100m", backoff=1, cap="1d"))
+def flaky() -> None:
+    raise ValueError
+
+@app.task(name="report")
+def report(month: int = 1) -> None: ...
+
+app.recur("monthly", report.call(month=2), every="30d", base="2026-01-01")
+"""
+
+
+def test_schedules_in_code_are_there_as_a_node_would_have_written_them(tmp_path):
+    (tmp_path / "planned.py").write_text(_SCHEDULED)
+    app = load_module("planned", tmp_path, "sqlite:///never.db").app
+
+    for _ in range(2):  # each test has its own
+        with app.testing() as q:
+            assert [one.name for one in app.schedules()] == ["hourly", "monthly", "often"]
+            assert [job.task for job in q.run()] == ["often"]   # an interval begins at once
+            assert q.run() == []
+            q.advance("1h")
+            assert {job.task for job in q.run()} >= {"hourly", "often"}
+            q.advance("30d")
+            q.run()
+            assert {job.args["month"] for job in q.enqueued("report")} == {2}
+
+
+def test_schedules_in_code_run_as_time_passes_and_keep_nobody_waiting(tmp_path):
+    (tmp_path / "planned.py").write_text(_SCHEDULED)
+    planned = load_module("planned", tmp_path, "sqlite:///never.db")
+
+    with planned.app.testing() as q:
+        job = planned.flaky.enqueue()
+        ran = [one.task for one in q.run_until_idle()]
+        assert (job.refresh().state, ran.count("flaky")) == ("failed", 3)
+        assert 3 <= ran.count("hourly") <= 4   # 200 minutes
+        assert ran.count("often") == 21
+        assert q.run_until_idle() == []
+        assert len([one for one in q.run_until_idle(within="24h") if one.task == "hourly"]) == 24
+
+
 def test_what_was_enqueued_is_asserted(app):
     @app.task(name="mail")
     def mail(to: str, subject: str = "hello") -> None: ...
@@ -286,7 +338,7 @@ def test_the_how_to_of_testing_is_true(tmp_path):
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:genba", "-p", "genba.pytest_plugin"]
     ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=180)
 
-    assert "7 passed" in ran.stdout, ran.stdout + ran.stderr
+    assert "8 passed" in ran.stdout, ran.stdout + ran.stderr
 
 
 def test_the_how_to_of_events_is_true(app, capsys):
