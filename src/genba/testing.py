@@ -26,7 +26,6 @@ from genba.domain.states import FINAL
 from genba.errors import GenbaError, Stopped, WaitTimeout
 from genba.job import Job
 from genba.node.here import Here
-from genba.storage.schedules import BY_CODE
 from genba.worker.here import run_here
 from genba.worker.questioning import Questioning
 
@@ -140,9 +139,9 @@ class Testing:
         return min((moment for moment in moments if moment is not None), default=None)
 
     def _only_declared(self) -> bool:
-        schedules = self._app.store.schedules.all()
-        declared = {one.id for one in schedules if one.owner == BY_CODE}
-        ticks = any(one.next_at is not None for one in schedules if one.id not in declared)
+        schedules = self._app.schedules()
+        declared = {one.record.id for one in schedules if not one.by_hand}
+        ticks = any(one.by_hand and one.record.next_at is not None for one in schedules)
         scheduled = self._app.jobs(state="scheduled", limit=100_000)
         return not ticks and all(job.record.schedule_id in declared for job in scheduled)
 
