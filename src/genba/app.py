@@ -89,18 +89,15 @@ class Genba(Client):
         by hand, and code that declares the name no longer changes it.
         """
         if importing():
-            self._wanted(name, call, when)  # for its errors
+            self.wanted(name, call, when)  # for its errors
             self.registry.add_schedule(name, call, when)
         else:
             self.store.install()
-            self.store.schedules.put(self._wanted(name, call, when))
+            self.store.schedules.put(self.wanted(name, call, when))
             self.wake()
         return Schedule(self, name)
 
     arecur = twin(recur)
-
-    def _wanted(self, name: str, call: Call[Any], when: When) -> Wanted:
-        return self._intake.wanted(name, call, when, self._clock.now())
 
     @overload
     def on(self, name: Names, callback: Callback, /) -> Genba: ...
@@ -151,6 +148,7 @@ class Genba(Client):
             "keep_events": self.settings.keep_events,
             "max_events": self.settings.max_events,
             "handlers": bool(self.handlers),
+            "shareable": registry.plain_middleware() is None,
             "lifespans": bool(self.lifespans),
             "tasks": [task.describe() for task in registry.tasks.values()],
             "schedules": self.declared_schedules(),
@@ -159,7 +157,10 @@ class Genba(Client):
 
     def declared_schedules(self) -> list[Wanted]:
         """Those in code, which nodes write."""
-        return [self._wanted(name, *declared) for name, declared in self.registry.all_schedules().items()]
+        registry = self.registry
+        found = [self.wanted(name, *declared) for name, declared in registry.all_schedules().items()]
+        own = {name: task.own_words() for name, task in registry.tasks.items() if name not in registry.schedules}
+        return [msgspec.structs.replace(one, own=own.get(one.name)) for one in found]
 
     def results_of_parents(self, job_id: int) -> dict[int, Any]:
         return {

@@ -29,11 +29,12 @@ from genba.messages import Inbox, Subscription, encode
 from genba.opened import Opened
 from genba.overview import Overview, look
 from genba.registry import Registry
-from genba.schedule import Schedule
+from genba.schedule import Schedule, When
 from genba.steer import Queues, Tasks, who
 from genba.storage.events import Position
 from genba.storage.records import NodeRecord
 from genba.storage.search import Filter
+from genba.storage.series import Wanted
 from genba.stream import Callback, Handlers, Names, Reader, atell_until_true, tell_until_true
 from genba.tasks import Call, Task
 from genba.twins import twin
@@ -215,6 +216,10 @@ class Client(Opened):
         steer.tell_node(self.store, name, verb, changes)
 
     atell_node = twin(tell_node)
+
+    def wanted(self, name: str, call: Call[Any], when: When) -> Wanted:
+        """The schedule `name` for `call`; BadOption for what makes no sense."""
+        return self._intake.wanted(name, call, when, self._clock.now())
 
     def schedules(self) -> list[Schedule]:
         """All of them, by name."""

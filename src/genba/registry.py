@@ -118,15 +118,23 @@ class Registry:
 
     def check(self) -> None:
         """BadTask for what a node could not run."""
-        plain = [one for one in self.middlewares if not inspect.iscoroutinefunction(one)]
-        shared = [name for name, task in self.tasks.items() if task.policy.concurrency > 1]
-        if plain and shared:
-            raise BadTask(
-                f"task {shared[0]!r} runs several at a time: the middleware "
-                f"{getattr(plain[0], '__qualname__', plain[0])} must be `async def`, or it would stop them all"
-            )
+        for name, task in self.tasks.items():
+            self.check_company(name, task.policy.concurrency)
         for task in self.tasks.values():
             self.conditions.check(task.options.ready, f"task {task.name!r}: ")
+
+    def plain_middleware(self) -> Any:
+        """The first that is not `async def`; None: all are."""
+        return next((one for one in self.middlewares if not inspect.iscoroutinefunction(one)), None)
+
+    def check_company(self, name: str, concurrency: int) -> None:
+        """BadTask if so many jobs of a task cannot run in one worker."""
+        plain = self.plain_middleware() if concurrency > 1 else None
+        if plain is not None:
+            raise BadTask(
+                f"task {name!r} runs several at a time: the middleware "
+                f"{getattr(plain, '__qualname__', plain)} must be `async def`, or it would stop them all"
+            )
 
     def call(
         self, task: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], options: Mapping[str, Any]

@@ -5,9 +5,8 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, cast
 
 from typing_extensions import TypeVar as DefaultTypeVar
 
@@ -16,7 +15,7 @@ from genba.domain import graph
 from genba.domain.fair import names_in
 from genba.errors import BadTask
 from genba.limiting import describe, rules_of
-from genba.options import Options, Policy, plain
+from genba.options import WHEN, Options, Policy, own_when, plain
 from genba.readers import NAME
 
 if TYPE_CHECKING:
@@ -195,12 +194,11 @@ class Task(Generic[P, R, V]):
 
     def when(self) -> When | None:
         """The schedule that its decorator declares."""
-        policy = self.policy
-        if policy.cron is not None:
-            return {"cron": policy.cron, "tz": policy.tz}
-        if policy.every is None:
-            return None
-        return {"every": policy.every if policy.every < 0 else timedelta(microseconds=policy.every)}
+        return cast("When | None", own_when(self.own_words(), {}))
+
+    def own_words(self) -> dict[str, Any]:
+        """What its decorator says of that schedule."""
+        return {name: getattr(self.policy, name) for name in WHEN}
 
     def describe(self) -> dict[str, Any]:
         """The definition that nodes persist, for clients without the code; times are micros, `every` -1 is "again"."""

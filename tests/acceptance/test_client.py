@@ -36,7 +36,10 @@ from genba import (
     WaitTimeout,
 )
 from genba.context import Outcome, RunningJob
+from genba.domain.clock import SystemClock
 from genba.errors import BadTask
+from genba.node.doubts import Doubts
+from genba.node.keeper import Keeper
 from genba.tasks import Bound
 
 # ways in
@@ -780,6 +783,144 @@ def test_a_default_hook_tells_of_the_ends_of_all_tasks_also_of_those_before_it(u
             task.enqueue()
         q.run()
     assert sorted(told) == ["first", "last", "own own"]
+
+
+def _with_tasks(url):
+    app = Genba(url)
+
+    @app.task(name="nightly", cron="0 3 * * *", tz="Europe/Zurich")
+    def nightly(depth: int = 1) -> None: ...
+
+    @app.task(name="often", every="1h")
+    def often() -> None: ...
+
+    @app.task(name="render", queue="pictures")
+    async def render(tenant: str) -> None: ...
+
+    @app.task(name="told")
+    def told(job: int) -> None: ...
+
+    joined(app.store, tasks=tuple(task.describe() for task in app.task_table().values()))
+    app.store.schedules.declare(app.declared_schedules())
+    return app
+
+
+@pytest.mark.parametrize("code", [True, False], ids=["with the code", "by name"])
+def test_operators_change_the_schedule_of_a_task_and_give_it_back(url, code):
+    app = _with_tasks(url)
+    client = app if code else Genba(url)
+
+    def rule(name):
+        return client.schedule(name).rule.words()
+
+    before = [(one.name, one.rule, one.record.definition) for one in client.schedules()]
+    nightly, often, told = (client.tasks[name] for name in ("nightly", "often", "told"))
+    assert nightly.set(cron="30 4 * * *") == {"cron": "30 4 * * *"}
+    assert rule("nightly") == "30 4 * * * (Europe/Zurich)"
+    assert nightly.set(tz="Asia/Tokyo") == {"cron": "30 4 * * *", "tz": "Asia/Tokyo"}
+    assert rule("nightly") == "30 4 * * * (Asia/Tokyo)"
+    assert client.schedule("nightly").args == {"depth": 1}
+    assert nightly.set(every="10m") == {"every": "10m"}
+    assert rule("nightly") == "every 10m"
+    assert nightly.reset() == {}
+    assert often.set(cron="* * * * *") == {"cron": "* * * * *"}
+    assert (rule("often"), client.count(task="often")) == ("* * * * * (UTC)", 0)   # the run that waited is gone
+    assert often.reset("cron") == {}
+    assert [(one.name, one.rule, one.record.definition) for one in client.schedules()] == before
+
+    nightly.set(cron=None)
+    assert [one.name for one in client.schedules()] == ["often"]
+    with pytest.raises(BadOption, match="needs 'job'"):
+        told.set(every="5m")
+    with pytest.raises(BadOption, match="tz belongs to cron"):
+        often.set(tz="Asia/Tokyo")
+    with pytest.raises(BadOption, match="both say when"):
+        often.set(cron="* * * * *", every="5m")
+    with pytest.raises(BadOption, match="cron"):
+        often.set(cron="61 * * * *")
+    client.schedule("often").set(every="2h")
+    with pytest.raises(BadOption, match="by hand"):
+        often.set(every="5m")
+    assert (told.override, often.override, nightly.reset()) == ({}, {}, {})
+    assert len(client.schedules()) == 2
+    app.close()
+    client.close()
+
+
+def test_a_task_that_code_does_not_schedule_gets_a_schedule_and_loses_it(url):
+    app = Genba(url)
+
+    @app.task(name="sweep", queue="slow")
+    def sweep(deep: bool = False) -> None: ...
+
+    with app.testing() as q:
+        app.tasks["sweep"].set(every="10m", priority=3)
+        (schedule,) = app.schedules()
+        assert (schedule.name, schedule.queue, schedule.args) == ("sweep", "slow", {"deep": False})
+        assert not schedule.by_hand
+        assert len(q.run_until_idle(within="30m")) == 4
+        app.tasks["sweep"].reset()
+        assert app.schedules() == []
+        q.advance("1h")
+        assert q.run() == []
+        app.recur("sweep", sweep.call(), every="1h")
+        with pytest.raises(BadOption, match="by hand"):
+            app.tasks["sweep"].set(every="5m")
+
+
+def test_a_node_that_starts_declares_what_operators_say(url):
+    app = _with_tasks(url)
+    app.tasks["nightly"].set(tz="Asia/Tokyo")
+    app.tasks["often"].set(every=None)
+    seen = [(one.name, one.record.version) for one in app.schedules()]
+    clock = SystemClock()
+    keeper = Keeper(
+        app.store, 1, lease=15_000_000, poll=1_000_000, queues=["default"], tasks=sorted(app.task_table()), keep={},
+        conditions=[], schedules=app.declared_schedules(), boot_id=None, clock=clock, doubts=Doubts(clock),
+        post=lambda what: None,
+    )  # fmt: skip
+    keeper.step()
+
+    assert [(one.name, one.record.version) for one in app.schedules()] == seen   # the same again changes nothing
+    assert seen[0][0] == "nightly"
+    other = Genba(url)
+    policy = other.store.policy
+    policy.override("often", lambda old: {}, "somebody", None)   # and dies before the schedule is written
+    policy.override("nightly", lambda old: {"cron": None}, "somebody", None)
+    for _ in range(2):
+        keeper.step()
+    assert [(one.name, one.rule.words()) for one in app.schedules()] == [("often", "every 1h")]
+    app.close()
+    other.close()
+
+
+def test_operators_change_who_takes_turns_and_who_is_told(url):
+    app = _with_tasks(url)
+    render = app.task_table()["render"]
+    app.tasks["render"].set(fair_by="tenant", on_final="told", concurrency=8)
+    for each in (render.enqueue(tenant="a"), app.enqueue("render", tenant="b")):
+        assert json.loads(each.record.options) == {"on_final": "told"}
+    assert app.queues["pictures"].fair_by == "tenant"
+    app.jobs(task="render")[0].cancel()
+    assert app.jobs(task="told")[0].args == {"job": app.jobs(task="render", state="cancelled")[0].id}
+    app.tasks["render"].reset()
+    assert render.enqueue(tenant="a").record.options is None
+
+    for changes, told in (
+        ({"fair_by": "nobody"}, "fair_by names 'nobody', which is none of its arguments"),
+        ({"on_final": lambda job: None}, "a function is part of the code"),
+        ({"name": "other"}, "jobs, schedules and callers know the task by it"),
+        ({"concurrency": 0}, "concurrency"),
+    ):
+        with pytest.raises(BadOption, match=told):
+            app.tasks["render"].set(**changes)
+    with pytest.raises(BadOption, match="for tasks that are `async def`"):
+        app.tasks["told"].set(concurrency=2)
+    app.middleware(lambda job, call_next: call_next())
+    with pytest.raises(BadTask, match="must be `async def`"):
+        app.tasks["render"].set(concurrency=2)
+    assert app.tasks["render"].override == {}
+    app.close()
 
 
 def test_a_call_by_name_has_the_options_of_the_task_wherever_its_code_is(url):
