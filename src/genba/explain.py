@@ -270,7 +270,8 @@ def _slots(facts: Facts) -> Sequence[Reason]:
     lasts = None if usual is None or not slots else (ahead + 1) * usual // slots
     if facts.steered:
         begin = max(reason.start or facts.now for reason in facts.steered)  # at the earliest
-        return [Reason("no_slot", f"{many} {'job' if ahead == 1 else 'jobs'} of it {'is' if ahead == 1 else 'are'} ahead", {"ahead": ahead}, begin + (lasts or 0))]
+        text = "1 job of it is ahead" if ahead == 1 else f"{many} jobs of it are ahead"
+        return [Reason("no_slot", text, {"ahead": ahead}, begin + (lasts or 0))]
     start = None if lasts is None else facts.now + lasts
     text = f"no free slot yet, {many} jobs of queue {job.queue!r} are ahead"
     return [Reason("no_slot", text, {"ahead": ahead}, start)]

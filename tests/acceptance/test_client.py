@@ -710,6 +710,29 @@ def test_every_blocking_call_has_a_twin():
     assert lacking == []
 
 
+def test_unique_for_needs_something_that_is_unique(url):
+    app = Genba(url)
+
+    @app.task(name="plain")
+    def plain() -> None: ...
+
+    @app.task(name="kept", unique_for="1h")
+    def kept() -> None: ...
+
+    unknown = app.call("elsewhere", options={"unique_for": "1h"})
+    for wrong in (plain.using(unique_for="1h").call(), kept.call(), unknown):
+        with pytest.raises(BadOption, match="give key= or once="):
+            app.enqueue_many([plain.call(), wrong])
+    with pytest.raises(BadOption, match="give key= or once="):
+        app.recur("s", kept.call(), every="1h")
+    assert app.count() == 0
+    for right in (kept.using(key="k"), kept.using(once=True), plain.using(key="other", unique_for="1h")):
+        assert right.enqueue().created
+    app.set_defaults(unique_for="2h")   # for those that are unique
+    assert plain.enqueue().created
+    app.close()
+
+
 def test_new_defaults_hold_for_all_tasks_from_the_next_call_on(url):
     """The call's word first, then the task's, then the app's; a job that is there stays as it was."""
     app = Genba(url, defaults={"queue": "old"})
