@@ -10,6 +10,7 @@ import msgspec
 from typing_extensions import ParamSpec, Unpack
 
 from genba.client import Client
+from genba.job import options_of
 from genba.launch import NodeHandle
 from genba.registry import TaskDecorator
 from genba.schedule import Schedule, When
@@ -167,6 +168,12 @@ class Genba(Client):
             parent: msgspec.json.decode(result) if result is not None else None
             for parent, result in self.store.dependencies.results_of_parents(job_id)
         }
+
+    def options_of(self, job_id: int) -> dict[str, Any]:
+        """The options of a job of ours, as its code may ask for them."""
+        record = self.job(job_id).record
+        task = self.registry.tasks.get(record.task)
+        return options_of(record, task.options.limits if task else ())
 
     def clone(self, job_id: int, changes: dict[str, Any]) -> bytes:
         """A copy of a job of ours, as the store can read it when that one has succeeded."""

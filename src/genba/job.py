@@ -14,10 +14,11 @@ from genba.domain.duration import Duration, to_datetime
 from genba.domain.states import FINAL, State
 from genba.errors import JobCancelled, JobFailed, JobGone, JobTimedOut
 from genba.messages import encode
-from genba.options import Options, Snapshot
+from genba.options import DEFAULT_OPTIONS, Options, Snapshot, shown
 from genba.storage.records import AttemptRecord, JobRecord
 from genba.tasks import Call, Task
 from genba.twins import handle_twin
+from genba.values import Limit, Rate
 
 if TYPE_CHECKING:
     from genba.arguments import Arguments
@@ -315,37 +316,32 @@ class Job(Generic[R]):
 
 def copy_of(task: Task[..., Any, Any], record: JobRecord, changes: Mapping[str, Any]) -> Call[Any]:
     """A call like the one that this job came from; `changes` are arguments of the task by name, or else options."""
-    was = Snapshot.read(record.options.encode() if record.options else None)
     args, kwargs = task.arguments.decode(record.args)
     bound = task.arguments.signature.bind(*args, **kwargs)
     given = {name: value for name, value in changes.items() if name in task.arguments.signature.parameters}
     bound.arguments.update(given)
-    options = replace(
-        task.options,
+    options = replace(_options(record, task.options), at=None, expires=None, after=(), on_conflict="return")
+    others = {name: value for name, value in changes.items() if name not in given}
+    payload = task.arguments.encode(bound.args, bound.kwargs)
+    return Call(task.name, payload, Options.build(others, options), task.policy, task.arguments)
+
+
+def options_of(record: JobRecord, limits: tuple[Limit | Rate, ...]) -> dict[str, Any]:
+    """What `current_job().options` tells; `limits` are those of the task."""
+    options = _options(record, replace(DEFAULT_OPTIONS, limits=limits))
+    expires = None if record.expires_at is None else to_datetime(record.expires_at)
+    return {"queue": record.queue, "priority": record.priority, **shown(replace(options, expires=expires))}
+
+
+def _options(record: JobRecord, base: Options) -> Options:
+    return replace(
+        Snapshot.read(record.options.encode() if record.options else None).onto(base),
         queue=record.queue,
         priority=record.priority,
         key=record.key,
         tags=tuple(msgspec.json.decode(record.tags, type=list[str])) if record.tags else (),
         parent=record.parent_id,
-        at=None,
-        expires=None,
-        after=(),
-        retry=was.retry_rule(),
-        timeout=was.timeout,
-        grace=was.grace,
-        stall_timeout=was.stall_timeout,
-        memory=was.memory,
-        cpu=was.cpu,
-        dedicated=was.dedicated,
-        ready=was.ready,
-        limits=was.limits_or(task.options.limits),
-        once=was.once,
-        unique_for=was.unique_for,
-        on_conflict="return",
     )
-    others = {name: value for name, value in changes.items() if name not in given}
-    payload = task.arguments.encode(bound.args, bound.kwargs)
-    return Call(task.name, payload, Options.build(others, options), task.policy, task.arguments)
 
 
 class Group(Sequence[Job[R]]):

@@ -340,8 +340,36 @@ class Snapshot(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
         """What `snapshot` wrote; fields of a newer version are ignored."""
         return _PLAIN if written is None else _read_snapshot(written)
 
+    def onto(self, options: Options) -> Options:
+        """`options`, with those of the job."""
+        return replace(
+            options,
+            retry=self.retry_rule(),
+            timeout=self.timeout,
+            grace=self.grace,
+            stall_timeout=self.stall_timeout,
+            memory=self.memory,
+            cpu=self.cpu,
+            on_dependency_failure=self.on_dependency_failure,
+            dedicated=self.dedicated,
+            ready=self.ready,
+            limits=self.limits_or(options.limits),
+            once=self.once,
+            unique_for=self.unique_for,
+        )
+
     def retry_rule(self) -> Retry:
         return Retry.from_json(self.retry) if self.retry else DEFAULT_OPTIONS.retry
+
+
+_TIMES = ("timeout", "grace", "stall_timeout", "cpu", "unique_for")
+
+
+def shown(options: Options) -> dict[str, Any]:
+    """The options that are not as usual, as `using` takes them; times in seconds."""
+    usual = _values(DEFAULT_OPTIONS)
+    said = {name: value for name, value in _values(options).items() if value != usual[name] and name != "conn"}
+    return {name: value / SECOND if name in _TIMES else value for name, value in said.items()}
 
 
 # What may change of a job that has not started; its identity, its dependencies and its arguments stay.

@@ -698,7 +698,7 @@ def test_every_blocking_call_has_a_twin():
         Bound: ["enqueue"],
         Job: ["refresh", "explain", "wait", "result", "cancel", "kill", "hold", "resume", "requeue"],
         Group: ["wait"],
-        RunningJob: ["save", "inbox", "clone", "deps"],
+        RunningJob: ["save", "inbox", "clone", "deps", "options"],
         Outcome: ["apply"],
     }
     lacking = [

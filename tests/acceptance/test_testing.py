@@ -189,6 +189,45 @@ def test_what_a_job_enqueues_and_waits_for_runs_too(app):
         assert asyncio.run(body()) == 4
 
 
+def test_a_job_sees_its_options_as_they_were_given(app):
+    seen: list[dict[str, object]] = []
+
+    @app.task(name="plain", limits=[Limit("till", 1)])
+    def plain() -> None:
+        seen.append(current_job().options)
+
+    @app.task(name="later")
+    async def later() -> None:
+        seen.append(await current_job().aoptions())
+
+    @app.condition(name="open")
+    def is_open(job) -> bool:
+        seen.append(job.options)
+        return True
+
+    retry = Retry(times=3, delay="10s")
+    full = {
+        "queue": "slow", "priority": 4, "timeout": 60.0, "grace": 2.5, "stall_timeout": 30.0, "cpu": 9.0,
+        "memory": 2**20, "retry": retry, "tags": ("a", "b"), "key": "k", "unique_for": 3600.0, "dedicated": True, "ready": ("open",),
+        "on_dependency_failure": "run", "limits": (Limit("other", 2),),
+    }  # fmt: skip
+    with app.testing() as q:
+        parent = later.enqueue()
+        again = plain.using(**full, expires="1h").enqueue()
+        plain.using(parent=parent, once=True).enqueue()
+        q.run()
+        assert seen[0] == {"queue": "default", "priority": 0}
+        usual = {"queue": "default", "priority": 0, "limits": (Limit("till", 1),)}
+        assert seen[1] == {**usual, "parent": parent.id, "once": True}
+        assert seen[2] == {name: full[name] for name in seen[2]}
+        assert {"timeout", "retry", "ready"} <= seen[2].keys()
+        expires = seen[3].pop("expires")
+        assert expires == q.now + timedelta(hours=1)
+        assert seen[3] == full
+        assert again.refresh().state == "succeeded"
+        assert plain.using(**{**seen[3], "key": "new"}).enqueue().record.options == again.record.options
+
+
 def test_schedules_make_jobs_as_time_passes(app):
     @app.task(name="report")
     def report() -> None: ...

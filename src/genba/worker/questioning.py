@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from genba import wire
+from genba.options import DEFAULT_OPTIONS, Snapshot, shown
 from genba.ready import Candidate, Conditions, Verdict, arity, ask
 
 
@@ -36,7 +37,7 @@ def _candidate(job: wire.Job) -> Candidate:
         id=job.id,
         task=job.task,
         args=msgspec.json.decode(job.args, type=dict[str, Any]),
-        options=msgspec.json.decode(options, type=dict[str, Any]) if options else {},
+        options=shown(Snapshot.read(options.encode()).onto(DEFAULT_OPTIONS)) if options else {},
         attempt=job.attempt,
         retries=retries,
         crashes=crashes,
