@@ -12,6 +12,7 @@ import msgspec
 
 from genba.domain.duration import Duration, to_datetime
 from genba.domain.states import FINAL, State
+from genba.domain.verdict import LOWEST_PRIORITY
 from genba.errors import JobCancelled, JobFailed, JobGone, JobTimedOut
 from genba.messages import encode
 from genba.options import DEFAULT_OPTIONS, Options, Snapshot, shown
@@ -147,7 +148,8 @@ class Job(Generic[R]):
 
     @property
     def priority(self) -> int:
-        return self.record.priority
+        """What counts in its queue: one less than was given for each crash since it was last resumed or requeued."""
+        return max(LOWEST_PRIORITY, self.record.priority - self.record.crashes)
 
     @property
     def key(self) -> str | None:

@@ -14,8 +14,10 @@ from pathlib import Path
 from statistics import median
 from uuid import UUID
 
+import msgspec
 import pytest
-from tests.storage.builders import joined
+from click.testing import CliRunner
+from tests.storage.builders import CLAIM, ending, joined
 from tests.support import eventually, lines, load_jobs
 
 from genba import (
@@ -35,11 +37,13 @@ from genba import (
     Task,
     WaitTimeout,
 )
+from genba.cli import main
 from genba.context import Outcome, RunningJob
 from genba.domain.clock import SystemClock
 from genba.errors import BadTask
 from genba.node.doubts import Doubts
 from genba.node.keeper import Keeper
+from genba.storage.records import NewJob
 from genba.tasks import Bound
 
 # ways in
@@ -679,7 +683,7 @@ def test_many_async_waits_share_a_few_threads(shop):
 
 
 _TWIN_OF = {"await_": "wait"}
-_ONLY_ASYNC = {"threads", "adeps"}
+_ONLY_ASYNC = {"threads", "adeps", "aoptions"}  # the twins of properties
 
 
 @pytest.mark.parametrize("kind", [Genba, Task, Bound, Job, Group, RunningJob, Outcome], ids=lambda kind: kind.__name__)
@@ -708,6 +712,40 @@ def test_every_blocking_call_has_a_twin():
         if not hasattr(kind, f"a{name}") and not hasattr(kind, f"a{name}_")
     ]
     assert lacking == []
+
+
+def test_the_priority_of_a_job_tells_how_often_it_has_crashed(url):
+    app = Genba(url)
+
+    @app.task(name="frail", priority=5)
+    def frail() -> None: ...
+
+    node = joined(app.store, tasks=(frail.describe(),))
+    job = frail.enqueue()
+
+    def crash(state: str, crashes: int) -> int:
+        (claimed,) = app.store.claim(node, CLAIM, {"default": 1}, ["frail"])
+        app.store.end(node, [ending(claimed, state, "signal 9", wait=0, crashes=crashes, rank_priority=5 - crashes)])
+        return job.refresh().priority
+
+    assert (job.priority, crash("waiting", 1), crash("waiting", 2)) == (5, 4, 3)
+    shown = CliRunner().invoke(main, ["job", "show", str(job.id), "--url", url]).output
+    assert "priority 3 (5, less 2 for its crashes)" in shown
+    told = CliRunner().invoke(main, ["job", "show", str(job.id), "--url", url, "--json"]).output
+    assert json.loads(told)["priority"] == 3
+    copy = msgspec.msgpack.decode(app.clone(job.id, {}), type=NewJob)
+    assert (copy.priority, app.options_of(job.id)["priority"]) == (5, 5)   # what was given
+    assert job.update(timeout="5s")
+    assert (job.refresh().priority, job.record.priority) == (3, 5)
+    assert job.update(priority=8)
+    assert job.refresh().priority == 6
+    assert job.hold("look at it")
+    assert job.resume()
+    assert job.refresh().priority == 8
+    assert crash("failed", 1) == 7
+    assert job.requeue()
+    assert job.refresh().priority == 8
+    app.close()
 
 
 def test_unique_for_needs_something_that_is_unique(url):

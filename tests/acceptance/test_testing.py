@@ -208,8 +208,8 @@ def test_a_job_sees_its_options_as_they_were_given(app):
     retry = Retry(times=3, delay="10s")
     full = {
         "queue": "slow", "priority": 4, "timeout": 60.0, "grace": 2.5, "stall_timeout": 30.0, "cpu": 9.0,
-        "memory": 2**20, "retry": retry, "tags": ("a", "b"), "key": "k", "unique_for": 3600.0, "dedicated": True, "ready": ("open",),
-        "on_dependency_failure": "run", "limits": (Limit("other", 2),),
+        "memory": 2**20, "retry": retry, "tags": ("a", "b"), "key": "k", "unique_for": 3600.0, "dedicated": True,
+        "ready": ("open",), "on_dependency_failure": "run", "limits": (Limit("other", 2),),
     }  # fmt: skip
     with app.testing() as q:
         parent = later.enqueue()
