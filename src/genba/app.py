@@ -10,6 +10,7 @@ import msgspec
 from typing_extensions import ParamSpec, Unpack
 
 from genba.client import Client
+from genba.job import options_of
 from genba.launch import NodeHandle
 from genba.registry import TaskDecorator
 from genba.schedule import Schedule, When
@@ -34,7 +35,7 @@ class Genba(Client):
     """
 
     def set_defaults(self, **given: Any) -> None:
-        """What tasks registered from now on start from; jobs that are enqueued do not change."""
+        """What tasks have for what they do not say, from the next call on; jobs that are enqueued do not change."""
         self.registry.set_defaults(given)
 
     # what the code declares
@@ -89,18 +90,15 @@ class Genba(Client):
         by hand, and code that declares the name no longer changes it.
         """
         if importing():
-            self._wanted(name, call, when)  # for its errors
+            self.wanted(name, call, when)  # for its errors
             self.registry.add_schedule(name, call, when)
         else:
             self.store.install()
-            self.store.schedules.put(self._wanted(name, call, when))
+            self.store.schedules.put(self.wanted(name, call, when))
             self.wake()
         return Schedule(self, name)
 
     arecur = twin(recur)
-
-    def _wanted(self, name: str, call: Call[Any], when: When) -> Wanted:
-        return self._intake.wanted(name, call, when, self._clock.now())
 
     @overload
     def on(self, name: Names, callback: Callback, /) -> Genba: ...
@@ -130,7 +128,10 @@ class Genba(Client):
         return NodeHandle.of(self, target, given)
 
     def testing(self) -> Testing:
-        """`with app.testing() as q:` an empty queue, a clock of its own, and jobs that run here, when `q` says so."""
+        """`with app.testing() as q:` an empty queue, a clock of its own, and jobs that run here, when `q` says so.
+
+        Schedules that the code declares are there, as a node would have written them.
+        """
         made: Testing = import_module("genba.testing").Testing(self)
         return made
 
@@ -144,20 +145,35 @@ class Genba(Client):
             "url": self.settings.url,
             "namespace": self.settings.namespace,
             "lease": self.settings.lease,
+            "age_step": self.settings.age_step,
             "keep_events": self.settings.keep_events,
             "max_events": self.settings.max_events,
             "handlers": bool(self.handlers),
+            "shareable": registry.plain_middleware() is None,
             "lifespans": bool(self.lifespans),
             "tasks": [task.describe() for task in registry.tasks.values()],
-            "schedules": [self._wanted(name, *declared) for name, declared in registry.all_schedules().items()],
+            "schedules": self.declared_schedules(),
             "conditions": sorted(registry.conditions.named),
         }
+
+    def declared_schedules(self) -> list[Wanted]:
+        """Those in code, which nodes write."""
+        registry = self.registry
+        found = [self.wanted(name, *declared) for name, declared in registry.all_schedules().items()]
+        own = {name: task.own_words() for name, task in registry.tasks.items() if name not in registry.schedules}
+        return [msgspec.structs.replace(one, own=own.get(one.name)) for one in found]
 
     def results_of_parents(self, job_id: int) -> dict[int, Any]:
         return {
             parent: msgspec.json.decode(result) if result is not None else None
             for parent, result in self.store.dependencies.results_of_parents(job_id)
         }
+
+    def options_of(self, job_id: int) -> dict[str, Any]:
+        """The options of a job of ours, as its code may ask for them."""
+        record = self.job(job_id).record
+        task = self.registry.tasks.get(record.task)
+        return options_of(record, task.options.limits if task else ())
 
     def clone(self, job_id: int, changes: dict[str, Any]) -> bytes:
         """A copy of a job of ours, as the store can read it when that one has succeeded."""

@@ -30,11 +30,12 @@ from genba.opened import Opened
 from genba.overview import Overview, look
 from genba.readers import read_id, read_reason, read_text
 from genba.registry import AnyTask, Registry
-from genba.schedule import Schedule
+from genba.schedule import Schedule, When
 from genba.steer import Queues, Tasks, who
 from genba.storage.events import Position
 from genba.storage.records import NodeRecord
 from genba.storage.search import Filter
+from genba.storage.series import Wanted
 from genba.stream import Callback, Handlers, Names, Reader, atell_until_true, tell_until_true
 from genba.tasks import Call, Task, listed
 from genba.twins import twin
@@ -62,10 +63,11 @@ class Client(Opened):
         defaults: Mapping[str, Any] | None = None,
         lease: Duration | None = None,
         tz: str | None = None,
+        age_step: Duration | None = None,
         keep_events: Duration | None = None,
         max_events: int | None = None,
     ) -> None:
-        given = {"url": url, "namespace": namespace, "lease": lease, "tz": tz}
+        given = {"url": url, "namespace": namespace, "lease": lease, "tz": tz, "age_step": age_step}
         super().__init__(settings_module.read({**given, "keep_events": keep_events, "max_events": max_events}))
         self.resolver: Callable[[type], Any] = lambda owner: owner()
         self.registry = Registry(self)
@@ -227,6 +229,10 @@ class Client(Opened):
         steer.tell_node(self.store, name, verb, changes)
 
     atell_node = twin(tell_node)
+
+    def wanted(self, name: str, call: Call[Any], when: When) -> Wanted:
+        """The schedule `name` for `call`; BadOption for what makes no sense."""
+        return self._intake.wanted(name, call, when, self._clock.now())
 
     def schedules(self) -> list[Schedule]:
         """All of them, by name."""

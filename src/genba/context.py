@@ -17,6 +17,7 @@ from genba.arguments import encode_checkpoint
 from genba.domain.duration import Duration, duration
 from genba.domain.outcome import Fence, Report, Wish
 from genba.errors import BadOption, GenbaError, IllegalMove, Stopped, WaitWouldDeadlock
+from genba.options import Snapshot
 from genba.unbroken import unbroken
 from genba.wire import NOTE_LIMIT, Job, Slate
 
@@ -58,6 +59,8 @@ class Host(Protocol):
     def inside(self) -> Inside: ...
 
     def deps(self, job_id: int) -> dict[int, Any]: ...
+
+    def options(self, job_id: int) -> dict[str, Any]: ...
 
     def moment(self, value: Any) -> int: ...
 
@@ -117,6 +120,7 @@ class RunningJob:
         self._saved: bytes | None = self._extra[3]
         self._told: tuple[float, float, bytes] | None = None
         self._asked: Outcome | None = None
+        self._options: dict[str, Any] | None = None
         self._applied = False
         self.clones: list[bytes] = []
         self._open: OwnTransaction | None = None
@@ -142,13 +146,23 @@ class RunningJob:
 
     @property
     def options(self) -> dict[str, Any]:
-        """What this job has that differs from the defaults."""
-        return msgspec.json.decode(self._extra[0], type=dict[str, Any]) if self._extra[0] else {}
+        """Its queue and priority, and the other job options that are not as usual; times in seconds.
+
+        As `using` takes them.  The first look reads the job from the database.
+        """
+        if self._options is None:
+            self._options = self._host.options(self._job.id)
+        return dict(self._options)
+
+    async def aoptions(self) -> dict[str, Any]:
+        """`options`, for a loop that must not wait for the database."""
+        found: dict[str, Any] = await self._host.threads(lambda: self.options)
+        return found
 
     @property
     def traceparent(self) -> str | None:
         """The trace that this job belongs to, as W3C writes it: for a header of your own; None if nobody traces it."""
-        return self.options.get("trace")
+        return Snapshot.read(self._extra[0].encode()).trace if self._extra[0] else None
 
     @property
     def retries(self) -> int:

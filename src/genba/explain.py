@@ -82,6 +82,17 @@ class Facts:
     def serving(self) -> list[NodeRecord]:
         return [node for node in self.nodes if self.job.queue in _names(node.queues)]
 
+    @cached_property
+    def steered(self) -> list[Reason]:
+        """What an operator has decided."""
+        job, rules = self.job, self.store.policy.refresh()
+        found = []
+        if job.task in rules.disabled:
+            found.append(Reason("task_disabled", f"its task {job.task!r} is disabled", {"task": job.task}))
+        if job.queue in rules.paused:
+            found.append(_pause(self))
+        return found
+
     def usual(self, task: str | None = None) -> Micros | None:
         """How long a job of this task, or of this job's queue, takes lately."""
         return self.store.search.usual_run(task, None if task else self.job.queue)
@@ -156,13 +167,16 @@ def _moment(facts: Facts) -> Sequence[Reason]:
 
 def _steered(facts: Facts) -> Sequence[Reason]:
     """What an operator has decided."""
-    job, rules = facts.job, facts.store.policy.refresh()
-    found = []
-    if job.task in rules.disabled:
-        found.append(Reason("task_disabled", f"its task {job.task!r} is disabled", {"task": job.task}))
-    if job.queue in rules.paused:
-        found.append(Reason("queue_paused", f"its queue {job.queue!r} is paused", {"queue": job.queue}))
-    return found
+    return facts.steered
+
+
+def _pause(facts: Facts) -> Reason:
+    queue = facts.job.queue
+    until = next((row.paused_until for row in facts.store.policy.queues() if row.name == queue), None)
+    if until is None:
+        return Reason("queue_paused", f"its queue {queue!r} is paused", {"queue": queue})
+    text = f"its queue {queue!r} is paused until {to_datetime(until):%Y-%m-%d %H:%M:%S} UTC"
+    return Reason("queue_paused", text, {"queue": queue, "until": until}, max(until, facts.now))
 
 
 def _task(facts: Facts) -> Sequence[Reason]:
@@ -249,9 +263,16 @@ def _slots(facts: Facts) -> Sequence[Reason]:
     if job.parked_on is not None or not facts.serving or facts.test is not None:
         return []
     ahead = facts.store.ahead(job)
+    if facts.steered and not ahead:
+        return []  # slots are not what it lacks
     many = f"{_MANY:,} or more" if ahead >= _MANY else str(ahead)
     usual, slots = facts.usual(), sum(node.slots for node in facts.serving)
-    start = None if usual is None or not slots else facts.now + (ahead + 1) * usual // slots
+    lasts = None if usual is None or not slots else (ahead + 1) * usual // slots
+    if facts.steered:
+        begin = max(reason.start or facts.now for reason in facts.steered)  # at the earliest
+        text = "1 job of it is ahead" if ahead == 1 else f"{many} jobs of it are ahead"
+        return [Reason("no_slot", text, {"ahead": ahead}, begin + (lasts or 0))]
+    start = None if lasts is None else facts.now + lasts
     text = f"no free slot yet, {many} jobs of queue {job.queue!r} are ahead"
     return [Reason("no_slot", text, {"ahead": ahead}, start)]
 

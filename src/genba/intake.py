@@ -100,6 +100,7 @@ class Intake:
         options, policy = call.options, call.policy
         same = (id(options), id(policy), call.task)  # most calls of a batch share all
         if same not in prepared:
+            self._check_unique(call)
             options = self._registry.conditions.of_call(options, known=call.task in self._registry.tasks)
             task = self._registry.tasks.get(call.task)
             limits = task.options.limits if task else None
@@ -115,6 +116,18 @@ class Intake:
             after = tuple(_edge(dep, places) for dep in options.after)
             job = msgspec.structs.replace(job, after=after, identity=_identity(call))
         return job
+
+    def _check_unique(self, call: Call[Any]) -> None:
+        """BadOption for a `unique_for` that would do nothing; that of the app is for those jobs that are unique."""
+        options = call.options
+        if options.unique_for is None or options.key is not None or options.once:
+            return
+        by_task = call.task in self._registry.tasks and options.unique_for != self._registry.options.unique_for
+        if by_task or "unique_for" in call.said:
+            raise BadOption(
+                f"task {call.task!r}: unique_for says for how long the identity of a job stays taken, "
+                "and this one has none: give key= or once=, too"
+            )
 
     def _limits_of(self, call: Call[Any], told: Mapping[str, Any] | None) -> dict[str, Any]:
         """`told` is the definition of a task that this app does not have: its limits hold here too."""

@@ -13,13 +13,15 @@ import msgspec
 
 from genba.domain.duration import Duration, to_datetime
 from genba.domain.states import FINAL, State
+from genba.domain.verdict import LOWEST_PRIORITY
 from genba.errors import BadOption, JobCancelled, JobFailed, JobGone, JobTimedOut
 from genba.messages import encode
-from genba.options import Options, Snapshot
+from genba.options import DEFAULT_OPTIONS, Options, Snapshot, shown
 from genba.readers import OPTION_READERS, read_reason, read_text
 from genba.storage.records import AttemptRecord, JobRecord
 from genba.tasks import Call, Task
 from genba.twins import handle_twin
+from genba.values import Limit, Rate
 
 if TYPE_CHECKING:
     from genba.arguments import Arguments
@@ -148,7 +150,8 @@ class Job(Generic[R]):
 
     @property
     def priority(self) -> int:
-        return self.record.priority
+        """What counts in its queue: one less than was given for each crash since it was last resumed or requeued."""
+        return max(LOWEST_PRIORITY, self.record.priority - self.record.crashes)
 
     @property
     def key(self) -> str | None:
@@ -321,7 +324,6 @@ def copy_of(task: Task[..., Any, Any], record: JobRecord, changes: Mapping[str, 
 
     A change is an argument that the task names, or else an option, or else goes to the task's `**kwargs`.
     """
-    was = Snapshot.read(record.options.encode() if record.options else None)
     args, kwargs = task.arguments.decode(record.args)
     bound = task.arguments.signature.bind(*args, **kwargs)
     known = task.arguments.signature.parameters
@@ -332,31 +334,27 @@ def copy_of(task: Task[..., Any, Any], record: JobRecord, changes: Mapping[str, 
     if more is not None:
         own = {name: others.pop(name) for name in list(others) if name not in OPTION_READERS}
         bound.arguments[more] = {**bound.arguments.get(more, {}), **own}
-    options = replace(
-        task.options,
+    options = replace(_options(record, task.options), at=None, expires=None, after=(), on_conflict="return")
+    payload = task.arguments.encode(bound.args, bound.kwargs)
+    return Call(task.name, payload, Options.build(others, options), task.policy, task.arguments)
+
+
+def options_of(record: JobRecord, limits: tuple[Limit | Rate, ...]) -> dict[str, Any]:
+    """What `current_job().options` tells; `limits` are those of the task."""
+    options = _options(record, replace(DEFAULT_OPTIONS, limits=limits))
+    expires = None if record.expires_at is None else to_datetime(record.expires_at)
+    return {"queue": record.queue, "priority": record.priority, **shown(replace(options, expires=expires))}
+
+
+def _options(record: JobRecord, base: Options) -> Options:
+    return replace(
+        Snapshot.read(record.options.encode() if record.options else None).onto(base),
         queue=record.queue,
         priority=record.priority,
         key=record.key,
         tags=tuple(msgspec.json.decode(record.tags, type=list[str])) if record.tags else (),
         parent=record.parent_id,
-        at=None,
-        expires=None,
-        after=(),
-        retry=was.retry_rule(),
-        timeout=was.timeout,
-        grace=was.grace,
-        stall_timeout=was.stall_timeout,
-        memory=was.memory,
-        cpu=was.cpu,
-        dedicated=was.dedicated,
-        ready=was.ready,
-        limits=was.limits_or(task.options.limits),
-        once=was.once,
-        unique_for=was.unique_for,
-        on_conflict="return",
     )
-    payload = task.arguments.encode(bound.args, bound.kwargs)
-    return Call(task.name, payload, Options.build(others, options), task.policy, task.arguments)
 
 
 Jobs: TypeAlias = "Job[Any] | Iterable[Jobs]"

@@ -56,7 +56,9 @@ class Opened:
     def store(self) -> Store:
         if self._store is None:
             settings = self.settings
-            self._store = open_store(settings.url, namespace=settings.namespace, lease=settings.lease)
+            self._store = open_store(
+                settings.url, namespace=settings.namespace, lease=settings.lease, age_step=settings.age_step
+            )
             self._store.by = _who
             if os.environ.get("GENBA_WORKER") and os.environ.get("GENBA_INCARNATION"):
                 self._store.events.node = int(os.environ["GENBA_INCARNATION"])  # what our jobs do, our node does
@@ -123,7 +125,8 @@ class Opened:
 
     def another_store(self, url: str, clock: Clock) -> Store:
         """For a test: of the same namespace."""
-        store = open_store(url, namespace=self.settings.namespace, clock=clock)
+        settings = self.settings
+        store = open_store(url, namespace=settings.namespace, clock=clock, age_step=settings.age_step)
         store.by = _who
         return store
 

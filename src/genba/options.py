@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from genba.domain.duration import DAY, MILLISECOND, SECOND, Micros, duration, moment
+from genba.domain.fair import names_in
 from genba.domain.retry import Retry
 from genba.errors import BadOption
 from genba.readers import ALIASES, ALL_READERS, OPTION_READERS, POLICY_READERS, Keep, Reader
@@ -148,25 +149,70 @@ def merge(app: Mapping[str, Any], task: Mapping[str, Any], call: Mapping[str, An
 CHANGEABLE: tuple[str, ...] = (
     *("queue", "priority", "nice", "expires", "retry", "timeout", "grace", "stall_timeout", "memory", "cpu"),
     *("on_dependency_failure", "dedicated", "title", "max_running", "exclusive", "max_waiting", "rate"),
-    *("on_exception", "explicit_outcome", "at_most_once", "max_crashes", "keep", "progress_every"),
+    *("fair_by", "on_exception", "explicit_outcome", "at_most_once", "max_crashes", "concurrency", "keep"),
+    *("on_final", "progress_every", "cron", "every", "tz"),
 )
+WHEN = ("cron", "every", "tz")  # the schedule of a task itself
+_OF_NODES = (*WHEN, "concurrency")  # what no job carries
+_NO_NAME = "name cannot be changed: jobs, schedules and callers know the task by it"
 
 
 def override(changes: Mapping[str, Any]) -> dict[str, Any]:
     """What an operator wants of a task, checked, as plain values that can be stored and read again."""
     for name in changes:
         _check_known(name, ALL_READERS)
+        if name == "name":
+            raise BadOption(_NO_NAME)
         if name not in CHANGEABLE:
             raise BadOption(f"{name} cannot be changed from outside; what can: {', '.join(CHANGEABLE)}")
-    declare(changes)
+        if name in POLICY_READERS:
+            POLICY_READERS[name](name, changes[name])
+    if callable(changes.get("on_final")):
+        raise BadOption("on_final: a function is part of the code; from outside, name a task that takes `job`, an id")
+    if changes.get("cron") is not None and changes.get("every") is not None:
+        raise BadOption("cron and every both say when; give one of them")
+    Options.build({name: value for name, value in changes.items() if name not in POLICY_READERS}, DEFAULT_OPTIONS)
     named = {ALIASES.get(name, name): -value if name == "nice" else value for name, value in changes.items()}
     return {name: plain(value) for name, value in named.items()}
 
 
+def replaced(old: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """What operators have said before, and what they say now over it: cron= ends every=, and the other way."""
+    ended: tuple[str, ...] = ()
+    if "cron" in changes:
+        ended = ("every",) if changes["cron"] is not None else ("tz",)
+    elif "every" in changes and POLICY_READERS["every"]("every", changes["every"]) is not None:
+        ended = ("cron", "tz")
+    return {**{name: value for name, value in old.items() if name not in ended}, **changes}
+
+
 def check_together(definition: Mapping[str, Any], changes: Mapping[str, Any]) -> None:
-    """BadOption, if what operators want contradicts what the code says: no job could be enqueued."""
+    """BadOption, if what operators want contradicts what the code says: no job could be enqueued, or none run."""
     said = {name: definition[name] for name in ("exclusive", "max_running") if definition.get(name) is not None}
-    declare({**said, **changes})
+    declare({**said, **{name: value for name, value in changes.items() if name not in WHEN}})
+    if changes.get("tz") is not None and "cron" not in (own_when(definition, changes) or {}):
+        raise BadOption("tz belongs to cron")
+    if changes.get("concurrency", 1) > 1 and not definition.get("async", True):
+        raise BadOption("concurrency is for tasks that are `async def`; this one runs one at a time")
+    fair_by, known = changes.get("fair_by"), [slot["name"] for slot in definition.get("parameters", ())]
+    strange = [name for name in names_in(fair_by) if name not in known] if fair_by is not None else []
+    if strange and "parameters" in definition:
+        raise BadOption(f"fair_by names {strange[0]!r}, which is none of its arguments ({', '.join(known)})")
+
+
+def own_when(definition: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any] | None:
+    """When a task runs by itself, by its code and what operators say; None: it does not."""
+    cron, every, tz = (definition.get(name) for name in WHEN)
+    if "cron" in changes:
+        cron, every = changes["cron"], None if changes["cron"] is not None else every
+    if "every" in changes:
+        every = POLICY_READERS["every"]("every", changes["every"])
+        cron = cron if every is None else None
+    if cron is not None:
+        return {"cron": cron, "tz": changes.get("tz", tz)}
+    if every is None:
+        return None
+    return {"every": every if every < 0 else timedelta(microseconds=every)}
 
 
 _DEFINED_TIMES = ("timeout", "grace", "stall_timeout", "cpu", "unique_for", "progress_every")
@@ -222,7 +268,8 @@ def overridden(
 ) -> tuple[Options, Policy]:
     """What holds for a call: an operator's word over that of the task and the app, the call's own over both."""
     spoken = {ALIASES.get(name, name) for name in said}
-    return declare({name: value for name, value in changes.items() if name not in spoken}, options, policy)
+    for_jobs = {name: value for name, value in changes.items() if name not in spoken and name not in _OF_NODES}
+    return declare(for_jobs, options, policy)
 
 
 class Snapshot(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=False):
@@ -293,8 +340,36 @@ class Snapshot(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
         """What `snapshot` wrote; fields of a newer version are ignored."""
         return _PLAIN if written is None else _read_snapshot(written)
 
+    def onto(self, options: Options) -> Options:
+        """`options`, with those of the job."""
+        return replace(
+            options,
+            retry=self.retry_rule(),
+            timeout=self.timeout,
+            grace=self.grace,
+            stall_timeout=self.stall_timeout,
+            memory=self.memory,
+            cpu=self.cpu,
+            on_dependency_failure=self.on_dependency_failure,
+            dedicated=self.dedicated,
+            ready=self.ready,
+            limits=self.limits_or(options.limits),
+            once=self.once,
+            unique_for=self.unique_for,
+        )
+
     def retry_rule(self) -> Retry:
         return Retry.from_json(self.retry) if self.retry else DEFAULT_OPTIONS.retry
+
+
+_TIMES = ("timeout", "grace", "stall_timeout", "cpu", "unique_for")
+
+
+def shown(options: Options) -> dict[str, Any]:
+    """The options that are not as usual, as `using` takes them; times in seconds."""
+    usual = _values(DEFAULT_OPTIONS)
+    said = {name: value for name, value in _values(options).items() if value != usual[name] and name != "conn"}
+    return {name: value / SECOND if name in _TIMES else value for name, value in said.items()}
 
 
 # What may change of a job that has not started; its identity, its dependencies and its arguments stay.

@@ -12,7 +12,7 @@ from typing_extensions import ParamSpec
 from genba import limiting
 from genba.arguments import encode_plain
 from genba.errors import BadOption, BadTask
-from genba.options import DEFAULT_OPTIONS, DEFAULT_POLICY, Options, declare
+from genba.options import DEFAULT_OPTIONS, DEFAULT_POLICY, Options, Policy, declare
 from genba.ready import Conditions
 from genba.schedule import When
 from genba.tasks import HOOK, Call, Runs, Task, final_hook, is_task_name, task_name
@@ -32,6 +32,8 @@ class Registry:
     def __init__(self, app: Client) -> None:
         self._app = app
         self.tasks: dict[str, Task[..., Any, Any]] = {}
+        self._said: dict[str, Mapping[str, Any]] = {}  # by their decorators
+        self._hooks: set[str] = set()
         self.schedules: dict[str, tuple[Call[Any], When]] = {}
         self.conditions = Conditions()
         self.lifespans: list[Callable[[], Any]] = []
@@ -40,7 +42,19 @@ class Registry:
         self.templates = limiting.Templates()
 
     def set_defaults(self, given: Mapping[str, Any]) -> None:
-        self.options, self.policy = declare(given, self.options, self.policy)
+        """For all tasks, what they have not said themselves; nothing is changed if one of them cannot have it."""
+        options, policy = declare(given, self.options, self.policy)
+        templates = limiting.Templates()
+        changed: list[tuple[Task[..., Any, Any], Options, Policy]] = []
+        for name, task in self.tasks.items():
+            own, its_policy = declare(self._said[name], options, policy)
+            own = self.conditions.of_task(own, name, task.fn, self._app.make)
+            task.check(its_policy)
+            self._limit(task, own, its_policy, templates)
+            changed.append((task, own, its_policy))
+        self.options, self.policy, self.templates = options, policy, templates
+        for task, own, its_policy in changed:
+            task.options, task.policy = own, self._hooked(task.name, its_policy)
 
     def add_task(self, fn: Any, given: Mapping[str, Any]) -> Task[..., Any, Any]:
         options, policy = declare(given, self.options, self.policy)
@@ -53,16 +67,30 @@ class Registry:
                 f"task {name!r} is registered already, by {other.__module__}.{other.__qualname__}: "
                 "give one of them another name="
             )
-        if callable(policy.on_final):
-            hook = self.add_task(final_hook(self._app, policy.on_final), {"name": f"{name}{HOOK}"})
-            policy = replace(policy, on_final=hook.name)
+        policy = self._hooked(name, policy)
         options = self.conditions.of_task(options, name, fn, self._app.make)
         task: Task[..., Any, Any] = Task(self._app, fn, name, options, policy)
-        rules = limiting.rules_of(name, options, policy)
-        limiting.check_arguments(name, rules, task.arguments.signature)
-        self.templates.add(name, rules)
-        self.tasks[name] = task
+        self._limit(task, options, policy, self.templates)
+        self.tasks[name], self._said[name] = task, given
         return task
+
+    def _limit(
+        self, task: Task[..., Any, Any], options: Options, policy: Policy, templates: limiting.Templates
+    ) -> None:
+        rules = limiting.rules_of(task.name, options, policy)
+        limiting.check_arguments(task.name, rules, task.arguments.signature)
+        templates.add(task.name, rules)
+
+    def _hooked(self, name: str, policy: Policy) -> Policy:
+        """With the name of a task, where a function is to be told of the ends of its jobs."""
+        if not callable(policy.on_final):
+            return policy
+        hook = f"{name}{HOOK}"
+        if hook in self._hooks:
+            del self.tasks[hook]  # of other defaults
+        self._hooks.add(hook)
+        self.add_task(final_hook(self._app, policy.on_final), {"name": hook, "on_final": None})
+        return replace(policy, on_final=hook)
 
     def add_lifespan(self, fn: F) -> F:
         _check_surround("lifespan", fn, 0)
@@ -91,15 +119,23 @@ class Registry:
 
     def check(self) -> None:
         """BadTask for what a node could not run."""
-        plain = [one for one in self.middlewares if not inspect.iscoroutinefunction(one)]
-        shared = [name for name, task in self.tasks.items() if task.policy.concurrency > 1]
-        if plain and shared:
-            raise BadTask(
-                f"task {shared[0]!r} runs several at a time: the middleware "
-                f"{getattr(plain[0], '__qualname__', plain[0])} must be `async def`, or it would stop them all"
-            )
+        for name, task in self.tasks.items():
+            self.check_company(name, task.policy.concurrency)
         for task in self.tasks.values():
             self.conditions.check(task.options.ready, f"task {task.name!r}: ")
+
+    def plain_middleware(self) -> Any:
+        """The first that is not `async def`; None: all are."""
+        return next((one for one in self.middlewares if not inspect.iscoroutinefunction(one)), None)
+
+    def check_company(self, name: str, concurrency: int) -> None:
+        """BadTask if so many jobs of a task cannot run in one worker."""
+        plain = self.plain_middleware() if concurrency > 1 else None
+        if plain is not None:
+            raise BadTask(
+                f"task {name!r} runs several at a time: the middleware "
+                f"{getattr(plain, '__qualname__', plain)} must be `async def`, or it would stop them all"
+            )
 
     def call(
         self, task: AnyTask, args: tuple[Any, ...], kwargs: Mapping[str, Any], options: Mapping[str, Any]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import islice
@@ -16,7 +16,7 @@ from genba.domain.cron import cron as read_cron
 from genba.domain.duration import Duration, Micros, Moment, duration, moment, to_datetime
 from genba.domain.schedule import AT_ONCE, Misfire, Overlap, Reference, Rule, after_run, first, plain, upcoming
 from genba.errors import BadOption
-from genba.options import Options
+from genba.options import WHEN, Options, own_when
 from genba.readers import NAME, read_every, read_reason, read_zone
 from genba.storage.records import NewJob
 from genba.storage.series import ScheduleRecord, Wanted
@@ -158,6 +158,26 @@ def wanted(name: str, job: NewJob, when: Mapping[str, Any], now: Micros, zone: Z
     """The schedule `name` that makes such jobs."""
     said = msgspec.json.encode(dict(when), enc_hook=str, order="deterministic").decode()
     return Wanted(name=name, rule=read_rule(when, now, zone), job=job, said=said)
+
+
+def ruled(
+    declared: Sequence[Wanted], overrides: Mapping[str, Mapping[str, Any]]
+) -> tuple[list[Wanted], list[str]]:
+    """What holds of the schedules in code, by what operators say of the tasks; and the names of those that do not."""
+    holds, gone = [], []
+    for one in declared:
+        changes = overrides.get(one.name, {})
+        when = own_when(one.own, changes) if one.own is not None else {}
+        if one.own is None or not changes.keys() & set(WHEN):
+            holds.append(one)
+        elif when is None:
+            gone.append(one.name)
+        else:
+            try:
+                holds.append(wanted(one.name, one.job, when, 0, ZoneInfo("UTC")))
+            except BadOption:  # a zone that is not known on this machine: as the code says, rather than never
+                holds.append(one)
+    return holds, gone
 
 
 @dataclass(frozen=True, slots=True)

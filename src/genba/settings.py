@@ -11,10 +11,11 @@ from typing import Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from genba.domain.duration import Micros, duration
+from genba.domain.rank import AGE_STEP
 from genba.errors import BadOption
 from genba.readers import NAME
 
-NAMES = ("url", "namespace", "lease", "tz", "keep_events", "max_events")
+NAMES = ("url", "namespace", "lease", "tz", "age_step", "keep_events", "max_events")
 NODE_NAMES = (
     *("queues", "pool", "min", "max", "grace"),
     *("max_dedicated", "recycle_after", "max_load", "min_free_memory", "metrics", "log_format", "log_jobs"),
@@ -27,6 +28,7 @@ class Settings:
     namespace: str = "default"
     lease: Micros = 15_000_000
     tz: str = "UTC"
+    age_step: Micros = AGE_STEP
     keep_events: Micros = 7 * 86_400_000_000
     max_events: int = 5_000_000
 
@@ -90,8 +92,20 @@ def _namespace(value: Any) -> str:
     return value
 
 
+def _time(value: Any) -> Micros:
+    """A duration; in the environment a number is a text."""
+    return duration(float(value) if isinstance(value, str) and value.replace(".", "", 1).isdigit() else value)
+
+
+def _age_step(value: Any) -> Micros:
+    micros = _time(value)
+    if micros < 1:
+        raise BadOption("a priority must be worth some time, or it would be worth nothing")
+    return micros
+
+
 def _lease(value: Any) -> Micros:
-    micros = duration(float(value) if isinstance(value, str) and value.replace(".", "", 1).isdigit() else value)
+    micros = _time(value)
     if micros < 1_000_000:
         raise BadOption("a lease shorter than 1 s would call healthy nodes dead")
     return micros
@@ -108,6 +122,7 @@ _READ: dict[str, Any] = {
     "namespace": _namespace,
     "lease": _lease,
     "tz": lambda v: ZoneInfo(v).key,
+    "age_step": _age_step,
     "keep_events": duration,
     "max_events": _most,
 }

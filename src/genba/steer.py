@@ -7,19 +7,33 @@ import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from zoneinfo import ZoneInfo
 
 import msgspec
 
 from genba.domain.duration import to_datetime
 from genba.domain.fair import key_of
-from genba.errors import BadOption, GenbaError, TaskDisabled, UnknownTask
-from genba.options import DEFAULT_POLICY, Options, Policy, check_together, overridden, override, updated
+from genba.errors import BadOption, GenbaError, ScheduleNotFound, TaskDisabled, UnknownTask
+from genba.options import (
+    DEFAULT_POLICY,
+    WHEN,
+    Options,
+    Policy,
+    check_together,
+    overridden,
+    override,
+    own_when,
+    replaced,
+    updated,
+)
 from genba.readers import NAME, Keep, read_reason
+from genba.schedule import When, wanted
 from genba.storage.bulk import merged
 from genba.storage.policy import QueueRecord, Rules, RulesChanged, TaskRecord, kept_for
 from genba.storage.records import NAMED, Enqueued, Micros, NewJob
+from genba.storage.schedules import BY_CODE
+from genba.storage.series import ScheduleRecord, Wanted
 from genba.storage.store import Store
 from genba.tasks import Call, Task
 from genba.twins import handle_twin
@@ -244,18 +258,26 @@ class TaskControl:
         """Options and policy that hold instead of what the code says, for jobs enqueued from now on.
 
         What a call gives by `.using(…)` still wins.  None is a value (`timeout=None`: no timeout); `reset` takes a
-        change back.  Gives all that is changed now.
+        change back.  `concurrency` holds from the nodes' next look on; `cron`, `every` and `tz` change the task's own
+        schedule; `on_final` is the name of a task.  Gives all that is changed now.
         """
         if not changes:
             raise BadOption("nothing to change: name an option, for example set(timeout='5m')")
         plain = override(changes)
         definition = self.definition
+        self._app.registry.check_company(self.name, plain.get("concurrency", 1))
 
         def more(old: dict[str, Any]) -> dict[str, Any]:
-            check_together(definition, {**old, **plain})
-            return {**old, **plain}
+            after = replaced(old, plain)
+            check_together(definition, after)
+            return after
 
-        return self._app.store.policy.override(self.name, more, who(), self._code())
+        if not plain.keys() & set(WHEN):
+            return self._app.store.policy.override(self.name, more, who(), self._code())
+        self._check_schedule(definition, self.override, plain)
+        after = self._app.store.policy.override(self.name, more, who(), self._code())
+        self._plan(definition, after)
+        return after
 
     aset = handle_twin(set)
 
@@ -271,10 +293,56 @@ class TaskControl:
             check_together(definition, left)
             return left
 
-        definition = self.definition
-        return self._app.store.policy.override(self.name, less, who(), self._code())
+        definition, before = self.definition, self.override
+        after = self._app.store.policy.override(self.name, less, who(), self._code())
+        if (before.keys() - after.keys()) & set(WHEN):
+            self._plan(definition, after)
+        return after
 
     areset = handle_twin(reset)
+
+
+    # its own schedule
+
+    def _check_schedule(self, definition: dict[str, Any], old: dict[str, Any], plain: dict[str, Any]) -> None:
+        """BadOption if it is not the task's to change, or would not run; before anything is written."""
+        row, after = self._schedule(), replaced(old, plain)
+        check_together(definition, after)
+        if row is not None and row.owner is None:
+            raise BadOption(
+                f"schedule {self.name!r} was made or changed by hand, and the task has no say in it: "
+                f"app.schedule({self.name!r}).set(…) changes it"
+            )
+        if row is not None and own_when(definition, {}) is None and not old.keys() & set(WHEN):
+            raise BadOption(f"schedule {self.name!r} is another one, which code declares by app.recur")
+        when = own_when(definition, after)
+        needs = [slot["name"] for slot in definition.get("parameters", ()) if slot.get("required")]
+        if when is not None and needs:
+            raise BadOption(f"a task that runs by itself gets no arguments, and {self.name!r} needs {needs[0]!r}")
+        if when is not None:
+            self._wanted(when, row)
+
+    def _plan(self, definition: dict[str, Any], after: dict[str, Any]) -> None:
+        """At once; nodes that come later do the same."""
+        when = own_when(definition, after)
+        if when is None:
+            self._app.store.schedules.undeclare(self.name)
+        else:
+            self._app.store.schedules.put(self._wanted(when, self._schedule()), BY_CODE)
+        self._app.wake()
+
+    def _schedule(self) -> ScheduleRecord | None:
+        self._app.store.install()
+        try:
+            return self._app.store.schedules.named(self.name)
+        except ScheduleNotFound:
+            return None
+
+    def _wanted(self, when: dict[str, Any], row: ScheduleRecord | None) -> Wanted:
+        """What is run stays as the code has it, which is not here perhaps."""
+        if row is not None and self._code() is None:
+            return wanted(self.name, row.job, when, 0, self._app.settings.zone)
+        return self._app.wanted(self.name, self._app.call(self.name), cast("When", when))
 
 
 class Tasks:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, cast
 
 from typing_extensions import TypeVar as DefaultTypeVar
 
@@ -16,7 +15,7 @@ from genba.domain import graph
 from genba.domain.fair import names_in
 from genba.errors import BadOption, BadTask
 from genba.limiting import describe, rules_of
-from genba.options import Options, Policy, plain
+from genba.options import WHEN, Options, Policy, own_when, plain
 from genba.readers import NAME
 
 if TYPE_CHECKING:
@@ -101,22 +100,31 @@ def _waits_for(call: Call[Any], places: Mapping[int, int]) -> list[int]:
 class Bound(Generic[P, R]):
     """A task with options of its own for the next calls."""
 
-    __slots__ = ("_options", "_said", "_task")
+    __slots__ = ("_base", "_given", "_options", "_said", "_task")
 
-    def __init__(self, task: Task[P, R, Any], options: Options, said: frozenset[str]) -> None:
+    def __init__(self, task: Task[P, R, Any], given: tuple[Mapping[str, Any], ...]) -> None:
         self._task = task
+        self._given = given
+        self._said = frozenset().union(*given)
+        self._build()
+
+    def _build(self) -> Options:
+        self._base = options = self._task.options
+        for level in self._given:
+            options = Options.build(level, options)
         self._options = options
-        self._said = said
+        return options
 
     def using(self, **options: Any) -> Bound[P, R]:
         """The same, with these options on top."""
-        return Bound(self._task, Options.build(options, self._options), self._said | options.keys())
+        return Bound(self._task, (*self._given, options))
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
         """A call to be enqueued later, with others."""
         task = self._task
         encoded = task.arguments.encode(args, kwargs)
-        return Call(task.name, encoded, self._options, task.policy, task.arguments, self._said)
+        options = self._options if self._base is task.options else self._build()  # the app's defaults have changed
+        return Call(task.name, encoded, options, task.policy, task.arguments, self._said)
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
         """Durable when it returns."""
@@ -141,17 +149,18 @@ class Task(Generic[P, R, V]):
         if not callable(body):
             raise BadTask(f"{name}: a task is a function, or a class with a method `run`, not {fn!r}")
         self.is_async = inspect.iscoroutinefunction(body)
-        if policy.concurrency > 1 and not self.is_async:
-            raise BadTask(f"{name}: concurrency is for tasks that are `async def`; others run one at a time")
         self._body = body
         self.arguments = Arguments.of(body, skip_first=self.owner is not None, name=name)
-        self._check_fair_by()
+        self.check(policy)
         self.__doc__ = fn.__doc__
         self.__name__ = getattr(fn, "__name__", name)
         self.__wrapped__ = fn
 
-    def _check_fair_by(self) -> None:
-        fair_by = self.policy.fair_by
+    def check(self, policy: Policy) -> None:
+        """BadTask for a policy that its function cannot have."""
+        if policy.concurrency > 1 and not self.is_async:
+            raise BadTask(f"{self.name}: concurrency is for tasks that are `async def`; others run one at a time")
+        fair_by = policy.fair_by
         known = self.arguments.signature.parameters  # not their annotations, which may name what comes later
         strange = [name for name in names_in(fair_by) if name not in known] if fair_by is not None else []
         if strange:
@@ -174,7 +183,7 @@ class Task(Generic[P, R, V]):
 
     def using(self, **options: Any) -> Bound[P, R]:
         """This task, with other options for the calls that follow."""
-        return Bound(self, Options.build(options, self.options), frozenset(options))
+        return Bound(self, (options,))
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
         """A call to be enqueued later, with others."""
@@ -196,12 +205,11 @@ class Task(Generic[P, R, V]):
 
     def when(self) -> When | None:
         """The schedule that its decorator declares."""
-        policy = self.policy
-        if policy.cron is not None:
-            return {"cron": policy.cron, "tz": policy.tz}
-        if policy.every is None:
-            return None
-        return {"every": policy.every if policy.every < 0 else timedelta(microseconds=policy.every)}
+        return cast("When | None", own_when(self.own_words(), {}))
+
+    def own_words(self) -> dict[str, Any]:
+        """What its decorator says of that schedule."""
+        return {name: getattr(self.policy, name) for name in WHEN}
 
     def describe(self) -> dict[str, Any]:
         """The definition that nodes persist, for clients without the code; times are micros, `every` -1 is "again"."""

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from genba.app import Genba
 
 FAR = 1 << 55  # micros: a thousand years, no lease ends in a test
+LONG = "366d"  # to wait for the last job
 MANY = 10_000  # jobs of one call: then one of them makes the next for ever
 
 
@@ -64,6 +65,7 @@ class Testing:
             self._app.handlers.listen()
         self._here = Here(store, FAR, self.clock, lambda: 0.0, timed=True)
         self._node = self._here.join()
+        store.schedules.declare(self._app.declared_schedules())
         return self
 
     def __exit__(
@@ -108,10 +110,14 @@ class Testing:
     async def arun(self, limit: int = MANY) -> list[Job[Any]]:
         return await self._app.threads(self.run, limit)
 
-    def run_until_idle(self, within: Duration = "366d", limit: int = MANY) -> list[Job[Any]]:
-        """Run, and move the clock to the next due moment, until nothing is due any more, or not `within` that time."""
-        ran, end = self.run(limit), self.clock.now() + duration(within)
-        while len(ran) < limit and (due := self._next_moment()) is not None and due <= end:
+    def run_until_idle(self, within: Duration | None = None, limit: int = MANY) -> list[Job[Any]]:
+        """Run, and move the clock to the next due moment, until nothing is due any more, or not `within` that time.
+
+        Schedules in code are never done.  Without `within` they run as time passes, and alone they do not let it pass.
+        """
+        ran, end = self.run(limit), self.clock.now() + duration(LONG if within is None else within)
+        endless = within is not None
+        while len(ran) < limit and (due := self._next_moment(endless)) is not None and due <= end:
             late = self.clock.now() - due
             self.clock.advance(max(0, -late) / 1_000_000)
             more = self.run(limit - len(ran))
@@ -120,13 +126,24 @@ class Testing:
             ran += more
         return ran
 
-    async def arun_until_idle(self, within: Duration = "366d", limit: int = MANY) -> list[Job[Any]]:
+    async def arun_until_idle(self, within: Duration | None = None, limit: int = MANY) -> list[Job[Any]]:
         return await self._app.threads(self.run_until_idle, within, limit)
 
-    def _next_moment(self) -> int | None:
+    def _next_moment(self, endless: bool) -> Micros | None:
+        """`endless`: even if there is nothing to come but runs of schedules in code."""
         chores = self._app.store.nodes.chores(self._node, [], [])
-        moments = (chores.next_due, chores.next_tick, chores.next_ripe, chores.pause_ends)
+        others = (chores.next_ripe, chores.pause_ends)
+        if not endless and others == (None, None) and self._only_declared():
+            return None
+        moments = (chores.next_due, chores.next_tick, *others)
         return min((moment for moment in moments if moment is not None), default=None)
+
+    def _only_declared(self) -> bool:
+        schedules = self._app.schedules()
+        declared = {one.record.id for one in schedules if not one.by_hand}
+        ticks = any(one.by_hand and one.record.next_at is not None for one in schedules)
+        scheduled = self._app.jobs(state="scheduled", limit=100_000)
+        return not ticks and all(job.record.schedule_id in declared for job in scheduled)
 
     def _run_next(self) -> int | None:
         store = self._app.store

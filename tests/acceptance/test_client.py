@@ -14,8 +14,10 @@ from pathlib import Path
 from statistics import median
 from uuid import UUID
 
+import msgspec
 import pytest
-from tests.storage.builders import joined, rows
+from click.testing import CliRunner
+from tests.storage.builders import CLAIM, ending, joined, rows
 from tests.support import eventually, lines, load_jobs, load_module
 
 from genba import (
@@ -30,13 +32,20 @@ from genba import (
     JobNotFound,
     JobTimedOut,
     KeyTaken,
+    Limit,
     Retry,
     Task,
     WaitTimeout,
 )
+from genba.cli import main
 from genba.client import Client
 from genba.context import Outcome, RunningJob
+from genba.domain.clock import SystemClock
+from genba.errors import BadTask
 from genba.launch import NodeHandle
+from genba.node.doubts import Doubts
+from genba.node.keeper import Keeper
+from genba.storage.records import NewJob
 from genba.tasks import Bound
 
 # ways in
@@ -806,7 +815,7 @@ def test_many_async_waits_share_a_few_threads(shop):
 
 
 _TWIN_OF = {"await_": "wait"}
-_ONLY_ASYNC = {"threads", "adeps"}
+_ONLY_ASYNC = {"threads", "adeps", "aoptions"}  # the twins of properties
 
 
 @pytest.mark.parametrize(
@@ -828,7 +837,7 @@ def test_every_blocking_call_has_a_twin():
         Bound: ["enqueue"],
         Job: ["refresh", "explain", "wait", "result", "cancel", "kill", "hold", "resume", "requeue"],
         Group: ["wait"],
-        RunningJob: ["save", "inbox", "clone", "deps"],
+        RunningJob: ["save", "inbox", "clone", "deps", "options"],
         Outcome: ["apply"],
     }
     lacking = [
@@ -838,6 +847,276 @@ def test_every_blocking_call_has_a_twin():
         if not hasattr(kind, f"a{name}") and not hasattr(kind, f"a{name}_")
     ]
     assert lacking == []
+
+
+def test_the_priority_of_a_job_tells_how_often_it_has_crashed(url):
+    app = Genba(url)
+
+    @app.task(name="frail", priority=5)
+    def frail() -> None: ...
+
+    node = joined(app.store, tasks=(frail.describe(),))
+    job = frail.enqueue()
+
+    def crash(state: str, crashes: int) -> int:
+        (claimed,) = app.store.claim(node, CLAIM, {"default": 1}, ["frail"])
+        app.store.end(node, [ending(claimed, state, "signal 9", wait=0, crashes=crashes, rank_priority=5 - crashes)])
+        return job.refresh().priority
+
+    assert (job.priority, crash("waiting", 1), crash("waiting", 2)) == (5, 4, 3)
+    shown = CliRunner().invoke(main, ["job", "show", str(job.id), "--url", url]).output
+    assert "priority 3 (5, less 2 for its crashes)" in shown
+    told = CliRunner().invoke(main, ["job", "show", str(job.id), "--url", url, "--json"]).output
+    assert json.loads(told)["priority"] == 3
+    copy = msgspec.msgpack.decode(app.clone(job.id, {}), type=NewJob)
+    assert (copy.priority, app.options_of(job.id)["priority"]) == (5, 5)   # what was given
+    assert job.update(timeout="5s")
+    assert (job.refresh().priority, job.record.priority) == (3, 5)
+    assert job.update(priority=8)
+    assert job.refresh().priority == 6
+    assert job.hold("look at it")
+    assert job.resume()
+    assert job.refresh().priority == 8
+    assert crash("failed", 1) == 7
+    assert job.requeue()
+    assert job.refresh().priority == 8
+    app.close()
+
+
+def test_unique_for_needs_something_that_is_unique(url):
+    app = Genba(url)
+
+    @app.task(name="plain")
+    def plain() -> None: ...
+
+    @app.task(name="kept", unique_for="1h")
+    def kept() -> None: ...
+
+    unknown = app.call("elsewhere", options={"unique_for": "1h"})
+    for wrong in (plain.using(unique_for="1h").call(), kept.call(), unknown):
+        with pytest.raises(BadOption, match="give key= or once="):
+            app.enqueue_many([plain.call(), wrong])
+    with pytest.raises(BadOption, match="give key= or once="):
+        app.recur("s", kept.call(), every="1h")
+    assert app.count() == 0
+    for right in (kept.using(key="k"), kept.using(once=True), plain.using(key="other", unique_for="1h")):
+        assert right.enqueue().created
+    app.set_defaults(unique_for="2h")   # for those that are unique
+    assert plain.enqueue().created
+    app.close()
+
+
+def test_new_defaults_hold_for_all_tasks_from_the_next_call_on(url):
+    """The call's word first, then the task's, then the app's; a job that is there stays as it was."""
+    app = Genba(url, defaults={"queue": "old"})
+
+    @app.task(name="plain")
+    def plain(tenant: str = "x") -> None: ...
+
+    @app.task(name="own", nice=-1, timeout=None)
+    def own() -> None: ...
+
+    fast = plain.using(tags=["fast"])
+    before, made = plain.enqueue(), plain.call()
+    fast.enqueue()
+    app.set_defaults(priority=5, queue="new", timeout="5s", max_running=2, on_exception="hold")
+
+    def told(job):
+        options = json.loads(job.refresh().record.options or "{}")
+        return job.record.priority, job.queue, options.get("timeout"), options.get("on_exception")
+
+    new = (5, "new", 5_000_000, "hold")
+    assert told(before) == told(app.enqueue_many([made])[0]) == (0, "old", None, None)
+    assert told(plain.enqueue()) == told(app.enqueue("plain")) == told(app.enqueue("nobody.knows")) == new
+    assert told(fast.enqueue()) == told(fast.using(key="k").enqueue()) == new
+    assert told(own.enqueue()) == (1, "new", None, "hold")
+    assert told(plain.using(priority=7, queue="old").enqueue())[:2] == (7, "old")
+    assert app.tasks["plain"].definition["max_running"] == 2
+    assert [one["priority"] for one in app.hello()["tasks"]] == [5, 1]
+    app.close()
+
+
+def test_defaults_that_one_task_cannot_have_change_nothing(url):
+    app = Genba(url)
+
+    @app.task(name="shared", concurrency=4)
+    async def shared() -> None: ...
+
+    @app.task(name="alone")
+    def alone() -> None: ...
+
+    with pytest.raises(BadTask, match=r"alone: concurrency is for tasks that are `async def`"):
+        app.set_defaults(concurrency=2, priority=5)
+    with pytest.raises(BadTask, match=r"fair_by names 'tenant'"):
+        app.set_defaults(fair_by="tenant")
+    with pytest.raises(BadTask, match=r"bucket 'g\{x\}' needs an argument 'x'"):
+        app.set_defaults(limits=[Limit("g{x}", 1)])
+    assert (shared.options.priority, alone.options.priority) == (0, 0)
+    app.set_defaults(limits=[Limit("gpu", 1)])
+    app.set_defaults(limits=[Limit("gpu", 2)])   # it is the same bucket, which means something else now
+    assert alone.enqueue().created
+    app.close()
+
+
+def test_a_default_hook_tells_of_the_ends_of_all_tasks_also_of_those_before_it(url):
+    app = Genba(url)
+    told: list[str] = []
+
+    @app.task(name="first")
+    def first() -> None: ...
+
+    @app.task(name="own", on_final=lambda job: told.append(f"own {job.task}"))
+    def own() -> None: ...
+
+    app.set_defaults(on_final=lambda job: told.append("never"))
+    app.set_defaults(on_final=lambda job: told.append(job.task))
+
+    @app.task(name="last")
+    def last() -> None: ...
+
+    with app.testing() as q:
+        for task in (first, own, last):
+            task.enqueue()
+        q.run()
+    assert sorted(told) == ["first", "last", "own own"]
+
+
+def _with_tasks(url):
+    app = Genba(url)
+
+    @app.task(name="nightly", cron="0 3 * * *", tz="Europe/Zurich")
+    def nightly(depth: int = 1) -> None: ...
+
+    @app.task(name="often", every="1h")
+    def often() -> None: ...
+
+    @app.task(name="render", queue="pictures")
+    async def render(tenant: str) -> None: ...
+
+    @app.task(name="told")
+    def told(job: int) -> None: ...
+
+    joined(app.store, tasks=tuple(task.describe() for task in app.task_table().values()))
+    app.store.schedules.declare(app.declared_schedules())
+    return app
+
+
+@pytest.mark.parametrize("code", [True, False], ids=["with the code", "by name"])
+def test_operators_change_the_schedule_of_a_task_and_give_it_back(url, code):
+    app = _with_tasks(url)
+    client = app if code else Genba(url)
+
+    def rule(name):
+        return client.schedule(name).rule.words()
+
+    before = [(one.name, one.rule, one.record.definition) for one in client.schedules()]
+    nightly, often, told = (client.tasks[name] for name in ("nightly", "often", "told"))
+    assert nightly.set(cron="30 4 * * *") == {"cron": "30 4 * * *"}
+    assert rule("nightly") == "30 4 * * * (Europe/Zurich)"
+    assert nightly.set(tz="Asia/Tokyo") == {"cron": "30 4 * * *", "tz": "Asia/Tokyo"}
+    assert rule("nightly") == "30 4 * * * (Asia/Tokyo)"
+    assert client.schedule("nightly").args == {"depth": 1}
+    assert nightly.set(every="10m") == {"every": "10m"}
+    assert rule("nightly") == "every 10m"
+    assert nightly.reset() == {}
+    assert often.set(cron="* * * * *") == {"cron": "* * * * *"}
+    assert (rule("often"), client.count(task="often")) == ("* * * * * (UTC)", 0)   # the run that waited is gone
+    assert often.reset("cron") == {}
+    assert [(one.name, one.rule, one.record.definition) for one in client.schedules()] == before
+
+    nightly.set(cron=None)
+    assert [one.name for one in client.schedules()] == ["often"]
+    with pytest.raises(BadOption, match="needs 'job'"):
+        told.set(every="5m")
+    with pytest.raises(BadOption, match="tz belongs to cron"):
+        often.set(tz="Asia/Tokyo")
+    with pytest.raises(BadOption, match="both say when"):
+        often.set(cron="* * * * *", every="5m")
+    with pytest.raises(BadOption, match="cron"):
+        often.set(cron="61 * * * *")
+    client.schedule("often").set(every="2h")
+    with pytest.raises(BadOption, match="by hand"):
+        often.set(every="5m")
+    assert (told.override, often.override, nightly.reset()) == ({}, {}, {})
+    assert len(client.schedules()) == 2
+    app.close()
+    client.close()
+
+
+def test_a_task_that_code_does_not_schedule_gets_a_schedule_and_loses_it(url):
+    app = Genba(url)
+
+    @app.task(name="sweep", queue="slow")
+    def sweep(deep: bool = False) -> None: ...
+
+    with app.testing() as q:
+        app.tasks["sweep"].set(every="10m", priority=3)
+        (schedule,) = app.schedules()
+        assert (schedule.name, schedule.queue, schedule.args) == ("sweep", "slow", {"deep": False})
+        assert not schedule.by_hand
+        assert len(q.run_until_idle(within="30m")) == 4
+        app.tasks["sweep"].reset()
+        assert app.schedules() == []
+        q.advance("1h")
+        assert q.run() == []
+        app.recur("sweep", sweep.call(), every="1h")
+        with pytest.raises(BadOption, match="by hand"):
+            app.tasks["sweep"].set(every="5m")
+
+
+def test_a_node_that_starts_declares_what_operators_say(url):
+    app = _with_tasks(url)
+    app.tasks["nightly"].set(tz="Asia/Tokyo")
+    app.tasks["often"].set(every=None)
+    seen = [(one.name, one.record.version) for one in app.schedules()]
+    clock = SystemClock()
+    keeper = Keeper(
+        app.store, 1, lease=15_000_000, poll=1_000_000, queues=["default"], tasks=sorted(app.task_table()), keep={},
+        conditions=[], schedules=app.declared_schedules(), boot_id=None, clock=clock, doubts=Doubts(clock),
+        post=lambda what: None,
+    )  # fmt: skip
+    keeper.step()
+
+    assert [(one.name, one.record.version) for one in app.schedules()] == seen   # the same again changes nothing
+    assert seen[0][0] == "nightly"
+    other = Genba(url)
+    policy = other.store.policy
+    policy.override("often", lambda old: {}, "somebody", None)   # and dies before the schedule is written
+    policy.override("nightly", lambda old: {"cron": None}, "somebody", None)
+    for _ in range(2):
+        keeper.step()
+    assert [(one.name, one.rule.words()) for one in app.schedules()] == [("often", "every 1h")]
+    app.close()
+    other.close()
+
+
+def test_operators_change_who_takes_turns_and_who_is_told(url):
+    app = _with_tasks(url)
+    render = app.task_table()["render"]
+    app.tasks["render"].set(fair_by="tenant", on_final="told", concurrency=8)
+    for each in (render.enqueue(tenant="a"), app.enqueue("render", tenant="b")):
+        assert json.loads(each.record.options) == {"on_final": "told"}
+    assert app.queues["pictures"].fair_by == "tenant"
+    app.jobs(task="render")[0].cancel()
+    assert app.jobs(task="told")[0].args == {"job": app.jobs(task="render", state="cancelled")[0].id}
+    app.tasks["render"].reset()
+    assert render.enqueue(tenant="a").record.options is None
+
+    for changes, told in (
+        ({"fair_by": "nobody"}, "fair_by names 'nobody', which is none of its arguments"),
+        ({"on_final": lambda job: None}, "a function is part of the code"),
+        ({"name": "other"}, "jobs, schedules and callers know the task by it"),
+        ({"concurrency": 0}, "concurrency"),
+    ):
+        with pytest.raises(BadOption, match=told):
+            app.tasks["render"].set(**changes)
+    with pytest.raises(BadOption, match="for tasks that are `async def`"):
+        app.tasks["told"].set(concurrency=2)
+    app.middleware(lambda job, call_next: call_next())
+    with pytest.raises(BadTask, match="must be `async def`"):
+        app.tasks["render"].set(concurrency=2)
+    assert app.tasks["render"].override == {}
+    app.close()
 
 
 def test_a_call_by_name_has_the_options_of_the_task_wherever_its_code_is(url):

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from tests.support import load_module
 
+from genba import Genba
 from genba.cli import main
 from genba.errors import BadOption
 from genba.settings import read, read_node
@@ -17,6 +18,23 @@ def test_the_environment_beats_the_project(tmp_path: Path) -> None:
 
     assert read_node({"GENBA_NODE_MAX": "8"}, tmp_path) == {"min": 2, "max": "8"}
     assert read({}, {}, tmp_path).namespace == "shop"   # the table of nodes is no setting of the app
+
+
+def test_what_a_priority_is_worth_is_a_setting_of_the_app(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text('[tool.genba]\nage_step = "30m"\n')
+    hour = 3_600_000_000
+
+    assert read({}, {}, tmp_path).age_step == hour // 2
+    assert read({}, {"GENBA_AGE_STEP": "7200"}, tmp_path).age_step == 2 * hour
+    assert read({"age_step": "1d"}, {"GENBA_AGE_STEP": "7200"}, tmp_path).age_step == 24 * hour
+    assert Genba("sqlite:///x.db").hello()["age_step"] == hour
+    assert Genba("sqlite:///x.db", age_step="2h").hello()["age_step"] == 2 * hour
+
+
+@pytest.mark.parametrize("value", [0, "0s", -1, "soon", True])
+def test_a_priority_that_is_worth_nothing_is_refused(value: object) -> None:
+    with pytest.raises(BadOption, match="age_step"):
+        Genba("sqlite:///x.db", age_step=value)  # type: ignore[arg-type]
 
 
 def test_without_a_project_nothing_is_said(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from tests.acceptance.test_readme import blocks
-from tests.support import eventually
+from tests.support import eventually, load_module
 
 from genba import FailJob, Genba, JobFailed, JobTimedOut, Limit, Retry, RetryJob, WaitTimeout, current_job
 
@@ -225,6 +225,45 @@ def test_what_a_job_enqueues_and_waits_for_runs_too(app):
         assert asyncio.run(body()) == 4
 
 
+def test_a_job_sees_its_options_as_they_were_given(app):
+    seen: list[dict[str, object]] = []
+
+    @app.task(name="plain", limits=[Limit("till", 1)])
+    def plain() -> None:
+        seen.append(current_job().options)
+
+    @app.task(name="later")
+    async def later() -> None:
+        seen.append(await current_job().aoptions())
+
+    @app.condition(name="open")
+    def is_open(job) -> bool:
+        seen.append(job.options)
+        return True
+
+    retry = Retry(times=3, delay="10s")
+    full = {
+        "queue": "slow", "priority": 4, "timeout": 60.0, "grace": 2.5, "stall_timeout": 30.0, "cpu": 9.0,
+        "memory": 2**20, "retry": retry, "tags": ("a", "b"), "key": "k", "unique_for": 3600.0, "dedicated": True,
+        "ready": ("open",), "on_dependency_failure": "run", "limits": (Limit("other", 2),),
+    }  # fmt: skip
+    with app.testing() as q:
+        parent = later.enqueue()
+        again = plain.using(**full, expires="1h").enqueue()
+        plain.using(parent=parent, once=True).enqueue()
+        q.run()
+        assert seen[0] == {"queue": "default", "priority": 0}
+        usual = {"queue": "default", "priority": 0, "limits": (Limit("till", 1),)}
+        assert seen[1] == {**usual, "parent": parent.id, "once": True}
+        assert seen[2] == {name: full[name] for name in seen[2]}
+        assert {"timeout", "retry", "ready"} <= seen[2].keys()
+        expires = seen[3].pop("expires")
+        assert expires == q.now + timedelta(hours=1)
+        assert seen[3] == full
+        assert again.refresh().state == "succeeded"
+        assert plain.using(**{**seen[3], "key": "new"}).enqueue().record.options == again.record.options
+
+
 def test_schedules_make_jobs_as_time_passes(app):
     @app.task(name="report")
     def report() -> None: ...
@@ -234,6 +273,58 @@ def test_schedules_make_jobs_as_time_passes(app):
         assert len(q.run_until_idle(within="3h")) == 3
         q.advance("1h")
         assert len(q.run()) == 1
+
+
+_SCHEDULED = """
+from genba import Genba, Retry
+
+app = Genba()
+
+@app.task(name="hourly", cron="0 * * * *")
+def hourly() -> None: ...
+
+@app.task(name="often", every="10m")
+def often() -> None: ...
+
+@app.task(name="flaky", retry=Retry(times=2, delay="100m", backoff=1, cap="1d"))
+def flaky() -> None:
+    raise ValueError
+
+@app.task(name="report")
+def report(month: int = 1) -> None: ...
+
+app.recur("monthly", report.call(month=2), every="30d", base="2026-01-01")
+"""
+
+
+def test_schedules_in_code_are_there_as_a_node_would_have_written_them(tmp_path):
+    (tmp_path / "planned.py").write_text(_SCHEDULED)
+    app = load_module("planned", tmp_path, "sqlite:///never.db").app
+
+    for _ in range(2):  # each test has its own
+        with app.testing() as q:
+            assert [one.name for one in app.schedules()] == ["hourly", "monthly", "often"]
+            assert [job.task for job in q.run()] == ["often"]   # an interval begins at once
+            assert q.run() == []
+            q.advance("1h")
+            assert {job.task for job in q.run()} >= {"hourly", "often"}
+            q.advance("30d")
+            q.run()
+            assert {job.args["month"] for job in q.enqueued("report")} == {2}
+
+
+def test_schedules_in_code_run_as_time_passes_and_keep_nobody_waiting(tmp_path):
+    (tmp_path / "planned.py").write_text(_SCHEDULED)
+    planned = load_module("planned", tmp_path, "sqlite:///never.db")
+
+    with planned.app.testing() as q:
+        job = planned.flaky.enqueue()
+        ran = [one.task for one in q.run_until_idle()]
+        assert (job.refresh().state, ran.count("flaky")) == ("failed", 3)
+        assert 3 <= ran.count("hourly") <= 4   # 200 minutes
+        assert ran.count("often") == 21
+        assert q.run_until_idle() == []
+        assert len([one for one in q.run_until_idle(within="24h") if one.task == "hourly"]) == 24
 
 
 def test_what_was_enqueued_is_asserted(app):
@@ -406,7 +497,7 @@ def test_the_how_to_of_testing_is_true(tmp_path):
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:genba", "-p", "genba.pytest_plugin"]
     ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=180)
 
-    assert "7 passed" in ran.stdout, ran.stdout + ran.stderr
+    assert "8 passed" in ran.stdout, ran.stdout + ran.stderr
 
 
 def test_the_how_to_of_events_is_true(app, capsys):

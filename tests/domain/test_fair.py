@@ -19,11 +19,11 @@ def test_starts_are_a_turn_apart_and_end_at_the_keys_clock(last: int, count: int
     assert all(after - before == TURN for before, after in pairwise(found))
 
 
-@given(start=st.integers(0, 2**61), priority=st.integers(-(2**20), 2**20))
-def test_a_rank_tells_its_start_and_is_never_the_mark_of_the_unranked(start: int, priority: int) -> None:
-    place = fair_rank(start, priority)
+@given(start=st.integers(0, 2**61), priority=st.integers(-(2**20), 2**20), step=st.integers(1, 2**40))
+def test_a_rank_tells_its_start_and_is_never_the_mark_of_the_unranked(start: int, priority: int, step: int) -> None:
+    place = fair_rank(start, priority, step)
     assert place < UNRANKED
-    assert start_of(place, priority) == start
+    assert start_of(place, priority, step) == start
 
 
 def test_a_key_is_an_argument_or_made_of_several() -> None:

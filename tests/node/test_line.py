@@ -55,6 +55,9 @@ class FakeApp:
     def results_of_parents(self, job_id: int) -> dict[int, Any]:
         return {}
 
+    def options_of(self, job_id: int) -> dict[str, Any]:
+        raise AssertionError("nobody asks for options here")
+
     def moment(self, value: Any) -> int:
         return moment(value, time.time_ns() // 1000)
 

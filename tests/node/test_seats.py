@@ -12,6 +12,7 @@ from genba.node.actions import Action
 from genba.node.brain import Brain
 from genba.node.floor import LONG, SECOND
 from genba.node.hands import Sight
+from genba.node.seats import seats_of
 from genba.node.settings import NodeSettings
 from genba.storage.records import Claimed
 
@@ -255,3 +256,42 @@ def test_a_pool_that_shrinks_lets_a_shared_worker_end_what_it_runs():
     mine = [at[n] for n in (range(1, 4) if back.slot == 1 else range(4, 7))]
     done = brain.on_results(back.slot, [result(place) for place in mine], 4)
     assert of(do.Dismiss, done) == [do.Dismiss(back.slot)]
+
+
+def test_other_seats_are_made_when_those_that_sit_have_ended():
+    brain = a_brain(concurrency=2)
+    done = brain.on_claimed([a_job(1), a_job(2), a_job(3)], CLAIM, 1)
+    sitting = places(done)
+    (host,) = {share.slot for share in of(do.Share, done)}
+    assert sorted(given(done)) == [1, 2]   # the third waits for a seat
+
+    assert given(brain.on_company({"fetch": 4}, 2)) == {}
+    assert given(brain.on_results(host, [result(sitting[1])], 3)) == {}   # the other one is still there
+    more = brain.on_results(host, [result(sitting[2])], 4)
+
+    assert [len(share.seats) for share in of(do.Share, more)] == [0, 4]
+    assert list(given(more)) == [3]
+    assert len(given(brain.on_claimed([a_job(n) for n in range(4, 7)], CLAIM, 5))) == 3
+
+
+def test_a_task_that_has_no_company_any_more_runs_one_at_a_time():
+    brain = a_brain(concurrency=2)
+    done = brain.on_claimed([a_job(1), a_job(2)], CLAIM, 1)
+    sitting = places(done)
+    (host,) = {share.slot for share in of(do.Share, done)}
+
+    brain.on_company({}, 2)
+    ended = [*brain.on_results(host, [result(sitting[1])], 3), *brain.on_results(host, [result(sitting[2])], 4)]
+    assert [share.seats for share in of(do.Share, ended)] == [()]
+    assert len(given(brain.on_claimed([a_job(3), a_job(4)], CLAIM, 5))) == 1
+
+
+def test_operators_say_how_many_sit_together_where_the_code_can_do_it(caplog):
+    a, b = {"name": "a", "concurrency": 4, "async": True}, {"name": "b", "async": True}
+    c = {"name": "c", "async": False}
+    hello = {"tasks": [a, b, c], "shareable": True}
+
+    assert seats_of(hello, {}) == {"a": 4}
+    assert seats_of(hello, {"a": 1, "b": 8, "c": 2, "elsewhere": 3}) == {"b": 8}
+    assert "concurrency=2 of task c is left alone" in caplog.text
+    assert seats_of({**hello, "shareable": False}, {"b": 8}) == {"a": 4}

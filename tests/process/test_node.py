@@ -11,7 +11,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.support import eventually, lines
+from tests.storage.builders import rows
+from tests.support import eventually, lines, load_module
 
 _OTHER = """
 from genba import Genba
@@ -21,6 +22,17 @@ app = Genba()
 @app.task(name="nobody.knows")
 def learned() -> str:
     return "known now"
+"""
+
+
+_AGED = """
+from genba import Genba, Retry
+
+app = Genba(age_step=10)
+
+@app.task(priority=5, retry=Retry(times=1, delay=3600))
+def once_more() -> None:
+    raise ValueError
 """
 
 
@@ -54,6 +66,23 @@ def _alive(pid: int) -> bool:
 
 
 # what runs
+
+
+def test_client_and_node_rank_by_the_age_step_of_the_app(url, tmp_path, start_node):
+    """Enqueued, due, retried: whoever writes the place, it is the same."""
+    (tmp_path / "aged.py").write_text(_AGED)
+    aged = load_module("aged", tmp_path, url)
+    app, once_more = aged.app, aged.once_more
+    app.queues["later"].pause()
+    waits = once_more.using(queue="later").enqueue()
+    due = once_more.using(queue="later", delay=0.1).enqueue()
+    again = once_more.enqueue()
+    start_node("aged:app", url, "-q", "default,later")
+    eventually(lambda: due.refresh().state == "waiting" and again.refresh().state == "scheduled", within=20)
+
+    ranks = rows(url, f"SELECT due_at - rank FROM genba.job WHERE id IN ({waits.id}, {due.id}, {again.id})")
+    assert ranks == [(50_000_000,)] * 3
+    app.close()
 
 
 def test_a_node_runs_functions_coroutines_classes_and_methods(shop):

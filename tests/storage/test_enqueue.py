@@ -19,11 +19,13 @@ from tests.storage.builders import (
     ending,
     enqueue_the_same,
     enqueued,
+    finish,
     in_processes,
     joined,
     one,
     rows,
     running,
+    settle,
     state,
     states,
     success,
@@ -31,6 +33,7 @@ from tests.storage.builders import (
     transaction,
 )
 
+from genba.domain.rank import rank
 from genba.errors import JobNotFound, KeyTaken, StoreError
 from genba.storage.policy import RulesChanged
 from genba.storage.records import Alike, Edge
@@ -187,6 +190,40 @@ def test_a_promoted_job_stands_where_its_moment_and_priority_put_it(store, clock
     store.promote()
 
     assert [job.id for job in claimed(store, 2)] == [high, plain]
+
+
+def test_every_way_into_the_line_ranks_by_the_age_step_of_the_store_also_the_largest_priorities(url, clock):
+    """2**31 - 1 steps of two hours do not fit 64 bits."""
+    step, high, low = 2 * HOUR, 2**31 - 1, -(2**31)
+    with closing(open_store(url, clock=clock, age_step=step)) as store:
+        joined(store)
+        now = clock.now()
+
+        def ranked(id: int, priority: int) -> bool:
+            record = store.job(id)
+            return record is not None and record.rank == rank(now, priority, step)
+
+        assert ranked(one(store, priority=3), 3)
+        assert all(ranked(id, low) for id in [one(store, priority=low, tags=("x",)), *enqueued(store, 2, priority=low)])
+        held, child, late = one(store, priority=high), one(store, priority=high), one(store, priority=low, delay=HOUR)
+        store.hold(held, "why")
+        store.resume(held)
+        assert ranked(held, high)
+        waits = one(store, priority=high, after=after(child))
+        finish(store, child)
+        settle(store)
+        store.requeue(child)
+        assert ranked(child, high)
+        assert ranked(waits, high)
+        assert store.bulk.change(held, {"priority": low}, lambda options: options)
+        assert ranked(held, low)
+        clock.advance("1h")
+        now = clock.now()
+        store.promote()
+        assert ranked(late, low)
+        lowered = next(job for job in claimed(store, 64) if job.id == waits)
+        store.end(1, [ending(lowered, "waiting", "signal 9", wait=0, crashes=1, rank_priority=high - 1)])
+        assert ranked(waits, high - 1)
 
 
 # identity

@@ -22,6 +22,7 @@ from tests.storage.builders import (
     success,
 )
 
+from genba.domain.duration import to_datetime
 from genba.domain.limit import Rule, needs_of
 from genba.explain import Explanation, explain
 from genba.storage.locks import Owner, Taken
@@ -318,3 +319,22 @@ def test_a_job_whose_moment_has_come_is_not_said_to_have_none(store, node, clock
     assert [reason.kind for reason in told(store, id).reasons] == ["due"]
     store.promote()
     assert [reason.kind for reason in told(store, id).reasons] == ["no_slot"]
+
+
+def test_a_pause_that_ends_says_when_and_slots_are_not_what_is_lacking(store, node, clock):
+    id, end = one(store), clock.now() + 26 * HOUR
+    late = one(store, delay=30 * HOUR)
+    store.policy.pause("default", end, "me", None)
+
+    explanation = told(store, id)
+    assert [(reason.kind, reason.data.get("until")) for reason in explanation.reasons] == [("queue_paused", end)]
+    assert "its queue 'default' is paused until 2026-01-02 02:00:00 UTC" in str(explanation)
+    assert explanation.start == to_datetime(end)
+    assert told(store, late).start == to_datetime(clock.now() + 30 * HOUR)
+
+    second = told(store, one(store))
+    assert [reason.text for reason in second.reasons][1:] == ["1 job of it is ahead"]
+    assert second.start == to_datetime(end)   # at the earliest
+    store.policy.pause("default", None, "me", None)
+    assert [reason.kind for reason in told(store, id).reasons] == ["queue_paused"]
+    assert told(store, id).start is None

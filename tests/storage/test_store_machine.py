@@ -24,6 +24,7 @@ FINAL = ("succeeded", "failed", "timed_out", "cancelled")
 PICK = st.integers(0, 10**6)
 WANTS = st.sampled_from(["success", "finished", "failure"])
 POLICY = st.sampled_from(["cancel", "hold", "run"])
+STEP = 2 * HOUR  # another than the usual one: whoever ranks a job must have asked
 numbers = count(1)
 
 
@@ -57,7 +58,7 @@ class Machine(RuleBasedStateMachine):
         number = next(numbers)
         self.node = number
         self.clock = ManualClock(1_767_225_600 * SECOND)
-        self.store: Store = open_store(self.url, namespace=f"n{number}", clock=self.clock)
+        self.store: Store = open_store(self.url, namespace=f"n{number}", clock=self.clock, age_step=STEP)
         joined(self.store, number)
         self.jobs: dict[int, Model] = {}
         self.old: list[tuple[Claimed, int]] = []  # every claim there ever was, with its claim id
@@ -94,7 +95,7 @@ class Machine(RuleBasedStateMachine):
         elif job.state == "blocked" and not job.open:
             job.state = "scheduled" if job.due > self.clock.now() else "waiting"
             if job.state == "waiting":
-                job.rank = rank(self.clock.now(), job.priority)
+                job.rank = rank(self.clock.now(), job.priority, STEP)
 
     def by_the_facts(self, job: Model) -> str:
         if job.open:
@@ -120,7 +121,7 @@ class Machine(RuleBasedStateMachine):
         holder = next((id for id, job in self.jobs.items() if identity and job.identity == identity), None)
         made = self.store.enqueue([new, a_job(delay=HOUR)] if many else [new])
         if many:
-            self.jobs[made[1].id] = Model("scheduled", rank(now + HOUR, 0), now + HOUR, 0)
+            self.jobs[made[1].id] = Model("scheduled", rank(now + HOUR, 0, STEP), now + HOUR, 0)
         if holder is not None and conflict == "return":
             assert made[0] == (holder, False)
             return
@@ -132,7 +133,7 @@ class Machine(RuleBasedStateMachine):
                 wanted[holder] = "finished"
             else:
                 self.end(holder, "cancelled", "replaced")
-        job = Model("waiting", rank(now + delay, priority), now + delay, priority, identity, policy)
+        job = Model("waiting", rank(now + delay, priority, STEP), now + delay, priority, identity, policy)
         job.edges = {id: [wants, "open"] for id, wants in wanted.items()}
         job.state = self.by_the_facts(job)
         self.jobs[made[0].id] = job
@@ -227,7 +228,7 @@ class Machine(RuleBasedStateMachine):
     @rule(number=PICK)
     def resume(self, number):
         if job := self.steer(self.store.resume, number, "held"):
-            job.state, job.why, job.rank = self.by_the_facts(job), None, rank(job.due, job.priority)
+            job.state, job.why, job.rank = self.by_the_facts(job), None, rank(job.due, job.priority, STEP)
 
     @rule(number=PICK)
     def cancel(self, number):
@@ -247,7 +248,7 @@ class Machine(RuleBasedStateMachine):
         if id is None or not self.steer(self.store.requeue, number, *FINAL):
             return
         job, now = self.jobs[id], self.clock.now()
-        job.due, job.rank, job.why, job.identity = now, rank(now, job.priority), None, None
+        job.due, job.rank, job.why, job.identity = now, rank(now, job.priority, STEP), None, None
         job.state = self.by_the_facts(job)
         again = [
             child for child, other in self.jobs.items()
@@ -270,7 +271,7 @@ class Machine(RuleBasedStateMachine):
         due = [job for job in self.jobs.values() if job.state == "scheduled" and job.due <= self.clock.now()]
         assert self.store.promote() == len(due)
         for job in due:
-            job.state, job.rank = "waiting", rank(job.due, job.priority)
+            job.state, job.rank = "waiting", rank(job.due, job.priority, STEP)
         self.store.nodes.renew(self.node)
 
     # what must be true

@@ -136,13 +136,18 @@ def show(asked: Asked, ids: Sequence[int], keys: Sequence[str]) -> None:
         _show(one, tries, nodes)
 
 
+def _lowered(one: Job[Any]) -> str:
+    given, crashes = one.record.priority, one.record.crashes
+    return f" ({given}, less {crashes} for its {'crash' if crashes == 1 else 'crashes'})" if crashes else ""
+
+
 def _show(one: Job[Any], tries: Sequence[Attempt], nodes: Mapping[int, str]) -> None:
     record, progress = one.record, one.progress
     facts = {
         "job": one.id,
         "task": one.task,
         "state": one.state + (f" ({one.reason})" if one.reason else ""),
-        "queue": f"{one.queue}, priority {one.priority}",
+        "queue": f"{one.queue}, priority {one.priority}" + _lowered(one),
         "key": one.key,
         "tags": ", ".join(one.tags),
         "arguments": msgspec.json.encode(one.args).decode(),

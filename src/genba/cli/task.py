@@ -141,6 +141,7 @@ def set_task(asked: Asked, name: str, words: Sequence[str], back: Sequence[str],
     \b
     Examples:
       genba task set tasks.render timeout=10m priority=5
+      genba task set tasks.render "cron=0 4 * * *" tz=Europe/Zurich
       genba task set tasks.render --reset timeout
     """
     args, changes = read_arguments(words)

@@ -14,7 +14,7 @@ from typing import Any
 from genba.domain.duration import SECOND, Micros
 from genba.domain.rank import rank
 
-TURN: Micros = SECOND  # of virtual time: what one job moves the clock of its key; a priority is worth an hour of it
+TURN: Micros = SECOND  # of virtual time: what one job moves the clock of its key; a priority is worth an age step of it
 UNRANKED = 2**63 - 1  # it has become waiting, and nobody has given it a place yet: behind all others
 
 
@@ -23,13 +23,13 @@ def starts(last: Micros, count: int) -> range:
     return range(last - (count - 1) * TURN, last + 1, TURN)
 
 
-def fair_rank(start: Micros, priority: int) -> int:
-    return min(UNRANKED - 1, rank(start, priority))
+def fair_rank(start: Micros, priority: int, age_step: Micros) -> int:
+    return min(UNRANKED - 1, rank(start, priority, age_step))
 
 
-def start_of(place: int, priority: int) -> Micros:
+def start_of(place: int, priority: int, age_step: Micros) -> Micros:
     """The virtual start of a job of this rank."""
-    return place - rank(0, priority)
+    return place - rank(0, priority, age_step)
 
 
 def names_in(fair_by: str) -> list[str]:

@@ -66,7 +66,7 @@ class Brain:
 
     @concurrency.setter
     def concurrency(self, seats: Mapping[str, int]) -> None:
-        self._floor.concurrency = seats
+        self._floor.concurrency, self._floor.refit = seats, True
 
     @property
     def workers_fork(self) -> bool:
@@ -328,7 +328,7 @@ class Brain:
             self._probing.ask(actions, now)
         if self._floor.apart:
             self._giving.give_apart(actions, now)
-        if self._floor.concurrency or self._floor.shared:
+        if self._floor.concurrency or self._floor.shared or self._floor.refit:
             self._seats.give_seats(actions, now)
         self._giving.give_singles(actions, now)
         self._giving.give_bunches(actions, now)
@@ -415,6 +415,11 @@ class Brain:
                         stop_for(hand, wire.place(bunch.serial, index), found, how, now)
                         return [TakeBack(hand.slot)]
         return []
+
+    def on_company(self, seats: Mapping[str, int], now: Micros) -> list[Action]:
+        """So many jobs of these tasks run in one worker from now on; what sits there stays until it has ended."""
+        self.concurrency = seats
+        return self._flow(now)
 
     def on_disabled(self, tasks: Iterable[str], now: Micros) -> list[Action]:
         """Of these tasks nothing more starts here; what runs is told, by `should_stop`, with the next look at it."""

@@ -29,6 +29,7 @@ class Floor:
     def __init__(self, settings: NodeSettings, random: Callable[[], float]) -> None:
         self.settings = settings
         self.concurrency: Mapping[str, int] = {}  # of tasks that run several at a time
+        self.refit = False  # it has changed, and workers may still have the seats of before
         self.workers_fork = False  # for each job, if it needs a process of its own
         self.delta: Micros = 0  # store's wall time minus our steady clock
         self.skew: Micros = 0  # store's wall time minus this machine's

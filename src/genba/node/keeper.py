@@ -18,7 +18,9 @@ from genba.domain.clock import Clock
 from genba.errors import StoreError
 from genba.node.arrival import tell_changes
 from genba.node.doubts import Doubts
+from genba.options import WHEN
 from genba.readers import Keep
+from genba.schedule import ruled
 from genba.storage.burial import bury_dead, judged
 from genba.storage.membership import ORPHANS, Beat, Chores
 from genba.storage.policy import Rules, kept_for
@@ -71,6 +73,13 @@ class Disabled:
 
 
 @dataclass(frozen=True, slots=True)
+class Company:
+    """How many jobs of a task operators let run in one worker, where they say so."""
+
+    seats: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
 class Work:
     """There is something to claim."""
 
@@ -81,6 +90,14 @@ class Found:
 
     jobs: list[Claimed]
     claim: int
+
+
+def _said(overrides: Mapping[str, Mapping[str, Any]], names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """What operators say of these options, by task."""
+    found = {
+        task: {name: value for name, value in changes.items() if name in names} for task, changes in overrides.items()
+    }
+    return {task: said for task, said in found.items() if said}
 
 
 class Keeper(threading.Thread):
@@ -115,6 +132,9 @@ class Keeper(threading.Thread):
         self._keep_events, self._max_events = keep_events, max_events
         self._schedules = schedules
         self._declared = False
+        self._planned: dict[str, dict[str, Any]] = {}  # what operators say of tasks' own schedules, as last declared
+        self._alive: list[str] = []
+        self._seats: dict[str, int] = {}
         self._abandoned: dict[str, float] = {}
         self._latest: Micros = 0
         self._set_back_until = 0.0
@@ -197,8 +217,7 @@ class Keeper(threading.Thread):
         if self._turn("beat", beat, early=self._poll / 2):  # rather than to wake up for it soon again
             self._beat()
         if not self._declared:
-            self._store.schedules.declare(self._schedules)
-            self._declared = True
+            self._declare()
         if self._turn("replan", REPLAN):
             self._replan()
         chores = self._chores()
@@ -214,6 +233,17 @@ class Keeper(threading.Thread):
         if self._turn("prune", PRUNE):
             self._prune()
         self._pruning = self._prune_jobs()
+
+    def _declare(self) -> None:
+        """What the code says, and operators over it: by the rules of now, or a node that starts would take it back."""
+        overrides = self._store.policy.refresh().overrides
+        self._planned = _said(overrides, WHEN)
+        holds, gone = ruled(self._schedules, overrides)
+        self._store.schedules.declare(holds)
+        for name in gone:
+            self._store.schedules.undeclare(name)
+        self._alive = [one.name for one in holds]
+        self._declared = True
 
     def _tell_tasks(self, tasks: Sequence[dict[str, Any]]) -> None:
         tell_changes(self._store.nodes.declare(self._node, tasks, self._queues))
@@ -304,12 +334,20 @@ class Keeper(threading.Thread):
         before, self._rules = self._rules, rules
         if rules.disabled != before.disabled:
             self._post(Disabled(rules.disabled))
+        seats = {task: said["concurrency"] for task, said in _said(rules.overrides, ("concurrency",)).items()}
+        if seats != self._seats:
+            self._seats = seats
+            self._post(Company(seats))
+        if _said(rules.overrides, WHEN) != self._planned:
+            self._declared = False
+            self._poked.set()
         self._next["park"] = self._seconds()
         self._post(Work())
 
     def _replan(self) -> None:
         schedules = self._store.schedules
-        schedules.still_declared([one.name for one in self._schedules])
+        # Also those that an operator has given to tasks of ours: nobody else would declare them.
+        schedules.still_declared(sorted({*self._alive, *(self._planned.keys() & set(self._tasks))}))
         now = self._seconds()
         self._abandoned = {name: self._abandoned.get(name, now) for name in schedules.abandoned()}
         old = [name for name, since in self._abandoned.items() if now - since >= ABANDONED]

@@ -16,7 +16,7 @@ import secrets
 import selectors
 import signal
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -31,7 +31,7 @@ from genba.node.bell import Bell
 from genba.node.brain import Brain
 from genba.node.departure import Departure
 from genba.node.desk import ClaimedDedicated, ClaimedJobs, Ended, Handed, Marked, Refused, Slotted
-from genba.node.keeper import Commands, DeclaredDead, Disabled, Found, Renewed, Work
+from genba.node.keeper import Commands, Company, DeclaredDead, Disabled, Found, Renewed, Work
 from genba.node.line import Line
 from genba.node.lines import Lines
 from genba.node.linux import keep_memory
@@ -52,6 +52,7 @@ from genba.node.pool import (
     WorkerStarted,
     ZygoteDied,
 )
+from genba.node.seats import seats_of
 from genba.node.settings import CHANGEABLE, NodeSettings
 from genba.storage.records import Command, Micros
 from genba.storage.store import Store, open_store
@@ -102,6 +103,8 @@ class Node:
         self._selector.register(self._pool.sockets[0], selectors.EVENT_READ, "pool")
         self._lines = Lines(self._selector)
         self._store: Store | None = None
+        self._told: dict[str, Any] = {}  # by the zygote that came last
+        self._ruled_seats: Mapping[str, int] = {}
         self._brain: Brain | None = None
         self._office: Office | None = None
         self._bell = Bell(self._selector)
@@ -256,6 +259,9 @@ class Node:
                 case Disabled(tasks):
                     self._perform(brain.on_disabled(tasks, now))
                     self._tick(force=True)
+                case Company(seats):
+                    self._ruled_seats = seats
+                    self._perform(brain.on_company(seats_of(self._told, self._ruled_seats), now))
                 case Commands(commands):
                     for command in commands:
                         self._on_command(command)
@@ -431,7 +437,9 @@ class Node:
             return
         self.settings = self.settings.serving(queues_of(contents))
         self._lease = int(contents["lease"])
-        self._store = store = open_store(contents["url"], namespace=contents["namespace"])
+        self._store = store = open_store(
+            contents["url"], namespace=contents["namespace"], age_step=int(contents["age_step"])
+        )
         store.install()
         if store.pooler_found:
             every = self.settings.poll / SECOND
@@ -441,7 +449,8 @@ class Node:
         tasks = [task["name"] for task in contents["tasks"]]
         self._join(store, contents)
         self._brain = brain = Brain(self.settings, tasks, random.random)
-        brain.concurrency = _concurrency(contents["tasks"])
+        self._told = contents
+        brain.concurrency = seats_of(self._told, self._ruled_seats)
         brain.workers_fork = workers_fork
         brain.conditions = contents.get("conditions", ())
         meter = self._port.meter if self._port else None
@@ -479,12 +488,15 @@ class Node:
         """A zygote that has imported the app again may know other tasks."""
         assert self._brain is not None
         assert self._office is not None
+        assert self._store is not None
+        self._store.age_step = int(contents["age_step"])
         serving = self.settings.serving(queues_of(contents))
         self._office.serve(contents, list(serving.queues))
         if serving is not self.settings:
             self.settings = serving
             self._perform(self._brain.on_settings(serving, self._now()))
-        self._brain.concurrency = _concurrency(contents["tasks"])
+        self._told = contents
+        self._brain.concurrency = seats_of(self._told, self._ruled_seats)
         names = sorted(task["name"] for task in contents["tasks"])
         if names != self._brain.tasks:
             log.info("the app has %d tasks now", len(names))
@@ -654,7 +666,3 @@ def _open_port(settings: NodeSettings) -> Port | None:
     from genba.node.port import Port  # most nodes have none, and need not have http.server in memory
 
     return Port(settings.metrics, settings.name, settings.slots)
-
-
-def _concurrency(tasks: Sequence[dict[str, Any]]) -> dict[str, int]:
-    return {task["name"]: task["concurrency"] for task in tasks if task.get("concurrency", 1) > 1}

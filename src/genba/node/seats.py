@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from genba.node.actions import Action, Share, TakeBack
 from genba.node.floor import Floor
 from genba.node.giving import Giving
 from genba.node.hands import Hand, Held
 from genba.storage.records import Micros
+
+log = logging.getLogger("genba.node")
 
 
 class Seats:
@@ -18,9 +22,23 @@ class Seats:
 
     def give_seats(self, actions: list[Action], now: Micros) -> None:
         """To each a seat beside others of its task, if need be in one more worker."""
+        if self._floor.refit:
+            self._refit(actions, now)
         self._seat(actions, now)
         if self._make_room(actions, now) and not (self._floor.ready or self._floor.alone_next):
             self._seat(actions, now)
+
+    def _refit(self, actions: list[Action], now: Micros) -> None:
+        """Who has more or fewer seats than its task has now gets no more jobs, and stands up after the last."""
+        misfits = [hand for hand in self._floor.workers() if hand.seats and not self._fits(hand)]
+        for host in misfits:
+            host.closing = host.closing or now
+            if not host.outstanding and host.told_to_go is None:
+                self._stand_up(actions, host)
+        self._floor.refit = any(host.seats for host in misfits)
+
+    def _fits(self, host: Hand) -> bool:
+        return len(host.seats) == self._floor.concurrency.get(host.task or "", 1)
 
     def _seat(self, actions: list[Action], now: Micros) -> None:
         if not self._floor.shared:
@@ -60,7 +78,7 @@ class Seats:
 
     def _make_room(self, actions: list[Action], now: Micros) -> bool:
         """Others wait for a worker: a shared one is theirs as soon as its seats are empty.  True if one is."""
-        hosts = [hand for hand in self._floor.workers() if hand.seats and hand.told_to_go is None]
+        hosts = [hand for hand in self._floor.workers() if hand.seats and hand.told_to_go is None and self._fits(hand)]
         seated = {hand.task for hand in self._floor.workers() if hand.seats}
         if not (self._floor.ready or self._floor.alone_next or self._floor.in_company().keys() - seated):
             for host in hosts:
@@ -122,3 +140,17 @@ class Seats:
             del self._floor.hands[number]
         host.seats, host.task, host.closing, host.slow = (), None, None, False
         actions.append(Share(host.slot, ()))
+
+
+def seats_of(hello: Mapping[str, Any], ruled: Mapping[str, int]) -> dict[str, int]:
+    """Of the tasks that run several at a time: by the code, and what operators say over it."""
+    seats: dict[str, int] = {}
+    for task in hello["tasks"]:
+        name, said = task["name"], task.get("concurrency", 1)
+        wanted = ruled.get(name, said)
+        if wanted > said and not (task.get("async") and hello.get("shareable")):
+            log.warning("concurrency=%d of task %s is left alone: it cannot share a worker", wanted, name)
+            wanted = said
+        if wanted > 1:
+            seats[name] = wanted
+    return seats

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from genba.domain.rank import AGE_STEP, rank
+from genba.domain.rank import rank
 from genba.errors import StoreError
 from genba.storage.database import Database, Tx
 from genba.storage.records import JobId
@@ -59,7 +59,7 @@ class Bulk:
         return self._move("hold", "held", ids, reason=reason)
 
     def resume(self, ids: Sequence[JobId]) -> int:
-        return self._move("resume", "resumed", ids, age_step=AGE_STEP)
+        return self._move("resume", "resumed", ids, age_step=self._store.age_step)
 
     def requeue(self, ids: Sequence[JobId]) -> int:
         store = self._store
@@ -138,7 +138,7 @@ class Bulk:
                     version=version,
                     options=options(old),
                     moved="due_at" in columns,
-                    rank=rank(given["due_at"], given["priority"] - crashes),
+                    rank=rank(given["due_at"], given["priority"] - crashes, store.age_step),
                     **given,
                 )
                 if changed is None:

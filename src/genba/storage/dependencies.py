@@ -12,7 +12,6 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from genba.domain.rank import AGE_STEP
 from genba.domain.states import FINAL
 from genba.errors import JobNotFound
 from genba.storage.database import Database, Row, Tx
@@ -42,6 +41,9 @@ class Steering(Protocol):
     def tell_of_moves(self, tx: Tx, rows: Sequence[Row]) -> None: ...
 
     def ask_to_stop(self, tx: Tx, id: JobId, how: str, reason: str | None) -> int | None: ...
+
+    @property
+    def age_step(self) -> Micros: ...
 
     @property
     def limits(self) -> Limits: ...
@@ -153,7 +155,7 @@ class Dependencies:
 
     def _less(self, tx: Tx, children: Sequence[JobId]) -> None:
         """Each waits for one job less, as often as it is named."""
-        moved = tx.batch("deps_less", sorted(Counter(children).items()), age_step=AGE_STEP)
+        moved = tx.batch("deps_less", sorted(Counter(children).items()), age_step=self._steering.age_step)
         free = [row[:3] for row in moved if row[3] == 0 and row[1] in ("waiting", "scheduled")]
         self._steering.tell_of_moves(tx, free)
         self._moved += [row[0] for row in moved if row[1] == "waiting"]

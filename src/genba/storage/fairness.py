@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from genba.domain.fair import TURN, UNRANKED, fair_rank, start_of, starts
 from genba.storage.database import Database, Tx
-from genba.storage.policy import Policies
 from genba.storage.records import Claimed, Enqueued, JobId, NewJob
+
+if TYPE_CHECKING:
+    from genba.storage.store import Store
 
 
 class Fairness:
-    def __init__(self, database: Database, namespace: str, policy: Policies) -> None:
+    def __init__(self, store: Store, database: Database) -> None:
+        self._store = store
         self._db = database
-        self._namespace = namespace
-        self._policy = policy
+        self._namespace = store.namespace
+        self._policy = store.policy
 
     def place(self, tx: Tx, jobs: Sequence[NewJob], done: Sequence[Enqueued]) -> None:
         """Give new jobs of fair queues their places, each key by turns."""
@@ -45,7 +48,7 @@ class Fairness:
             for queue, key, last in tx.batch("take_turns", asked, namespace=self._namespace)
         }
         for id, queue, key, priority in jobs:
-            yield id, key, fair_rank(next(clocks[queue, key]), priority)
+            yield id, key, fair_rank(next(clocks[queue, key]), priority, self._store.age_step)
 
     def rank_new(self) -> int:
         """Places for jobs that have become waiting since they were enqueued: due, retried, resumed; how many."""
@@ -64,7 +67,8 @@ class Fairness:
 
     def move(self, tx: Tx, queue: str, claimed: Sequence[Claimed]) -> None:
         """The queue's time is the start of what was claimed last."""
-        known = [start_of(job.rank, job.priority - job.crashes) for job in claimed if job.rank < UNRANKED]
+        step = self._store.age_step
+        known = [start_of(job.rank, job.priority - job.crashes, step) for job in claimed if job.rank < UNRANKED]
         if known:
             tx.run("move_time", namespace=self._namespace, queue=queue, vtime=max(known))
 

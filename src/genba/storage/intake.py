@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from genba.domain.limit import STRIPE, line_of, write_needs
-from genba.domain.rank import AGE_STEP
+from genba.domain.rank import boost
 from genba.domain.states import FINAL
 from genba.errors import KeyTaken, StoreError, StoreUnreachable
 from genba.storage.database import LONG, AnswerLost, Database, Tx
@@ -98,7 +98,7 @@ class Intake:
             query,
             id=id,
             epoch=epoch,
-            boost=job.priority * AGE_STEP,
+            boost=boost(job.priority, self._store.age_step),
             priority=job.priority,
             namespace=self._namespace,
             queue=job.queue,
@@ -226,7 +226,7 @@ class Intake:
             due, since = job.due_at, NAMED
         state = "blocked" if deps else "scheduled" if due > now else "waiting"
         more: tuple[Any, ...] = ()
-        rank = due - job.priority * AGE_STEP
+        rank = due - boost(job.priority, self._store.age_step)
         if limited:
             line = line_of(job.needs)
             rank = now if line is not None and line.kind == STRIPE else rank
@@ -271,7 +271,7 @@ class Intake:
             epoch=epoch,
             due_at=job.due_at,
             delay=job.delay,
-            boost=job.priority * AGE_STEP,
+            boost=boost(job.priority, self._store.age_step),
             expires_at=job.expires_at,
             expires_in=job.expires_in,
             unique_for=job.unique_for,

@@ -236,6 +236,12 @@ HISTORY = """(
      UNION ALL
     SELECT id, attempt, claimed_at, ran_from, ran_until, 'returned', ran_on, ran_pid, ran_cpu, ran_peak, NULL, NULL
       FROM genba.job WHERE ran_until IS NOT NULL)"""
+# What a priority is worth, as domain/rank.py has it: the product of the largest would not fit 64 bits.
+BOOST = """(
+    CASE WHEN {priority} BETWEEN -(8070450532247928832 / CAST(:age_step AS bigint))
+                             AND 8070450532247928832 / CAST(:age_step AS bigint)
+         THEN {priority} * CAST(:age_step AS bigint)
+         WHEN {priority} > 0 THEN 8070450532247928832 ELSE -8070450532247928832 END)"""
 JOB_COLUMNS = ", ".join("/* args */" if field.name == "args" else field.name for field in fields(JobRecord))
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from genba.domain.rank import AGE_STEP, rank
+from genba.domain.rank import rank
 from genba.domain.states import FINAL, Cause, State
 from genba.storage.database import Database, Tx
 from genba.storage.finals import hooks_of
@@ -77,7 +77,7 @@ class Running:
 
     def requeue(self, tx: Tx, id: JobId) -> bool:
         """False if it is not final.  What its row tells of its last attempt goes to the others first."""
-        if not tx.one("requeue", id=id, namespace=self._namespace, age_step=AGE_STEP):
+        if not tx.one("requeue", id=id, namespace=self._namespace, age_step=self._store.age_step):
             return False
         tx.run("file_run", id=id)
         tx.run("forget_run", id=id)
@@ -109,7 +109,7 @@ class Running:
                 e.claim,
                 e.state,
                 e.attempt if e.happened else e.attempt - 1,
-                *_when(e, now),
+                *_when(e, now, self._store.age_step),
                 e.retries,
                 e.crashes,
                 e.losses,
@@ -228,7 +228,7 @@ class Running:
         return {id for id, _ in rows}
 
 
-def _when(ending: Ending, now: Micros) -> tuple[Micros | None, Micros | None, int | None]:
+def _when(ending: Ending, now: Micros, age_step: Micros) -> tuple[Micros | None, Micros | None, int | None]:
     """When it comes back, what that counts from, and its rank then.
 
     By the clock of this moment: the node's own idea of the time is as old as its last beat.
@@ -236,7 +236,7 @@ def _when(ending: Ending, now: Micros) -> tuple[Micros | None, Micros | None, in
     due = ending.due(now)
     if due is None:
         return None, None, None
-    return due, NAMED if ending.wait is None else now, rank(due, ending.rank_priority)
+    return due, NAMED if ending.wait is None else now, rank(due, ending.rank_priority, age_step)
 
 
 def _kind(ending: Ending, state: str) -> str:

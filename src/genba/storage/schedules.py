@@ -177,6 +177,16 @@ class Schedules:
             self.put(one, BY_CODE)
         self.still_declared([one.name for one in wanted])
 
+    def undeclare(self, name: str) -> None:
+        """It makes no more jobs, unless it was made by hand."""
+
+        def act(tx: Tx, row: ScheduleRecord, unstarted: Sequence[Run]) -> None:
+            if row.owner == BY_CODE:
+                self._delete(tx, row, unstarted)
+
+        with suppress(ScheduleNotFound):
+            self._change(name, act)
+
     def still_declared(self, names: Sequence[str]) -> None:
         """They live: what was paused because nobody declared it goes on."""
         if names:
@@ -240,13 +250,13 @@ class Schedules:
     def delete(self, name: str) -> None:
         """It makes no more jobs; one that runs, runs on."""
 
-        def act(tx: Tx, row: ScheduleRecord, unstarted: Sequence[Run]) -> None:
-            if row.fault() is None and row.rule.is_interval:
-                row = self._series.withdraw(tx, row, unstarted, "deleted")
-            self._series.write(tx, replace(row, deleted=True, next_at=None, owner=None))
-            self._series.tell(tx, "schedule_deleted", row.id, row.name)
+        self._change(name, self._delete)
 
-        self._change(name, act)
+    def _delete(self, tx: Tx, row: ScheduleRecord, unstarted: Sequence[Run]) -> None:
+        if row.fault() is None and row.rule.is_interval:
+            row = self._series.withdraw(tx, row, unstarted, "deleted")
+        self._series.write(tx, replace(row, deleted=True, next_at=None, owner=None))
+        self._series.tell(tx, "schedule_deleted", row.id, row.name)
 
     def end_series(self, id: int, job: JobId) -> None:
         """The schedule that made this job makes no more: deleted, or paused if code would declare it again."""

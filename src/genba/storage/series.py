@@ -28,6 +28,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     rule: Rule
     job: NewJob
     said: str = ""
+    own: dict[str, Any] | None = None  # of a task's own schedule: what its decorator says of it
 
     def definition(self) -> str:
         template = msgspec.structs.replace(self.job, args=b"")

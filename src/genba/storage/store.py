@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -40,6 +40,7 @@ from genba.storage.presence import FilePresence, Presence, ServerPresence
 from genba.storage.pruner import Pruner
 from genba.storage.questions import Questions, Steering
 from genba.storage.records import (
+    BOOST,
     HISTORY,
     JOB_COLUMNS,
     AttemptRecord,
@@ -67,31 +68,41 @@ DEFAULT_URL = "sqlite:///genba.db"
 LEASE: Micros = 15_000_000
 _claimed: Callable[[Any], Claimed] = partial(tuple.__new__, Claimed)  # without a call of its Python constructor
 _PATIENCE = (0.0, 0.02, 0.05, 0.1, 0.1)  # seconds before each try to get a row that somebody holds
-
+_SHARED = {
+    "{columns}": JOB_COLUMNS,
+    "{history}": HISTORY,
+    "{boost}": BOOST.replace("{priority}", "CAST(priority AS bigint)"),
+    "{boost after crashes}": BOOST.replace("{priority}", "(CAST(priority AS bigint) - crashes)"),
+}
 
 
 def open_store(
-    url: str, *, namespace: str = "default", clock: Clock | None = None, lease: Micros = LEASE
+    url: str,
+    *,
+    namespace: str = "default",
+    clock: Clock | None = None,
+    lease: Micros = LEASE,
+    age_step: Micros = AGE_STEP,
 ) -> Store:
     """The store behind `url`; nothing is opened before the first call.  A clock of its own is for tests."""
     parts = urlsplit(url)
     if parts.scheme == "sqlite":
         place = _place(url)
         database = SqliteDatabase(place, queries("sqlite"), clock or SystemClock())
-        return Store(database, FilePresence(place.path), FileBells(place.path), namespace, lease, clock)
+        return Store(database, FilePresence(place.path), FileBells(place.path), namespace, lease, clock, age_step)
     if parts.scheme in ("postgresql", "postgres"):
         server = PostgresDatabase(url, queries("postgres"), clock)
-        return Store(server, ServerPresence(server), ServerBells(server), namespace, lease, clock)
+        return Store(server, ServerPresence(server), ServerBells(server), namespace, lease, clock, age_step)
     raise BadOption(f"{url!r} is no database URL: use sqlite:///file.db, sqlite:////folder/file.db or postgresql://…")
 
 
 def queries(dialect: str) -> dict[str, Query]:
-    """All statements, with the columns that several of them share written into them."""
+    """All statements, with what several of them share written into them."""
     found = load_queries(dialect)
     return {
         name: Query(
             name,
-            query.text.replace("{columns}", JOB_COLUMNS).replace("{history}", HISTORY),
+            reduce(lambda text, part: text.replace(*part), _SHARED.items(), query.text),
             query.columns,
             query.literals,
         )
@@ -122,11 +133,13 @@ class Store:
         namespace: str,
         lease: Micros,
         clock: Clock | None = None,
+        age_step: Micros = AGE_STEP,
     ) -> None:
         steady = (clock or SystemClock()).boot
         self._db = database
         self.presence = presence
         self.namespace = namespace
+        self.age_step = age_step  # how much waiting a priority is worth: the same for all who rank jobs
         self.events = Events(database, namespace)
         self.by: Callable[[], str] = operator  # who changes something by hand, for the history
         self.limits = Limits(database, namespace)
@@ -138,7 +151,7 @@ class Store:
         self.gauge = Gauge(database, namespace)
         self.checkup = Checkup(database, presence, namespace, clock or SystemClock())
         self.bulk = Bulk(self, database)
-        self.fairness = Fairness(database, namespace, self.policy)
+        self.fairness = Fairness(self, database)
         self.inside = Inside(database, self.events, self.running.end, self._ended_inside)
         self.dependencies = Dependencies(database, namespace, self)
         self.locks = Locks(database, bells, namespace)
@@ -354,7 +367,7 @@ class Store:
     def promote(self) -> int:
         """Scheduled jobs whose moment has come; how many."""
         with self._db.transaction() as tx:
-            rows = tx.all("promote", namespace=self.namespace, age_step=AGE_STEP)
+            rows = tx.all("promote", namespace=self.namespace, age_step=self.age_step)
             self.tell_of_moves(tx, [row[:3] for row in rows])
             self.limits.moved(tx, [row[0] for row in rows if row[3] is not None])
             return len(rows)
@@ -540,7 +553,7 @@ class Store:
         return self._steer("hold", "held", id, reason=reason)
 
     def resume(self, id: JobId) -> bool:
-        return self._steer("resume", "resumed", id, age_step=AGE_STEP)
+        return self._steer("resume", "resumed", id, age_step=self.age_step)
 
     def requeue(self, id: JobId) -> bool:
         """A final job runs again; those that were cancelled or held because of it wait for it again."""

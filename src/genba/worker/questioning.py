@@ -7,9 +7,8 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import msgspec
-
 from genba import wire
+from genba.options import DEFAULT_OPTIONS, Snapshot, shown
 from genba.ready import Candidate, Conditions, Verdict, arity, ask
 
 
@@ -41,7 +40,7 @@ class Questioning:
             id=job.id,
             task=job.task,
             args=self._by_name(job.task, job.args),
-            options=msgspec.json.decode(options, type=dict[str, Any]) if options else {},
+            options=shown(Snapshot.read(options.encode()).onto(DEFAULT_OPTIONS)) if options else {},
             attempt=job.attempt,
             retries=retries,
             crashes=crashes,

@@ -63,6 +63,8 @@ class App(Protocol):
 
     def results_of_parents(self, job_id: int) -> dict[int, Any]: ...
 
+    def options_of(self, job_id: int) -> dict[str, Any]: ...
+
     def moment(self, value: Any) -> int: ...
 
     def inbox(self, job: RunningJob) -> context.Inbox: ...
@@ -162,6 +164,9 @@ class Worker:
 
     def deps(self, job_id: int) -> dict[int, Any]:
         return self._app.results_of_parents(job_id)
+
+    def options(self, job_id: int) -> dict[str, Any]:
+        return self._app.options_of(job_id)
 
     def moment(self, value: Any) -> int:
         return self._app.moment(value)

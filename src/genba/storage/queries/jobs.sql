@@ -106,7 +106,7 @@ RETURNING id;
 -- By the facts: what it waited for may still be open, its moment may lie ahead, and not only of a clock that was set back.
 UPDATE genba.job
    SET state = CASE WHEN open_deps > 0 THEN 'blocked' WHEN due_at > /* now */ AND due_at > COALESCE(due_from, created_at) THEN 'scheduled' ELSE 'waiting' END,
-       rank = CASE WHEN fair_key IS NULL THEN due_at - priority * CAST(:age_step AS bigint) ELSE 9223372036854775807 END, reason = NULL, crashes = 0, losses = 0, version = version + 1
+       rank = CASE WHEN fair_key IS NULL THEN due_at - {boost} ELSE 9223372036854775807 END, reason = NULL, crashes = 0, losses = 0, version = version + 1
  WHERE id = :id AND namespace = :namespace AND state = 'held'
 RETURNING state;
 
@@ -114,7 +114,7 @@ RETURNING state;
 -- Counters start anew, the attempts so far stay in the history; a checkpoint stays, unless all was done.
 UPDATE genba.job
    SET state = CASE WHEN open_deps > 0 THEN 'blocked' ELSE 'waiting' END, due_at = /* now */, due_from = /* now */,
-       rank = CASE WHEN fair_key IS NULL THEN /* now */ - priority * CAST(:age_step AS bigint) ELSE 9223372036854775807 END,
+       rank = CASE WHEN fair_key IS NULL THEN /* now */ - {boost} ELSE 9223372036854775807 END,
        retries = 0, crashes = 0, losses = 0, reason = NULL, error = NULL, result = NULL, progress = NULL, finished_at = NULL,
        saved = CASE WHEN state <> 'succeeded' THEN saved END,
        cancel_requested = NULL, granted_at = NULL, expires_at = NULL, key_hash = NULL, started_mark = NULL, version = version + 1

@@ -36,7 +36,7 @@ UPDATE genba.job j
    SET open_deps = CASE WHEN open_deps > batch.less THEN open_deps - batch.less ELSE 0 END,
        state = CASE WHEN open_deps > batch.less OR state <> 'blocked' THEN state WHEN due_at > /* now */ AND due_at > COALESCE(due_from, created_at) THEN 'scheduled' ELSE 'waiting' END,
        rank = CASE WHEN open_deps > batch.less OR state <> 'blocked' OR (due_at > /* now */ AND due_at > COALESCE(due_from, created_at)) THEN rank
-                   WHEN fair_key IS NOT NULL THEN 9223372036854775807 ELSE /* now */ - priority * CAST(:age_step AS bigint) END
+                   WHEN fair_key IS NOT NULL THEN 9223372036854775807 ELSE /* now */ - {boost after crashes} END
   FROM unnest(:id, :less) AS batch (id, less)
  WHERE j.id = batch.id AND open_deps > 0
 RETURNING j.id, state, options, open_deps;

@@ -27,7 +27,7 @@ UPDATE genba.job
    SET open_deps = CASE WHEN open_deps > :less THEN open_deps - :less ELSE 0 END,
        state = CASE WHEN open_deps > :less OR state <> 'blocked' THEN state WHEN due_at > /* now */ AND due_at > COALESCE(due_from, created_at) THEN 'scheduled' ELSE 'waiting' END,
        rank = CASE WHEN open_deps > :less OR state <> 'blocked' OR (due_at > /* now */ AND due_at > COALESCE(due_from, created_at)) THEN rank
-                   WHEN fair_key IS NOT NULL THEN 9223372036854775807 ELSE /* now */ - priority * CAST(:age_step AS bigint) END
+                   WHEN fair_key IS NOT NULL THEN 9223372036854775807 ELSE /* now */ - {boost after crashes} END
  WHERE id = :id AND open_deps > 0
 RETURNING id, state, options, open_deps;
 
