@@ -58,6 +58,15 @@ class Patterns:
         self.app.wake()
         eventually(lambda: {tick.moment for tick in handle.ticks(500)} - known, within=30)
 
+    def work(self, task: str) -> None:
+        """All that run have begun: one may have been given to a worker that was still at another."""
+
+        def have_begun() -> bool:
+            begun = {event.job_id for event in self.app.events(kinds=["running"], task=task)}
+            return {job.id for job in self.app.jobs(task=task, state="running")} <= begun
+
+        eventually(have_begun, within=30)
+
     def has(self, task: str, running: int, waiting: int) -> None:
         eventually(lambda: self.states(task) == (running, waiting), within=30)
 
@@ -123,6 +132,7 @@ def test_of_parallel_workers_five_work_and_five_stand_by(patterns):
         patterns.tick("patterns.consume")
         eventually(lambda made=made: patterns.states("patterns.consume")[0] >= min(made + 1, 5), within=30)  # type: ignore[misc]
     patterns.has("patterns.consume", 5, 5)
+    patterns.work("patterns.consume")
     before = len(consumers.ticks(500))
     for _ in range(2):
         patterns.tick("patterns.consume")

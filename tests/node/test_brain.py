@@ -410,6 +410,23 @@ def test_a_job_that_is_watched_has_its_worker_for_itself(options: dict[str, int]
     assert stage.given() == [2, 3, 4, 5, 6, 7, 8, 9]
 
 
+def test_nobody_has_to_wait_behind_a_job_that_takes_longer_than_all_in_hand_should() -> None:
+    stage = a_stage(1, mean=MS, pool="dynamic", max=2)
+    stage.claimed(a_job(1))
+    stage.start(1)
+    stage.now += 20 * MS
+    stage.claimed(a_job(2))
+    assert stage.given(1) == [2]  # it may be over in a moment
+
+    stage.now += 40 * MS
+    spawned = of(do.Spawn, stage.claimed(a_job(3)))
+
+    assert [one.slot for one in spawned] == [2]
+    assert stage.given(1) == [2]
+    stage.ready()
+    assert stage.given(2) == [3]
+
+
 def test_a_job_that_must_start_alone_does_not_starve_behind_short_ones() -> None:
     stage = a_stage(mean=MS)
     stage.claimed(*jobs(1, 100))

@@ -74,8 +74,8 @@ def test_a_node_that_says_something_else_of_a_task_tells_what(store):
     assert store.nodes.join(a_node(3, tasks=(new, {"name": "ship"}, {"name": "new"}))) == {"pay": diff}
     assert changes(store) == [(3, "pay", "node node-3", {name: list(pair) for name, pair in diff.items()})]
 
-    assert store.nodes.declare(3, [new]) == {}
-    assert store.nodes.declare(3, [{**new, "timeout": 10}]) == {"pay": {"timeout": (9, 10)}}
+    assert store.nodes.declare(3, [new], ["default"]) == {}
+    assert store.nodes.declare(3, [{**new, "timeout": 10}], ["default"]) == {"pay": {"timeout": (9, 10)}}
     assert len(changes(store)) == 2
 
 

@@ -19,7 +19,6 @@ from genba.storage.verdicts import judged
 
 _args = itemgetter(Claimed._fields.index("args"))
 SECOND = 1_000_000
-WORTH = 50_000  # µs of measured work that a worker may have in hand
 LONG = 250_000  # µs after which a running job is long: what was given with it goes to others
 
 

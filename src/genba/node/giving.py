@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from genba.domain.states import Cause, State
 from genba.node.actions import Action, Dismiss, Finish, Give, Mark
-from genba.node.floor import LONG, SECOND, WORTH, Floor
-from genba.node.hands import Bunch, Hand, Held
+from genba.node.floor import LONG, SECOND, Floor
+from genba.node.hands import WORTH, Bunch, Hand, Held
 from genba.node.staffing import Staffing
 from genba.storage.records import Micros
 
@@ -81,7 +81,7 @@ class Giving:
             hand
             for hand in self._floor.hands.values()
             if hand.ready and not (hand.alone or hand.slow or hand.leaving or hand.stops)
-            if not hand.seats and hand.host is None
+            if not hand.seats and hand.host is None and not hand.overdue(now)
         ]
         hands.sort(key=lambda hand: hand.outstanding)
         del hands[: self._floor.alone_next]  # these run dry first, and then take what must start alone

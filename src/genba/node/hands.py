@@ -11,6 +11,7 @@ from genba.options import Snapshot
 from genba.storage.records import Claimed, Micros
 from genba.storage.verdicts import PLAIN
 
+WORTH = 50_000  # µs of measured work that a worker may have in hand
 _new = tuple.__new__  # a NamedTuple without a call of its Python constructor
 _TRAVELS = ("id", "attempt", "task", "args", "options", "retries", "crashes", "saved")
 _of_interest = itemgetter(*map(Claimed._fields.index, _TRAVELS))  # all at once: a name costs as much as the rest
@@ -169,6 +170,10 @@ class Hand:
     def load(self, depth: int) -> int:
         """How many of the jobs that a worker may have in hand it has; one with company has no room for others."""
         return max(depth, 1) if self.seats and self.outstanding else self.outstanding
+
+    def overdue(self, now: Micros) -> bool:
+        """No word from it for longer than all that it may have in hand should take: what it runs is not so short."""
+        return bool(self.outstanding) and now - max(self.given_at, self.idle_since) > WORTH
 
     def at(self, place: int) -> Held | None:
         """The unfinished job at `place`."""

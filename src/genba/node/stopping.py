@@ -8,8 +8,8 @@ from genba import wire
 from genba.domain.states import Cause
 from genba.node.actions import Action, AskToStop, BowOut, Doom, Interrupt, Mark, Note, Signal, TakeBack
 from genba.node.endings import progress_text
-from genba.node.floor import LONG, SECOND, WORTH, Floor
-from genba.node.hands import Hand, Held, Sight, Stop, Use
+from genba.node.floor import LONG, SECOND, Floor
+from genba.node.hands import WORTH, Hand, Held, Sight, Stop, Use
 from genba.storage.records import JobId, Micros
 
 MARK_AFTER = 1 * SECOND
