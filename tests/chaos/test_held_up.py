@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
+import signal
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -11,13 +15,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import psycopg
 import pytest
 from tests.chaos.fire import Disk, Producer, load
 from tests.server import a_server
 from tests.storage.builders import one
-from tests.support import eventually, lines, sqlite_url
+from tests.support import eventually, genba_command, lines, sqlite_url, without_settings
 
+from genba.doctor import examine
 from genba.errors import StoreError, StoreUnreachable
 from genba.storage import sqlite, turns
 
@@ -133,6 +139,7 @@ def paused(app, url, tmp_path):
 def test_while_a_producer_is_paused_in_a_sqlite_write_others_wait_or_hear_who_it_is(
     app, paused, tmp_path, monkeypatch
 ):
+    eventually(lambda: any(finding.kind == "writer" for finding in examine(app.app.store)))
     for module in (sqlite, turns):
         monkeypatch.setattr(module, "BUSY", 0.5)
     with pytest.raises(StoreUnreachable, match="another process has kept it locked"):
@@ -150,6 +157,63 @@ def test_while_a_producer_is_paused_in_a_sqlite_write_others_wait_or_hear_who_it
     assert patient.app.count(state="any") == 2
     assert patient.app.verify().faults == []
     patient.app.close()
+
+
+STOPPED = """
+import gc, os, signal, sys
+import apsw, fire
+
+def stop():
+    os.kill(os.getpid(), signal.SIGSTOP)
+    return False
+
+fire.work.enqueue(sys.argv[1], "before")
+for conn in [one for one in gc.get_objects() if isinstance(one, apsw.Connection)]:
+    conn.set_commit_hook(stop)
+fire.work.enqueue(sys.argv[1], "stopped")
+"""
+
+
+@pytest.fixture
+def stopped(app, url, tmp_path):
+    """A producer that is stopped between the BEGIN and the COMMIT of an enqueue."""
+    env = {**without_settings(os.environ), "GENBA_URL": url}
+    process = subprocess.Popen([sys.executable, "-c", STOPPED, str(tmp_path / "effects")], cwd=tmp_path, env=env)
+    eventually(lambda: psutil.Process(process.pid).status() == psutil.STATUS_STOPPED, within=30)
+    yield process
+    process.kill()
+    process.wait()
+
+
+@pytest.mark.parametrize("engine", ["sqlite"])
+def test_beside_a_producer_stopped_in_a_sqlite_write_new_processes_read_at_once_and_hear_who_it_is(
+    app, stopped, url, tmp_path
+):
+    def run(*words: str) -> tuple[float, int, str]:
+        began = time.monotonic()
+        done = subprocess.run(
+            genba_command(*words), cwd=tmp_path, env={**without_settings(os.environ), "GENBA_URL": url},
+            capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+        return time.monotonic() - began, done.returncode, done.stdout + done.stderr
+
+    listing, code, told = run("job", "ls")
+    assert code == 0
+    assert "fire.work" in told
+    looking, code, told = run("doctor")
+    assert code == 1
+    assert f"process {stopped.pid} is stopped in the middle of a write" in told
+    refusal, code, told = run("job", "enqueue", "fire.work", str(tmp_path / "effects"), "refused")
+    assert code != 0
+    assert re.search(rf"process {stopped.pid} \(stopped\) has been writing for 10 s", told)
+    print(f"job ls took {listing:.1f} s, doctor {looking:.1f} s, a refused enqueue {refusal:.1f} s")
+    assert max(listing, looking) < 8   # far from the patience of a writer
+    assert refusal < 30
+
+    stopped.send_signal(signal.SIGCONT)
+    assert stopped.wait(30) == 0
+    assert app.app.count(state="any") == 2
+    assert app.app.verify().faults == []
 
 
 @pytest.mark.parametrize("engine", ["postgres"])
