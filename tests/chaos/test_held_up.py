@@ -21,7 +21,7 @@ import pytest
 from tests.chaos.fire import Disk, Producer, load
 from tests.server import a_server
 from tests.storage.builders import one
-from tests.support import eventually, genba_command, lines, sqlite_url, without_settings
+from tests.support import eventually, genba_command, lines, load_module, sqlite_url, without_settings
 
 from genba.doctor import examine
 from genba.errors import StoreError, StoreUnreachable
@@ -175,20 +175,121 @@ fire.work.enqueue(sys.argv[1], "stopped")
 
 
 @pytest.fixture
-def stopped(app, url, tmp_path):
-    """A producer that is stopped between the BEGIN and the COMMIT of an enqueue."""
-    env = {**without_settings(os.environ), "GENBA_URL": url}
-    process = subprocess.Popen([sys.executable, "-c", STOPPED, str(tmp_path / "effects")], cwd=tmp_path, env=env)
-    eventually(lambda: psutil.Process(process.pid).status() == psutil.STATUS_STOPPED, within=30)
-    yield process
-    process.kill()
-    process.wait()
+def stop_a_producer(app, url, tmp_path):
+    """Between the BEGIN and the COMMIT of an enqueue."""
+    processes = []
+
+    def stopped() -> subprocess.Popen[bytes]:
+        env = {**without_settings(os.environ), "GENBA_URL": url}
+        process = subprocess.Popen([sys.executable, "-c", STOPPED, str(tmp_path / "effects")], cwd=tmp_path, env=env)
+        processes.append(process)
+        eventually(lambda: psutil.Process(process.pid).status() == psutil.STATUS_STOPPED, within=30)
+        return process
+
+    yield stopped
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize("engine", ["sqlite"])
+def test_a_node_names_a_stopped_producer_once_and_leaves_it_alone(app, stop_a_producer, url, start_node, tmp_path):
+    node = start_node("fire:app", url, "--max", "2")
+    eventually(app.app.nodes, within=60)
+    stopped = stop_a_producer()
+    told = f"process {stopped.pid} is stopped in the middle of a write"
+    eventually(lambda: told in node.log, within=60)
+    seen = time.monotonic()
+    eventually(lambda: time.monotonic() - seen > 4, within=10)   # it would be named again meanwhile, or killed
+
+    assert node.log.count(told) == 1
+    assert psutil.Process(stopped.pid).status() == psutil.STATUS_STOPPED
+    stopped.send_signal(signal.SIGCONT)
+    assert stopped.wait(30) == 0
+    app.work.enqueue(str(tmp_path / "effects"), "last").result(timeout=60)
+    assert app.app.verify().faults == []
+
+
+HELD = """
+import gc, os, signal, subprocess, sys
+import apsw
+from genba import Genba, current_job
+
+app = Genba()
+
+@app.task
+def add(x: int) -> int:
+    return x
+
+def stop(path):
+    add.enqueue(1)
+    def hook():
+        with open(path, "w") as file:
+            file.write(str(os.getpid()))
+        os.kill(os.getpid(), signal.SIGSTOP)
+        return False
+    for conn in [one for one in gc.get_objects() if isinstance(one, apsw.Connection)]:
+        conn.set_commit_hook(hook)
+    add.enqueue(2)
+
+@app.task
+def itself(path: str) -> int:
+    if current_job().attempt == 1:
+        stop(path)
+    return current_job().attempt
+
+@app.task
+def child(path: str) -> int:
+    if current_job().attempt == 1:
+        call = f"import held; held.stop({path!r})"
+        subprocess.run([sys.executable, "-c", call], start_new_session=True)
+    return current_job().attempt
+
+@app.task
+def block(path: str) -> int:
+    if current_job().attempt == 1:
+        with current_job().transaction():
+            with open(path, "w") as file:
+                file.write(str(os.getpid()))
+            os.kill(os.getpid(), signal.SIGSTOP)
+    return current_job().attempt
+"""
+
+
+@pytest.mark.parametrize("engine", ["sqlite"])
+@pytest.mark.parametrize("who", ["itself", "child", "block"])
+def test_a_job_that_is_stopped_in_a_sqlite_write_is_ended_and_all_others_go_on(who, url, start_node, tmp_path):
+    (tmp_path / "held.py").write_text(HELD)
+    held = load_module("held", tmp_path, url)
+    node = start_node("held:app", url, "--max", "2")
+    eventually(held.app.nodes, within=60)
+    path = tmp_path / "pid"
+    job = getattr(held, who).enqueue(str(path))
+    pid = int(eventually(lambda: path.exists() and path.read_text(), within=30))
+    eventually(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+    began = time.monotonic()
+
+    other = held.add.enqueue(3)
+    waited = time.monotonic() - began
+    assert other.result(timeout=30) == 3
+    print(f"{who}: others could write again after {waited:.1f} s")
+
+    assert waited < 5
+    assert job.result(timeout=30) == 2
+    assert [attempt.cause for attempt in job.attempts] == ["pause in a write", "returned"]
+    assert (job.crashes, job.retries) == (1, 0)
+    assert f"process {pid} was stopped in the middle of a write" in node.log
+    assert not psutil.pid_exists(pid)
+    assert held.app.verify().faults == []
+    held.app.close()
 
 
 @pytest.mark.parametrize("engine", ["sqlite"])
 def test_beside_a_producer_stopped_in_a_sqlite_write_new_processes_read_at_once_and_hear_who_it_is(
-    app, stopped, url, tmp_path
+    app, stop_a_producer, url, tmp_path
 ):
+    stopped = stop_a_producer()
+
     def run(*words: str) -> tuple[float, int, str]:
         began = time.monotonic()
         done = subprocess.run(

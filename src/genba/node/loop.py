@@ -537,6 +537,21 @@ class Node:
         if self._port and self._office:
             self._port.note(self._brain, self._office.keeper, self._lookout.closed)
         self._tell_of_workers()
+        self._look_at_writer(now)
+
+    def _look_at_writer(self, now: Micros) -> None:
+        """To ask the database would be of no use: it is what nobody can write to."""
+        assert self._brain is not None
+        assert self._store is not None
+        paused = self._lookout.paused(self._store.writer())
+        if paused is None:
+            return
+        slot = self._pool.above(paused)
+        if slot is None or self.settings.debug:
+            log.warning("process %d is stopped in the middle of a write, and nobody else can write", paused)
+        else:
+            log.error("process %d was stopped in the middle of a write, and nobody else could write: ended", paused)
+            self._perform(self._brain.on_paused_writer(slot, self._lines.sights(), now))
 
     def _tell_of_workers(self) -> None:
         if self._office:

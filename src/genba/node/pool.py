@@ -264,6 +264,13 @@ class Pool:
         worker = self._workers.get(slot)
         return worker is not None and _signal(worker.pidfd, number)
 
+    def above(self, pid: int) -> int | None:
+        """The slot of the worker that is this process, or that it descends from."""
+        above: int | None = pid
+        while above and above not in self._slot_of:
+            above = guard.parent_of(above)
+        return self._slot_of[above] if above else None
+
     def sweep(self, token: int) -> None:
         """Kill all that workers reported as ended have left behind; Swept(token) follows."""
         self._tell_guard(f"SWEEP {token}")
