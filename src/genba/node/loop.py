@@ -40,7 +40,6 @@ from genba.node.loud import log_environ, set_up_log, tell_of_ends, words
 from genba.node.machine import use_of
 from genba.node.office import Office
 from genba.node.pool import (
-    INCARNATION,
     Changed,
     GuardDied,
     Hello,
@@ -53,6 +52,7 @@ from genba.node.pool import (
     ZygoteDied,
 )
 from genba.node.settings import CHANGEABLE, NodeSettings
+from genba.storage.leftovers import INCARNATION
 from genba.storage.records import Command, Micros
 from genba.storage.store import Store, open_store
 
