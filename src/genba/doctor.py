@@ -99,6 +99,14 @@ def _waste(seen: Vitals) -> Iterator[Finding]:
             yield Finding("bloat", True, text, todo, {"what": what, "size": size, "empty": empty})
 
 
+def _writer(seen: Vitals) -> Iterator[Finding]:
+    if seen.writer and seen.writer.stopped:
+        pid = seen.writer.pid
+        text = f"process {pid} is stopped in the middle of a write, and nobody else can write"
+        todo = f"let it go on (kill -CONT {pid}), or end it (kill -KILL {pid}): what it has not committed is undone"
+        yield Finding("writer", True, text, todo, {"pid": pid, "state": "stopped"})
+
+
 def _transactions(seen: Vitals) -> Iterator[Finding]:
     for pid, program, seconds, state in seen.long_transactions:
         text = f"session {pid} ({program or 'no name'}, {state}) is in a transaction since {seconds} s"
@@ -197,5 +205,5 @@ def _words(time: int) -> str:
 
 
 ASKERS: tuple[Asker, ...] = (
-    *(_engine, _home, _clock, _waste, _transactions, _hearing, _nodes, _tasks, _queues, _maintenance, _people),
+    *(_engine, _home, _clock, _waste, _writer, _transactions, _hearing, _nodes, _tasks, _queues, _maintenance, _people),
 )

@@ -213,6 +213,8 @@ class Fire:
         app = self.app.app
         assert app.count(state="any") == app.count(state="succeeded")
         assert app.verify().faults == []
+        for node in self._started:
+            assert not node.ended or node.tree() == [], "a dead node has left processes"
         # Whoever is killed while it writes leaves half a line; each begins with a new one, so that it is its own only.
         told = [line for line in lines(self._effects) if line and line[-1].endswith(")")]
         missing = self._promised - {word for word, *_ in told}
@@ -340,6 +342,23 @@ def kill_node(fire: Fire) -> bool:
     return True
 
 
+def kill_at_once(node: NodeProcess) -> None:
+    """A node and its guard, so that neither can end what the other leaves."""
+    both = [node.pid, *children(node.pid)]
+    _signal(signal.SIGSTOP, both)
+    eventually(lambda: all(psutil.Process(pid).status() == psutil.STATUS_STOPPED for pid in both))
+    _signal(signal.SIGKILL, both)
+    node.wait()
+
+
+def kill_node_and_guard(fire: Fire) -> bool:
+    node = fire.random.choice(fire.nodes)
+    if not workers(node):
+        return False
+    kill_at_once(node)
+    return True
+
+
 def _pause(fire: Fire, pids: Sequence[int]) -> bool:
     _signal(signal.SIGSTOP, pids)
     fire.later(fire.span, partial(_signal, signal.SIGCONT, pids))
@@ -371,7 +390,7 @@ def pause_producer(fire: Fire) -> bool:
 EVERYWHERE: dict[str, Kind] = {
     "kill worker": kill_worker, "kill zygote": kill_zygote, "kill guard": kill_guard, "kill node": kill_node,
     "pause worker": pause_worker, "pause node": pause_node, "freeze node": freeze_node,
-    "pause producer": pause_producer,
+    "pause producer": pause_producer, "kill node and guard": kill_node_and_guard,
 }  # fmt: skip
 QUICK = ("kill worker", "kill worker", "kill zygote", "kill node")
 

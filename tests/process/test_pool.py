@@ -32,8 +32,8 @@ from genba.node.pool import (
     WorkerEnded,
     WorkerStarted,
     ZygoteDied,
-    leftovers,
 )
+from genba.storage.leftovers import end_leftovers
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the process tree is built on Linux calls")
 
@@ -646,11 +646,11 @@ def test_leftovers_of_a_node_and_a_guard_killed_at_once_are_found(run_node: Call
     node.process.kill()
     assert not any(linux.ended(pidfd) for pidfd in strays.values())
 
-    assert leftovers({dead, "never-seen"}) >= len(strays)
+    assert end_leftovers({dead, "never-seen"}) >= len(strays)
 
     assert deaths(strays, within=1) == set(strays)
     assert deaths(spared, within=0) == set()
-    assert leftovers({dead}) == 0
+    assert end_leftovers({dead}) == 0
 
 
 # The guard alone

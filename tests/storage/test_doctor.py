@@ -10,7 +10,7 @@ from tests.storage.builders import connection, joined, one
 
 from genba.doctor import Finding, examine, findings, loses_wal
 from genba.storage.checkup import Vitals
-from genba.storage.database import Home
+from genba.storage.database import Home, Writer
 from genba.storage.records import NodeRecord
 from genba.storage.store import open_store
 
@@ -20,9 +20,9 @@ NODE = NodeRecord(
     seen_at=101, queues='{"default":null}', tasks='["shop.pay"]', slots=2, hungry=False, started_at=1, version="0.1.0",
 )
 WELL = Vitals(
-    now=100 * MINUTE, skew=0, engine="PostgreSQL", version="18.1", home=Home(), waste=[], long_transactions=[],
-    nodes=[NODE], deaf=frozenset(), echo=True, queues=[("default", 3, 100 * MINUTE)], parked=[], overdue=(0, None),
-    held=[], late_schedules=[], stopped_schedules=[], abandoned=[],
+    now=100 * MINUTE, skew=0, engine="PostgreSQL", version="18.1", home=Home(), writer=None, waste=[],
+    long_transactions=[], nodes=[NODE], deaf=frozenset(), echo=True, queues=[("default", 3, 100 * MINUTE)], parked=[],
+    overdue=(0, None), held=[], late_schedules=[], stopped_schedules=[], abandoned=[],
 )
 
 
@@ -50,6 +50,7 @@ def test_what_is_well_is_not_wrong():
         ("clock", {"skew": 2_000_000}),
         ("clock", {"skew": -2_000_000}),
         ("bloat", {"waste": [("job", 10**9, 6 * 10**8)]}),
+        ("writer", {"writer": Writer(9, 1, stopped=True)}),
         ("transaction", {"long_transactions": [(9, "psql", 400, "idle in transaction")]}),
         ("listener", {"echo": False}),
         ("listener", {"deaf": frozenset({1})}),

@@ -36,6 +36,7 @@ class Cause(StrEnum):
     KILLED = "killed"
     OUT_OF_MEMORY = "out of memory"
     CPU_LIMIT = "cpu limit"
+    PAUSE = "pause in a write"  # it was stopped while nobody else could write to the database
     NODE_LOST = "node lost"
     LEASE_LOST = "lease lost"
     COLLATERAL = "collateral"

@@ -17,7 +17,7 @@ _CRASH_BACKOFF = Retry(times=-1, delay="500ms", backoff=4, cap="5m")
 _OVERTIME = frozenset({Cause.TIMEOUT, Cause.STALL})
 _GIVEN_BACK = frozenset({Cause.DRAIN, Cause.COLLATERAL, Cause.NOT_READY})
 _OWNER_LOST = frozenset({Cause.NODE_LOST, Cause.LEASE_LOST})
-_DIED = frozenset({Cause.OUT_OF_MEMORY, Cause.CPU_LIMIT})
+_DIED = frozenset({Cause.OUT_OF_MEMORY, Cause.CPU_LIMIT, Cause.PAUSE})
 _DIED_WITH_NUMBER = re.compile(r"(?:signal|exit) [0-9]+")
 
 

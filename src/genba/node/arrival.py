@@ -8,12 +8,13 @@ import socket
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from genba.node.pool import leftovers
 from genba.node.settings import NodeSettings
 from genba.storage.burial import judged
+from genba.storage.leftovers import end_leftovers
 from genba.storage.membership import Diffs
 from genba.storage.records import Micros, NewNode
 from genba.storage.series import wanted_schedules
+from genba.storage.sessions import born
 from genba.storage.store import Store
 
 log = logging.getLogger("genba.node")
@@ -33,14 +34,14 @@ def join(store: Store, id: int, settings: NodeSettings, lease: Micros, tasks: Se
         tasks=tuple(tasks),
         version=version(),
     )
-    gone = [other for other in store.nodes.live() if other.host == node.host and store.presence.gone(other)]
-    if gone:
-        killed = leftovers([str(other.id) for other in gone])
-        if killed:
-            log.warning("ended %d processes that dead nodes had left behind", killed)
-        for other in gone:
-            if other.name == node.name:
-                store.nodes.bury(other.id, judged)
+    free = [other for other in store.nodes.live() if other.host == node.host and store.presence.gone(other)]
+    gone = [other for other in free if other.name == node.name or born(other.pid) is None]
+    ended = end_leftovers([*store.nodes.past(node.host, node.boot_id), *(other.id for other in gone)])
+    if ended:
+        log.warning("ended %d processes that dead nodes had left behind", ended)
+    for other in gone:
+        if other.name == node.name:
+            store.nodes.bury(other.id, judged)
     tell_changes(store.nodes.join(node))
 
 

@@ -29,7 +29,7 @@ from genba.node.results import leave_seat, refused, take_results
 from genba.node.seats import Seats
 from genba.node.settings import NodeSettings
 from genba.node.staffing import Staffing
-from genba.node.stopping import DRAIN_LEAVE, end_drain, press, release_hit, stop_for, watch
+from genba.node.stopping import DRAIN_LEAVE, end_drain, end_pause, press, release_hit, stop_for, watch
 from genba.storage.records import Claimed, Ending, JobId, Micros, Success
 from genba.storage.verdicts import UNREADABLE, read_options
 
@@ -464,6 +464,14 @@ class Brain:
         """The machine has enough to do, or can do more again."""
         self._asking.closed = closed
         return self._flow(now)
+
+    def on_paused_writer(self, slot: int, sights: dict[int, Sight], now: Micros) -> list[Action]:
+        """This worker, or a process below it, is stopped in the middle of a write."""
+        actions: list[Action] = []
+        hand = self._floor.hands.get(slot)
+        if hand is not None:
+            end_pause(self._floor, actions, hand, sights, now)
+        return actions
 
     def on_renewed(self, sent: Micros, lease: Micros) -> None:
         """The lease is good for so long from when it was asked for."""

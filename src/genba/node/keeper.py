@@ -22,6 +22,7 @@ from genba.options import WHEN
 from genba.readers import Keep
 from genba.schedule import ruled
 from genba.storage.burial import bury_dead, judged
+from genba.storage.leftovers import end_leftovers
 from genba.storage.membership import ORPHANS, Beat, Chores
 from genba.storage.policy import Rules, kept_for
 from genba.storage.questions import unknown_line
@@ -136,6 +137,7 @@ class Keeper(threading.Thread):
         self._alive: list[str] = []
         self._seats: dict[str, int] = {}
         self._abandoned: dict[str, float] = {}
+        self._neighbours: frozenset[int] = frozenset()  # other nodes of this machine that lived when we last looked
         self._latest: Micros = 0
         self._set_back_until = 0.0
         self._pruning = False
@@ -363,11 +365,15 @@ class Keeper(threading.Thread):
 
     def _rescue(self, chores: Chores) -> None:
         lasted = self._patience.lasted(self._clock.boot())
-        suspects, buried = bury_dead(self._store.nodes, self._node, self._boot_id, lasted)
-        for node, taken in buried:
+        suspects, here, buried = bury_dead(self._store.nodes, self._node, self._boot_id, lasted)
+        for node, taken, ended in buried:
             log.warning("node %s (pid %s on %s) is dead; took over %d jobs", node.name, node.pid, node.host, len(taken))
+            self._tell_of_leftovers(ended)
             if taken:
                 self._post(Work())
+        if self._neighbours - here:  # buried by somebody elsewhere, who cannot end what they have left here
+            self._tell_of_leftovers(end_leftovers(self._neighbours - here))
+        self._neighbours = here - {self._node, *(one.node.id for one in buried)}
         more = False
         for lost in self._store.nodes.left_behind() if chores.running else ():
             taken = self._store.nodes.orphans_of(lost, judged)
@@ -383,6 +389,10 @@ class Keeper(threading.Thread):
         if more:
             self._next["sweep"] = self._seconds()
             self._poked.set()  # for the rest, after the beat
+
+    def _tell_of_leftovers(self, ended: int) -> None:
+        if ended:
+            log.warning("ended %d processes that a dead node had left behind", ended)
 
     def _park(self) -> None:
         known = self._store.nodes.known_tasks()

@@ -5,9 +5,8 @@ from __future__ import annotations
 import ctypes
 import os
 import select
-import signal
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 
 from genba.node.guard import children, kill_trees
 
@@ -64,46 +63,3 @@ def _reaped(pid: int) -> bool:
         return os.waitpid(pid, os.WNOHANG)[0] == pid
     except ChildProcessError:
         return True
-
-
-def kill_carriers(variable: str, values: Collection[str], within: float) -> int:
-    """Kill whoever was started with `variable` set to one of `values`; gives how many got the signal.
-
-    Never this process.  Processes of other users are passed over.
-    """
-    entries = {f"{variable}={value}".encode() for value in values}
-    deadline = time.monotonic() + within
-    killed: set[int] = set()
-    while True:
-        found = list(_kill_matching(entries))
-        killed.update(found)
-        if not found or time.monotonic() >= deadline:
-            return len(killed)
-        time.sleep(_RESCAN)
-
-
-def _kill_matching(entries: set[bytes]) -> Iterator[int]:
-    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
-        if pid == os.getpid() or not _carries(pid, entries):
-            continue
-        try:
-            pidfd = os.pidfd_open(pid)
-        except ProcessLookupError:
-            continue
-        try:
-            # Looked at again: the pid may have been reused before we held it.
-            if _carries(pid, entries):
-                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-                yield pid
-        except (ProcessLookupError, PermissionError):
-            continue
-        finally:
-            os.close(pidfd)
-
-
-def _carries(pid: int, entries: set[bytes]) -> bool:
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as environ:
-            return not entries.isdisjoint(environ.read().split(b"\0"))
-    except OSError:
-        return False

@@ -1,4 +1,4 @@
-"""What is worth telling others about a node: gates that close and open, workers that come and go."""
+"""What a node sees once a second: gates that close and open, workers that come and go, who is in everybody's way."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from typing import Any
 
 from genba.node.gates import Gate
 from genba.node.machine import Machine
+from genba.storage.database import Writer
 from genba.storage.records import Micros
 
 log = logging.getLogger("genba.node")
 
+PAUSED = 3  # looks, one a second: two seconds, in which we were not suspended ourselves
 _SIGNALS = {int(number): number.name for number in signal.Signals}
 
 
@@ -33,6 +35,8 @@ class Lookout:
         self._gates: list[tuple[str, dict[str, Any]]] = []
         self._came: list[dict[str, Any]] = []
         self._went: list[dict[str, Any]] = []
+        self._writer: Writer | None = None
+        self._looks = 0
 
     def came(self, slot: int, pid: int) -> None:
         self._came.append({"slot": slot, "pid": pid})
@@ -56,6 +60,13 @@ class Lookout:
             self._gates.append(("gate_closed", {"reason": why}) if why else ("gate_opened", {}))
         self.closed = why
         return why is not None if turned else None
+
+    def paused(self, writer: Writer | None) -> int | None:
+        """The process that has been stopped in a write for two seconds; told once of each."""
+        stopped = writer if writer and writer.stopped else None
+        self._looks = self._looks + 1 if stopped == self._writer else 1
+        self._writer = stopped
+        return stopped.pid if stopped and self._looks == PAUSED else None
 
     def told(self) -> list[tuple[str, dict[str, Any]]]:
         """Events since it was asked last: (kind, more)."""

@@ -40,7 +40,6 @@ from genba.node.loud import log_environ, set_up_log, tell_of_ends, words
 from genba.node.machine import use_of
 from genba.node.office import Office
 from genba.node.pool import (
-    INCARNATION,
     Changed,
     GuardDied,
     Hello,
@@ -54,6 +53,7 @@ from genba.node.pool import (
 )
 from genba.node.seats import seats_of
 from genba.node.settings import CHANGEABLE, NodeSettings
+from genba.storage.leftovers import INCARNATION
 from genba.storage.records import Command, Micros
 from genba.storage.store import Store, open_store
 
@@ -549,6 +549,21 @@ class Node:
         if self._port and self._office:
             self._port.note(self._brain, self._office.keeper, self._lookout.closed)
         self._tell_of_workers()
+        self._look_at_writer(now)
+
+    def _look_at_writer(self, now: Micros) -> None:
+        """To ask the database would be of no use: it is what nobody can write to."""
+        assert self._brain is not None
+        assert self._store is not None
+        paused = self._lookout.paused(self._store.writer())
+        if paused is None:
+            return
+        slot = self._pool.above(paused)
+        if slot is None or self.settings.debug:
+            log.warning("process %d is stopped in the middle of a write, and nobody else can write", paused)
+        else:
+            log.error("process %d was stopped in the middle of a write, and nobody else could write: ended", paused)
+            self._perform(self._brain.on_paused_writer(slot, self._lines.sights(), now))
 
     def _tell_of_workers(self) -> None:
         if self._office:

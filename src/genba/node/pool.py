@@ -12,16 +12,14 @@ import select
 import signal
 import socket
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from genba.node import guard
-from genba.node.linux import adopt_orphans, boot_micros, ended, kill_carriers, kill_children
-
-INCARNATION = "GENBA_INCARNATION"
+from genba.node.linux import adopt_orphans, boot_micros, ended, kill_children
 
 _PATIENCE = 1.0  # seconds for a peer whose socket is full; then it is killed
 _KILL_WITHIN = 5.0
@@ -264,6 +262,13 @@ class Pool:
         worker = self._workers.get(slot)
         return worker is not None and _signal(worker.pidfd, number)
 
+    def above(self, pid: int) -> int | None:
+        """The slot of the worker that is this process, or that it descends from."""
+        above: int | None = pid
+        while above and above not in self._slot_of:
+            above = guard.parent_of(above)
+        return self._slot_of[above] if above else None
+
     def sweep(self, token: int) -> None:
         """Kill all that workers reported as ended have left behind; Swept(token) follows."""
         self._tell_guard(f"SWEEP {token}")
@@ -417,14 +422,6 @@ class Pool:
     def _tell_guard(self, text: str, fds: Sequence[int] = ()) -> None:
         if self._guard is not None:
             _post(self._guard, text, fds)
-
-
-def leftovers(incarnations: Collection[str], within: float = _KILL_WITHIN) -> int:
-    """Kill what dead incarnations of nodes have left on this machine; gives how many processes.
-
-    For the case that a node and its guard were killed at once.
-    """
-    return kill_carriers(INCARNATION, incarnations, within)
 
 
 def _socketpair() -> tuple[socket.socket, socket.socket]:

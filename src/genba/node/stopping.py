@@ -135,6 +135,18 @@ def release_hit(floor: Floor, actions: list[Action], hand: Hand, sights: dict[in
             busy.stops[sight.place] = Stop(sight.place, cause, now, now + held.options.grace)
 
 
+def end_pause(floor: Floor, actions: list[Action], hand: Hand, sights: dict[int, Sight], now: Micros) -> None:
+    """Somebody below this worker was stopped in the middle of a write, and keeps all others from writing.
+
+    It cannot hear a flag or a SIGTERM.  In company nobody can tell whose write it was: it is put down to all.
+    """
+    for number in (hand.slot, *hand.seats):
+        busy, sight = floor.hands[number], sights.get(number)
+        if sight and sight.phase == wire.RUNNING and busy.at(sight.place):
+            busy.stops.setdefault(sight.place, Stop(sight.place, Cause.PAUSE, now, now))
+    actions.append(Signal(hand.slot, signal.SIGKILL))
+
+
 def _cause_of_hit(floor: Floor, job: JobId) -> str:
     """A job that is hit again and again does it itself, and would be given back for ever."""
     floor.hits[job] += 1

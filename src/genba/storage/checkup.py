@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from genba.domain.clock import Clock
-from genba.storage.database import Database, Home
+from genba.storage.database import Database, Home, Writer
 from genba.storage.presence import Presence
 from genba.storage.records import Micros, NodeRecord
 
@@ -22,6 +22,7 @@ class Vitals:
     engine: str
     version: str
     home: Home
+    writer: Writer | None  # where only one can write
     waste: Sequence[tuple[str, int, int]]  # what, bytes in all, bytes of it that hold nothing
     long_transactions: Sequence[tuple[int, str, int, str]]  # pid, program, seconds, state
     nodes: Sequence[NodeRecord]
@@ -60,6 +61,7 @@ class Checkup:
                 engine=engine[0],
                 version=engine[1],
                 home=self._db.home(),
+                writer=self._db.writer(),
                 waste=[(row[0], row[1], row[2]) for row in tx.all("waste")],
                 long_transactions=[
                     (row[0], row[1], row[2], row[3]) for row in tx.all("long_transactions", seconds=patience)

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from genba.errors import StoreUnreachable
 
@@ -136,6 +136,14 @@ class Tx(Protocol):
         ...
 
 
+class Writer(NamedTuple):
+    """The process that keeps all others from writing; `born` tells it from a later one with its pid."""
+
+    pid: int
+    born: int
+    stopped: bool  # by a signal, or a debugger: it will not come to an end by itself
+
+
 class Database(Protocol):
     """One engine, connected on first use; safe to use from several threads and after a fork."""
 
@@ -180,11 +188,19 @@ class Database(Protocol):
         """A transaction that user code writes in too, of so many seconds at most where it blocks all others."""
         ...
 
+    def schema(self) -> AbstractContextManager[Schema]:
+        """What is there, without waiting for whoever writes or changes it."""
+        ...
+
     def migrations(self) -> AbstractContextManager[Migrating]:
         """The right to change the schema; one process at a time."""
         ...
 
     def home(self) -> Home: ...
+
+    def writer(self) -> Writer | None:
+        """Who writes just now, where that is one at a time; asks the kernel, and never waits for the database."""
+        ...
 
     def mark(self) -> object:
         """For those who poll: if two marks are equal, surely nothing was written between them."""
@@ -225,14 +241,16 @@ class Joint(Protocol):
     def rollback(self) -> None: ...
 
 
-class Migrating(Protocol):
-    """Under the lock: what is applied, and how to apply more."""
-
+class Schema(Protocol):
     def applied(self) -> Mapping[int, str]: ...
 
     def serves(self) -> Mapping[int, int]:
         """Of each that is applied: the oldest schema whose code works with it."""
         ...
+
+
+class Migrating(Schema, Protocol):
+    """Under the lock: what is applied, and how to apply more."""
 
     def apply(self, version: int, name: str, script: str, serves: int | None = None) -> None:
         """The script and its record, in one transaction; `serves` None: nobody but those who know it."""

@@ -244,6 +244,11 @@ class Membership:
         with self._db.statement() as tx:
             return [NodeRecord(*row) for row in tx.all("live_nodes", namespace=self._namespace)]
 
+    def past(self, host: str, boot_id: str) -> list[int]:
+        """Those that have ended or died on this machine since its start, of any namespace, as far as they are known."""
+        with self._db.statement() as tx:
+            return [row[0] for row in tx.all("past_nodes", host=host, boot_id=boot_id)]
+
     def silence(self, nodes: Sequence[NodeRecord]) -> dict[int, Micros]:
         """How long each of those that live has not been heard, whatever becomes of the store's clock."""
         return self._watch.silence(nodes, self._steady())

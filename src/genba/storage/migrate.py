@@ -8,11 +8,11 @@ this code and does not serve it is left alone.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.resources import files
 
 from genba.errors import SchemaTooNew
-from genba.storage.database import Database
+from genba.storage.database import Database, Schema
 
 _MADE = re.compile(r"^CREATE (?:TABLE|SEQUENCE) (?:IF NOT EXISTS )?genba\.(\w+)", re.MULTILINE)
 _SERVES = re.compile(r"^-- serves: (\d+)$", re.MULTILINE)
@@ -31,21 +31,29 @@ def scripts(dialect: str) -> list[tuple[int, str, str]]:
 def upgrade(database: Database, tell: Callable[[int, int], None] = lambda done, of: None) -> list[str]:
     """Apply what is missing; gives the names of what was applied.  `tell` hears how many are, of how many."""
     known = scripts(database.dialect)
+    with database.schema() as schema:  # most find nothing to do, and need not wait until they may
+        if not _missing(known, schema):
+            return []
     with database.migrations() as schema:
-        applied = schema.applied()
-        latest = known[-1][0]
-        foreign = [one for one, serves in schema.serves().items() if one > latest and serves > latest]
-        if foreign:
-            raise SchemaTooNew(
-                f"the database has schema {max(foreign)}, and this genba knows up to {latest}: "
-                "upgrade genba here before you use this database"
-            )
-        missing = [script for script in known if script[0] not in applied]
+        missing = _missing(known, schema)
         for done, (version, name, text) in enumerate(missing):
             tell(done, len(missing))
             found = _SERVES.search(text)
             schema.apply(version, name, text, int(found[1]) if found else version)
         return [name for _, name, _ in missing]
+
+
+def _missing(known: Sequence[tuple[int, str, str]], schema: Schema) -> list[tuple[int, str, str]]:
+    """What is not applied yet; SchemaTooNew if more is than this code can work with."""
+    applied = schema.applied()
+    latest = known[-1][0]
+    foreign = [one for one, serves in schema.serves().items() if one > latest and serves > latest]
+    if foreign:
+        raise SchemaTooNew(
+            f"the database has schema {max(foreign)}, and this genba knows up to {latest}: "
+            "upgrade genba here before you use this database"
+        )
+    return [script for script in known if script[0] not in applied]
 
 
 def objects(database: Database) -> list[str]:
@@ -63,6 +71,6 @@ def uninstall(database: Database) -> list[str]:
 
 
 def version(database: Database) -> int:
-    with database.migrations() as schema:
+    with database.schema() as schema:
         return max(schema.applied(), default=0)
 

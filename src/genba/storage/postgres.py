@@ -432,8 +432,16 @@ class PostgresDatabase:
     def home(self) -> Home:
         return Home()
 
+    def writer(self) -> None:
+        return None  # many write at once
+
     def mark(self) -> object:
         return object()
+
+    @contextmanager
+    def schema(self) -> Iterator[Migrating]:
+        with unbroken, self._connection() as conn:
+            yield Migrating(conn)
 
     @contextmanager
     def migrations(self) -> Iterator[Migrating]:

@@ -16,10 +16,10 @@ import msgspec
 from genba.domain.clock import Clock
 from genba.errors import StoreError, StoreUnreachable
 from genba.storage.batch import SIZES, Batch
-from genba.storage.database import LONG, TABLES, Home, Query, Row, Step
+from genba.storage.database import LONG, TABLES, Home, Query, Row, Step, Writer
 from genba.storage.place import Place, check_place, file_system
 from genba.storage.records import Claimed
-from genba.storage.turns import BUSY, Turns
+from genba.storage.turns import BUSY, Turns, locked_by, look_at
 from genba.unbroken import unbroken
 
 
@@ -157,6 +157,7 @@ class Tx:
         return self._clock.now()
 
 
+_WRITE_LOCK = 120  # the byte of the shared memory's file that a writer has locked (SQLite's file format, 2.3.1)
 _json = msgspec.json.Encoder()
 _rows = msgspec.json.Decoder(list[list[Any]])
 _ARGS, _SAVED = Claimed._fields.index("args"), Claimed._fields.index("saved")
@@ -398,6 +399,13 @@ class SqliteDatabase:
             return Home()
         return Home(file_system(path.parent), shutil.disk_usage(path.parent).free)
 
+    def writer(self) -> Writer | None:
+        """Who has SQLite's own lock, which one who writes by `conn=` takes without a turn, or else the turn."""
+        if self._place.path is None:
+            return None
+        path = os.path.realpath(self._place.path)  # SQLite follows links before it adds the ending
+        return look_at(locked_by(Path(f"{path}-shm"), _WRITE_LOCK) or locked_by(Path(f"{self._place.path}-turn")))
+
     def mark(self) -> object:
         if self._place.path is None:
             return object()
@@ -407,6 +415,15 @@ class SqliteDatabase:
                 self._watcher = self._connect()
             # Its number means nothing to another connection, such as the next one after a fork.
             return self._watcher, self._watcher.execute("PRAGMA data_version").fetchone()[0]
+
+    @contextmanager
+    def schema(self) -> Iterator[Migrating]:
+        with unbroken, self._memory if self._place.path is None else _nothing(), self.wrapped():
+            conn = self._connection()
+            try:
+                yield Migrating(conn, self.clock)
+            finally:
+                self._idle.append(conn)
 
     @contextmanager
     def migrations(self) -> Iterator[Migrating]:

@@ -21,7 +21,7 @@ from genba.storage import migrate
 from genba.storage.bells import Bells, FileBells, ServerBells
 from genba.storage.bulk import GONE_TOO, Bulk
 from genba.storage.checkup import Checkup
-from genba.storage.database import Database, Query, Tx, load_queries
+from genba.storage.database import Database, Query, Tx, Writer, load_queries
 from genba.storage.dependencies import Dependencies
 from genba.storage.ear import Ear
 from genba.storage.events import Events, operator
@@ -174,6 +174,10 @@ class Store:
     def pooler_found(self) -> bool:
         """There is one in transaction mode in between, of which the URL says nothing; known after the first call."""
         return self._db.pooler_found
+
+    def writer(self) -> Writer | None:
+        """The process that writes just now, where that is one at a time; never waits."""
+        return self._db.writer()
 
     def install(self) -> None:
         """Make the schema current; safe when many processes do it at once, and cheap when it is."""

@@ -14,6 +14,7 @@ import threading
 from pathlib import Path
 
 from genba.errors import StoreUnreachable
+from genba.storage.database import Writer
 
 BUSY = 10.0  # seconds a writer waits for its turn before it gives up
 REST = 1.0  # seconds after which a thread goes that nobody needs
@@ -102,7 +103,10 @@ class Turns:
             if me.state == "ours":
                 return
             me.state = "late"
-        raise StoreUnreachable(f"{self._path}: process {self.holder() or '?'} has been writing for {within:g} s")
+        writer = look_at(self.holder())
+        stopped = " (stopped)" if writer and writer.stopped else ""
+        who = f"process {writer.pid if writer else '?'}{stopped}"
+        raise StoreUnreachable(f"{self._path}: {who} has been writing for {within:g} s")
 
     def _send(self, me: _Waiting) -> None:
         with self._hall:
@@ -138,11 +142,30 @@ class Turns:
 
     def holder(self) -> int | None:
         """The process that has the turn."""
-        for line in Path("/proc/locks").read_text().splitlines() if os.path.exists("/proc/locks") else ():
-            words = line.split()
-            if "->" not in words and words[5].endswith(f":{os.fstat(self._fd).st_ino}"):
-                return int(words[4])
+        return locked_by(self._path)
+
+
+def locked_by(path: Path, byte: int = 0) -> int | None:
+    """The process that has this byte for itself; the file is not opened, for to close it would free our own locks."""
+    try:
+        inode, locks = os.stat(path).st_ino, Path("/proc/locks").read_text()
+    except OSError:  # nobody has written yet, or this is no Linux
         return None
+    for line in locks.splitlines():
+        words = line.split()
+        if "->" in words or words[3] != "WRITE" or not words[5].endswith(f":{inode}"):
+            continue
+        if int(words[6]) <= byte and (words[7] == "EOF" or byte <= int(words[7])):
+            return int(words[4])
+    return None
+
+
+def look_at(pid: int | None) -> Writer | None:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    return None if pid is None else Writer(pid, int(fields[19]), fields[0] in (b"T", b"t"))
 
 
 os.register_at_fork(before=Turns.before_fork, after_in_parent=Turns.after_fork, after_in_child=Turns.in_child)

@@ -34,6 +34,9 @@ DELETE FROM genba.control WHERE node = :node RETURNING seq, job_id, attempt, ver
 SELECT id, name, host, boot_id, pid, state, beat_at, lease_until, lease, /* boot */, queues, tasks, slots, hungry, started_at, version
   FROM genba.node WHERE namespace = :namespace AND state IN ('live', 'draining') ORDER BY started_at;
 
+-- name: past_nodes
+SELECT id FROM genba.node WHERE host = :host AND boot_id = :boot_id AND state IN ('ended', 'dead');
+
 -- name: forget_nodes
 DELETE FROM genba.node WHERE namespace = :namespace AND state IN ('ended', 'dead') AND ended_at < :before
    AND NOT EXISTS (SELECT 1 FROM genba.job j WHERE j.node = genba.node.id);
