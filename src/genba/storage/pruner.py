@@ -17,7 +17,7 @@ from genba.storage.bulk import GONE_TOO
 from genba.storage.database import Database
 from genba.storage.records import JobId
 
-SLICE = 1000
+SLICE = 500  # in one transaction: no longer than 200 ms, on a busy machine too
 MOST_LATER = 10_000
 OVERLAP = MINUTE  # an end that is written now may be seen a little later
 
