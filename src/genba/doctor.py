@@ -16,6 +16,7 @@ import msgspec
 from genba.domain.duration import format_duration
 from genba.storage.checkup import Vitals
 from genba.storage.place import NETWORK
+from genba.storage.sqlite import loses_wal
 from genba.storage.store import Store
 
 SKEW = 1_000_000  # micros between two clocks
@@ -64,12 +65,6 @@ def _engine(seen: Vitals) -> Iterator[Finding]:
         yield Finding("engine", True, f"{said} is older than genba can use", "upgrade it to 14 or later", data)
     else:
         yield Finding("engine", False, said, None, data)
-
-
-def loses_wal(version: tuple[int, ...]) -> bool:
-    """Whether this SQLite has the WAL-reset bug: since 3.7.0, mended in 3.51.3, and in 3.50.7 and 3.44.6."""
-    mended = ((3, 50, 7), (3, 44, 6))
-    return (3, 7) <= version < (3, 51, 3) and not any(m <= version < (3, m[1] + 1) for m in mended)
 
 
 def _home(seen: Vitals) -> Iterator[Finding]:

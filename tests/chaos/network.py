@@ -31,6 +31,8 @@ class Proxy:
         host, port = self._listening.getsockname()[:2]
         self.url = f"postgresql://{parts.username or 'postgres'}@{host}:{port}{parts.path}"
         self._stalled = threading.Event()
+        self._refusing, self._forgetting = threading.Event(), threading.Event()
+        self._forgotten: list[socket.socket] = []
         self._ended = False
         self._pairs: dict[socket.socket, socket.socket] = {}
         self._thread = threading.Thread(target=self._run, name="proxy", daemon=True)
@@ -42,8 +44,20 @@ class Proxy:
     def flow(self) -> None:
         self._stalled.clear()
 
+    def refuse(self) -> None:
+        """As if the server was gone: what is open is closed, and nobody gets in."""
+        self._refusing.set()
+
+    def admit(self) -> None:
+        self._refusing.clear()
+
+    def forget(self) -> None:
+        """What is open now passes nothing on any more, and stays open; others may come."""
+        self._forgetting.set()
+
     def _run(self) -> None:
         while not self._ended:
+            self._let_go()
             ready, _, _ = select.select([self._listening, *self._pairs], [], [], 0.05)
             for one in ready:
                 if one is self._listening:
@@ -53,8 +67,21 @@ class Proxy:
             if self._stalled.is_set():
                 time.sleep(0.02)
 
+    def _let_go(self) -> None:
+        if self._refusing.is_set():
+            for end in self._pairs:
+                end.close()
+            self._pairs = {}
+        if self._forgetting.is_set():
+            self._forgetting.clear()
+            self._forgotten += self._pairs
+            self._pairs = {}
+
     def _accept(self) -> None:
         client, _ = self._listening.accept()
+        if self._refusing.is_set():
+            client.close()
+            return
         server = socket.socket(socket.AF_UNIX)
         try:
             server.connect(self._target)
@@ -80,7 +107,7 @@ class Proxy:
     def close(self) -> None:
         self._ended = True
         self._thread.join()
-        for end in (self._listening, *self._pairs):
+        for end in (self._listening, *self._pairs, *self._forgotten):
             end.close()
 
 

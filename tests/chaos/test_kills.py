@@ -9,8 +9,10 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 
 import psutil
+import pytest
 from tests.support import NodeProcess, eventually, lines
 
 JOBS = 2_000
@@ -23,19 +25,30 @@ def started(path: Path, count: int, within: float = 10) -> list[list[str]]:
     return eventually(lambda: (told := lines(f"{path}.started"))[: len(told) * (len(told) >= count)], within=within)
 
 
-def test_regression_12_the_job_of_a_killed_worker_is_offered_again_within_a_second(shop, path):
+@pytest.mark.parametrize("kills", [10, pytest.param(100, marks=pytest.mark.soak)])
+def test_regression_12_the_job_of_a_killed_worker_is_offered_again_within_a_second(shop, tmp_path, kills):
+    took = sorted(kill_and_wait(shop, tmp_path / f"gate{i}") for i in range(kills))
+    worst = took[max(0, -(-len(took) * 99 // 100) - 1)]
+    engine = shop.url.partition(":")[0]
+    print(f"{engine}: {kills} killed workers: run again after {median(took):.3f} s (p50), {worst:.3f} s (p99)")
+    assert worst < 1
+
+
+def kill_and_wait(shop, path):
+    """Seconds until the next attempt has started."""
     job = shop.jobs.wait_for.enqueue(str(path))
     [(_, _, pid)] = started(path, 1)
 
-    os.kill(int(pid), signal.SIGKILL)
     began = time.monotonic()
+    os.kill(int(pid), signal.SIGKILL)
 
     assert started(path, 2)[1][:2] == [str(job.id), "2"]
-    assert time.monotonic() - began < 1
+    took = time.monotonic() - began
     path.touch()
     assert job.result(timeout=10) == "opened"
     assert [attempt.cause for attempt in job.attempts] == ["signal 9", "returned"]
     assert (job.crashes, job.retries) == (1, 0)
+    return took
 
 
 def test_regression_12_the_jobs_of_a_killed_node_are_offered_again_within_five_seconds(jobs, url, start_node, path):
@@ -59,7 +72,9 @@ def test_regression_12_the_jobs_of_a_killed_node_are_offered_again_within_five_s
     eventually(lambda: doomed.tree() == [], within=2)   # also those that ignore SIGTERM and have left the session
     for i in range(4):
         assert started(Path(f"{path}{i}"), 2)[1][1] == "2"
-    assert time.monotonic() - began < 5
+    took = time.monotonic() - began
+    print(f"{url.partition(':')[0]}: the jobs of a killed node ran again after {took:.2f} s")
+    assert took < 5
     for job in group:
         assert job.refresh().attempts[0].cause == "node lost"
         assert (job.crashes, job.retries) == (1, 0)

@@ -7,6 +7,8 @@ from tests.storage.builders import claimed, enqueued, joined
 from genba.domain.clock import ManualClock
 from genba.node.doubts import LASTING, Doubts
 
+SECONDS = LASTING // 1_000_000
+
 
 def test_what_a_lost_claim_has_taken_is_found_once(store, clock):
     joined(store)
@@ -23,13 +25,38 @@ def test_what_a_lost_claim_has_taken_is_found_once(store, clock):
     assert store.of_claim(1, 6) == store.of_claim(2, 5) == []
 
 
-def test_a_doubt_lasts_longer_than_any_statement():
+def test_a_doubt_is_looked_at_until_it_cannot_happen_any_more():
     clock = ManualClock(0)
     doubts = Doubts(clock)
-    doubts.note(1)
-    clock.advance(20)
-    doubts.note(2)
+    doubts.note(7)
 
-    assert doubts.open() == [1, 2]
-    clock.advance(LASTING / 1_000_000 - 20)
-    assert doubts.open() == [2]
+    for _ in range(3):
+        assert doubts.open() == [7]
+        assert doubts.found(7, []) == []
+    clock.advance(SECONDS + 1)
+
+    assert doubts.open() == [7]
+    doubts.found(7, [])
+    assert doubts.open() == []
+
+
+def test_a_doubt_outlives_an_outage_in_which_nobody_could_look():
+    clock = ManualClock(0)
+    doubts = Doubts(clock)
+    doubts.note(7)
+
+    for _ in range(10):
+        clock.advance(SECONDS)
+        assert doubts.open() == [7]   # and the look fails
+
+
+def test_a_look_that_began_too_early_is_not_the_last_one():
+    clock = ManualClock(0)
+    doubts = Doubts(clock)
+    doubts.note(7)
+
+    assert doubts.open() == [7]
+    clock.advance(SECONDS + 1)   # suspended between the look and its answer
+    doubts.found(7, [])
+
+    assert doubts.open() == [7]

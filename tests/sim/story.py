@@ -18,9 +18,10 @@ from genba.storage.records import Edge, NewJob
 from genba.storage.series import Wanted
 from tests.sim.locks import Visitor
 from tests.sim.node import COMPANY, DOOR, TASK, SimNode
-from tests.sim.world import LEASE, SECOND, Mood, Run, World, a_store
+from tests.sim.world import LEASE, SECOND, START, Mood, Run, World, a_store
 
 FAULTS = 6 * SECOND  # so long things go wrong
+MINUTE = 60 * SECOND
 PATIENCE = 150 * SECOND  # then so long at most until all is done
 
 KINDS = ("plain", "plain", "plain", "long", "raises", "crashes", "limited", "limited", "once", "child",
@@ -39,7 +40,8 @@ class Asked:
 
 
 class Story:
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, *, early: bool = False) -> None:
+        """`early`: without what came later than the seeds that are named in `test_found.py`."""
         self.world = world
         self.asked: list[Asked] = []
         self._client = a_store(world)
@@ -47,6 +49,16 @@ class Story:
         chances = (0.0, 0.0, 0.02, 0.1)
         world.mood = Mood(rng.choice(chances), rng.choice(chances), rng.choice((0.0, 0.0, 0.02)))
         self._schedules = [_interval()] if rng.random() < 0.2 else []
+        if not early:
+            world.mood.reads = world.more.choice((0.0, 0.0, 0.02, 0.1))
+            self._plan_ticks()
+
+    def _plan_ticks(self) -> None:
+        """In every third world one minute begins while things go wrong, and another one later."""
+        more = self.world.more
+        if more.random() < 1 / 3:
+            self.world.clock.set(START + int((60 - more.uniform(1.5, 5.5)) * SECOND))
+            self._schedules.append(_cron(more.choice(("once", "all", "skip")), more.choice(("allow", "queue", "skip"))))
 
     def play(self) -> None:
         """Nodes come, jobs come, things go wrong, and then nothing does any more."""
@@ -84,7 +96,8 @@ class Story:
     def play_a_day(self) -> None:
         """Two nodes and one job of each kind; nothing goes wrong but what the world has been told."""
         world = self.world
-        world.mood, self._schedules = Mood(lost_bell=0), [_interval()]
+        world.mood, self._schedules = Mood(lost_bell=0), [_interval(), _cron()]
+        world.clock.set(START + 56 * SECOND)
         self.start_nodes(2)
         for number, kind in enumerate(dict.fromkeys(KINDS)):
             world.at(SECOND + number * 100_000, partial(self._enqueue, number, kind))
@@ -253,7 +266,8 @@ class Story:
                 "SELECT 1 FROM genba.job WHERE finished_at IS NULL AND state <> 'held' "
                 "AND schedule_id IS NULL LIMIT 1"
             ) or tx.select("SELECT 1 FROM genba.lock UNION ALL SELECT 1 FROM genba.waiter LIMIT 1")
-        return not left and self.world.now > FAULTS
+            ticked = self._cron is None or self._ticks(tx)
+        return bool(not left and ticked) and self.world.now > FAULTS
 
     def _left(self) -> list[tuple[Any, ...]]:
         with self.world.database.statement() as tx:
@@ -271,6 +285,7 @@ class Story:
             self._check_job(id, state, attempt, result, reason, json.loads(options or "{}"), runs[id])
         self._check_limit(rows)
         self._check_lock()
+        self._check_ticks()
         done = {one.kind for one in self.asked if one.id is not None and rows[one.id][1] == "succeeded"}
         self.world.hits.update(f"done: {kind}" for kind in done)
         assert not self.world.false_alarms, "a node was buried that was there all the time"
@@ -336,6 +351,44 @@ class Story:
             assert other.token > one.token, f"token {other.token} came after {one.token}"
 
 
+    # its ticks
+
+    @property
+    def _cron(self) -> Wanted | None:
+        return next((one for one in self._schedules if one.rule.cron is not None), None)
+
+    def _ticks(self, tx: Any) -> list[tuple[Any, ...]]:
+        """(moment, job, why not, last moment) in their order."""
+        return list(
+            tx.select(
+                "SELECT t.moment, t.job_id, t.skipped, COALESCE(t.last_moment, t.moment) FROM genba.tick t "
+                "JOIN genba.schedule s ON s.id = t.schedule_id WHERE s.name = 'minutely' ORDER BY t.moment"
+            )
+        )
+
+    def _check_ticks(self) -> None:
+        """Each minute since the first one once: it was run, by one job, or it is told why not."""
+        if self._cron is None:
+            return
+        with self.world.database.statement() as tx:
+            ticks = self._ticks(tx)
+            jobs = tx.select(
+                "SELECT j.moment, j.id FROM genba.job j JOIN genba.schedule s ON s.id = j.schedule_id "
+                "WHERE s.name = 'minutely' ORDER BY j.moment, j.id"
+            )
+            ((runs, next_at),) = tx.select("SELECT runs, next_at FROM genba.schedule WHERE name = 'minutely'")
+        ran = [(moment, job) for moment, job, _, _ in ticks if job is not None]
+        assert jobs == ran, f"jobs {jobs} of ticks {ticks}"
+        assert len({moment for moment, _ in jobs}) == len(jobs) == runs, f"a tick was run twice: {jobs}"
+        assert all(job is not None or skipped for _, job, skipped, _ in ticks), f"a tick is not told: {ticks}"
+        for before, after in pairwise(ticks):
+            assert after[0] == before[3] + MINUTE, f"a tick is missing between {before} and {after}"
+        late = self.world.clock.now() - (next_at or self.world.clock.now())
+        assert late < 10 * SECOND, f"the next tick is {late} µs late"
+        self.world.hits.update(("a tick",) if jobs else ())
+        self.world.hits.update(("a tick that was skipped",) if len(ran) < len(ticks) else ())
+
+
 def _number(row: tuple[Any, ...]) -> int:
     return int(json.loads(row[4])["n"])
 
@@ -353,3 +406,8 @@ def _locking(told: dict[str, Any]) -> NewJob:
 def _interval() -> Wanted:
     job = NewJob(task=TASK, args=json.dumps({"n": -1, "ms": 20, "fates": ["return"]}).encode())
     return Wanted(name="often", rule=When(every=2 * SECOND, max_runs=4), job=job)
+
+
+def _cron(misfire: Any = "once", overlap: Any = "allow") -> Wanted:
+    job = NewJob(task=TASK, args=json.dumps({"n": -2, "ms": 300, "fates": ["return"]}).encode())
+    return Wanted(name="minutely", rule=When(cron="* * * * *", misfire=misfire, overlap=overlap, max_runs=2), job=job)

@@ -36,6 +36,10 @@ QUERIES: dict[str, dict[str, list[tuple[str, str]]]] = {
     "locks of the dead are not freed": {
         "free_attempts": [("WHERE", "WHERE 0 AND")], "free_ownerless": [("WHERE", "WHERE 0 AND")],
     },
+    "a tick can be run twice": {
+        "add_tick": [("CONFLICT DO NOTHING", "CONFLICT (schedule_id, moment) DO UPDATE SET count = NULL")],
+        "write_schedule": [("next_at = :next_at", "next_at = COALESCE(next_at, :next_at)")],
+    },
     "locks of the living are freed": {
         "ownerless": [("NOT EXISTS (SELECT 1 FROM genba.job", "EXISTS (SELECT 1 FROM genba.job")],
         "free_ownerless": [("NOT EXISTS (SELECT 1 FROM genba.job", "EXISTS (SELECT 1 FROM genba.job")],

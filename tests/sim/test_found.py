@@ -59,4 +59,9 @@ def test_one_who_waits_for_a_lock_and_is_suspended_in_an_outage_buries_nobody():
 
 def test_a_job_given_back_twice_and_ended_in_the_same_breath_has_one_end():
     """Seed 23869: that it was given back was told again (its answer was lost) with the end of its next claim."""
-    play(Stage(), 23869)
+    play(Stage(), 23869, early=True)
+
+
+def test_a_claim_without_an_answer_is_looked_for_until_somebody_could_look():
+    """Seed 1146: no round of the keeper came so far for thirty seconds, and then nobody asked any more."""
+    play(Stage(), 1146)

@@ -17,7 +17,8 @@ from tests.sim.world import Stage
 
 EVERY = {
     "kill worker", "kill node", "pause node", "cut node", "outage", "cancel", "hold", "drain",
-    "failed before it happened", "failed after it happened", "paused at a call", "guard", "declared dead",
+    "failed before it happened", "failed after it happened", "a read failed",
+    "paused at a call", "a tick", "guard", "declared dead",
     "ready", "not ready", "in company", "a job has a lock", "a session has a lock", "waits for a lock",
     "gave a lock back", "died with a lock", "kill visitor", "pause visitor", *(f"done: {kind}" for kind in KINDS),
 }  # fmt: skip
@@ -31,9 +32,9 @@ def silence() -> Iterator[None]:
     logging.getLogger("genba").setLevel(logging.NOTSET)
 
 
-def play(stage: Stage, seed: int) -> set[str]:
+def play(stage: Stage, seed: int, *, early: bool = False) -> set[str]:
     """What has gone wrong in this world; AssertionError with its number if that has done harm."""
-    story = Story(stage.world(seed))
+    story = Story(stage.world(seed), early=early)
     gc.disable()  # to look for garbage in so small a world takes a fifth of its time
     try:
         story.play()

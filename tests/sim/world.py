@@ -63,10 +63,11 @@ class Time(ManualClock):
 class Mood:
     """How bad this world is: chances, of each call or of each second."""
 
-    before: float = 0.0  # a call fails, and nothing has happened
-    after: float = 0.0  # a call fails, and it has happened
+    before: float = 0.0  # a call that may write fails, and nothing has happened
+    after: float = 0.0  # a call that may write fails, and it has happened
     pause: float = 0.0  # a node is paused where it stands, at a call
     lost_bell: float = 0.2
+    reads: float = 0.0  # a call that only reads fails
 
 
 @dataclass
@@ -82,8 +83,10 @@ class World:
     holds: list[Any] = field(default_factory=list)  # of the lock
     harm: list[str] = field(default_factory=list)
     false_alarms: int = 0  # nodes that were buried though nothing but the database had failed them
+    more: random.Random = field(default_factory=lambda: random.Random(0))  # for what came later than the first seeds
     calls: int = 0  # transactions so far
-    fails: tuple[int, str] = (0, "")  # the number of one that fails, "before" or "after" it happens
+    reads: int = 0  # ... and statements that only read
+    fails: tuple[int, str] = (0, "")  # the number of one that fails: "before" or "after" it happens, or a "read"
     down: bool = False  # the database, for everybody
     quiet: bool = False  # nothing goes wrong any more
 
@@ -124,8 +127,8 @@ class World:
 
     # what goes wrong at a call
 
-    def happens(self, chance: float) -> bool:
-        return not self.quiet and chance > 0 and self.rng.random() < chance
+    def happens(self, chance: float, rng: random.Random | None = None) -> bool:
+        return not self.quiet and chance > 0 and (rng or self.rng).random() < chance
 
     def pause_here(self, node: Any) -> None:
         """The world goes on without this node, which stands in the middle of something."""
@@ -202,7 +205,13 @@ class Unsteady(SqliteDatabase):
 
     @contextmanager
     def statement(self) -> Iterator[Tx]:
+        """Nobody writes in one: to fail before or after is the same."""
+        world = self._world
         self._check()
+        world.reads += 1
+        if world.fails == (world.reads, "read") or world.happens(world.mood.reads, world.more):
+            world.hits.add("a read failed")
+            raise StoreUnreachable("sim: refused")
         with self.wrapped():
             yield Tx(self._idle[0], self)
 
@@ -266,4 +275,4 @@ class Stage:
         random.seed(seed)  # keepers and rescuers take theirs from here
         clock = Time(START)
         self._database.clock = clock
-        return World(random.Random(seed), clock, self._database)
+        return World(random.Random(seed), clock, self._database, more=random.Random(f"more of {seed}"))

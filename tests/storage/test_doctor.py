@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from tests.storage.builders import connection, joined, one
 
-from genba.doctor import Finding, examine, findings, loses_wal
+from genba.doctor import Finding, examine, findings
 from genba.storage.checkup import Vitals
 from genba.storage.database import Home, Writer
 from genba.storage.records import NodeRecord
+from genba.storage.sqlite import loses_wal
 from genba.storage.store import open_store
 
 MINUTE = 60_000_000

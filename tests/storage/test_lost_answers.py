@@ -8,7 +8,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from tests.storage.builders import CLAIM, joined, running
+from tests.storage.builders import CLAIM, finish, joined, one, running
 
 from genba.errors import StoreUnreachable
 from genba.storage.database import AnswerLost
@@ -43,7 +43,7 @@ def break_frames(store: Store, monkeypatch: pytest.MonkeyPatch, *, after: bool) 
                 yield tx
                 if state["left"] and not after:
                     state["left"] = 0
-                    raise psycopg.OperationalError("cut before the commit")
+                    raise AnswerLost("cut before the commit")
             if state["left"]:
                 state["left"] = 0
                 raise AnswerLost("cut after the commit")
@@ -101,3 +101,43 @@ def test_a_start_that_is_marked_again_because_the_answer_was_lost_is_ours_both_t
     assert store.mark([start]) == {job.id}
     assert store.mark([(job.id, job.attempt, CLAIM + 1, 10)]) == set()
     assert store.mark([(job.id, job.attempt, CLAIM, 11)]) == set(), "another start of the same attempt"
+
+
+@pytest.mark.parametrize("verb", ["hold", "resume", "requeue"])
+def test_what_is_done_is_not_said_to_have_failed_because_nobody_could_be_called(store, monkeypatch, verb):
+    joined(store)
+    id = one(store)
+    if verb == "resume":
+        store.hold(id, "r")
+    elif verb == "requeue":
+        finish(store, id, "failed")
+
+    def fail(*_: Any) -> None:
+        raise StoreUnreachable("cut after the commit")
+
+    monkeypatch.setattr(store.presence, "ring", fail)
+
+    assert store.hold(id, "r") if verb == "hold" else getattr(store, verb)(id)
+
+
+def test_a_message_that_was_received_without_an_answer_is_not_lost_while_the_server_is_still_at_it(store, monkeypatch):
+    """It is there when it is looked for again, and gone when it is to be received."""
+    joined(store)
+    job = running(store)
+    fence = (job.id, job.attempt, CLAIM)
+    store.messages.send(job.id, b"1")
+    break_frames(store, monkeypatch, after=False)
+    with pytest.raises(StoreUnreachable):
+        store.messages.receive(fence)
+    monkeypatch.undo()
+    real = store.messages._receive_this
+
+    def late(*given: Any) -> bool:
+        with store._db.transaction() as tx:
+            tx.one("receive_this", seq=given[1])
+        return bool(real(*given))
+
+    monkeypatch.setattr(store.messages, "_receive_this", late)
+    assert store.messages.receive(fence) == b"1"
+    monkeypatch.undo()
+    assert store.messages.receive(fence) is None

@@ -414,3 +414,27 @@ def test_what_is_in_use_when_the_store_is_closed_is_closed_after_its_use(store, 
         store.close()
         assert rows(url, others) == [(1,)]
     eventually(lambda: rows(url, others) == [(0,)])
+
+
+@pytest.mark.parametrize(("version", "times"), [("3.40.1", 1), ("3.51.2", 1), ("3.51.3", 0), ("3.50.7", 0)])
+def test_of_a_sqlite_that_may_corrupt_the_file_is_warned_once(path, caplog, monkeypatch, version, times):
+    """FAULTS row 27: that of Python, where a process has asked for it; apsw brings a sound one."""
+    sqlite._warn_of.cache_clear()
+    monkeypatch.setattr(sqlite3, "sqlite_version", version)
+
+    for _ in "ab":
+        with closing(open_store(f"sqlite:///{path}?driver=sqlite3")) as store:
+            one(store)
+
+    told = [record.getMessage() for record in caplog.records if "may corrupt a file" in record.getMessage()]
+    assert len(told) == times
+    assert all(f"SQLite {version} " in text and "apsw" in text for text in told)
+
+
+def test_the_sqlite_that_is_used_without_asking_is_sound(path, caplog):
+    sqlite._warn_of.cache_clear()
+    with closing(open_store(f"sqlite:///{path}")) as store:
+        one(store)
+
+    assert not sqlite.loses_wal(tuple(map(int, apsw.sqlite_lib_version().split("."))))
+    assert caplog.records == []

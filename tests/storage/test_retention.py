@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
-from tests.storage.builders import TASK, after, claimed, ending, joined, one, state, success
+import pytest
+from tests.storage.builders import TASK, after, claimed, ending, enqueued, joined, one, state, success
 
 from genba.domain.duration import DAY, HOUR
 from genba.storage.store import Store
@@ -91,3 +93,25 @@ def test_a_clock_that_was_set_back_keeps_nothing_for_ever(store, clock):
     finished(store)
     clock.advance("25h")
     assert sweep(store, {TASK: DAY}) == 1
+
+
+@pytest.mark.parametrize("count", [5_000, pytest.param(200_000, marks=pytest.mark.soak)])
+def test_no_step_of_a_sweep_keeps_others_waiting_for_a_fifth_of_a_second(store, clock, count):
+    joined(store)
+    for _ in range(0, count, 1000):
+        enqueued(store, 1000, args=b'{"text": "%s"}' % (b"x" * 200), tags=("t",))
+        store.finish(1, [success(job) for job in claimed(store, 1024)])
+    clock.advance(DAY / 1_000_000)
+
+    store.pruner.begin({TASK: HOUR}, store.now())
+    took, gone = [], 0
+    while True:
+        began = time.monotonic()
+        if (some := store.pruner.step()) is None:
+            break
+        took.append(time.monotonic() - began)
+        gone += some
+
+    print(f"{store._db.dialect}: {count} old jobs went in {len(took)} steps, the longest took {max(took) * 1e3:.0f} ms")
+    assert gone == count
+    assert max(took) < 0.2

@@ -19,6 +19,7 @@ class Doubts:
         self._clock = clock
         self._lock = threading.Lock()
         self._open: dict[int, tuple[Micros, set[JobId]]] = {}
+        self._looking: Micros = 0  # when the look began that is under way
 
     def note(self, claim: int) -> None:
         with self._lock:
@@ -26,15 +27,19 @@ class Doubts:
 
     def open(self) -> list[int]:
         """Those that are worth a look."""
-        now = self._clock.boot()
         with self._lock:
-            self._open = {claim: one for claim, one in self._open.items() if one[0] > now}
+            self._looking = self._clock.boot()
             return list(self._open)
 
     def found(self, claim: int, jobs: Sequence[Claimed]) -> list[Claimed]:
-        """Those of them that were not found before."""
+        """Those of them that were not found before.
+
+        A look that came late enough was the last one: not time alone, in which the database may have been away.
+        """
         with self._lock:
-            _, known = self._open.get(claim, (0, set()))
+            until, known = self._open.get(claim, (0, set()))
             new = [job for job in jobs if job.id not in known]
             known.update(job.id for job in new)
+            if self._looking >= until:
+                self._open.pop(claim, None)
             return new

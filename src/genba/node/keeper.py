@@ -33,6 +33,7 @@ from genba.storage.store import Store
 
 log = logging.getLogger("genba.node")
 
+PROBE, PROBE_SOON = 5.0, 0.5  # seconds for an answer to the session that listens; after trouble it is suspect
 SWEEP = 2.0
 SWEEP_SUSPECT = 0.5
 PRUNE = 60.0
@@ -202,6 +203,7 @@ class Keeper(threading.Thread):
                 log.warning("cannot keep the queue: %s; trying again", error)
             self.trouble = str(error) or type(error).__name__
             self._patience.broken()
+            self._next["beat"] = self._seconds()  # first of all, when it answers again
             self._due_in = None
             pause = 0.5
         due = self._due_in if self._due_in is not None else pause
@@ -269,7 +271,7 @@ class Keeper(threading.Thread):
             self._post(DeclaredDead())
             return
         self._post(Renewed(sent, beat.now, beat.draining))
-        if not self._store.presence.check():
+        if not self._store.presence.check(PROBE if self.trouble is None else PROBE_SOON):
             log.warning("the listening connection was lost and is there again")
 
     def _chores(self) -> Chores:

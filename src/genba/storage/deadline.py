@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-LIMIT = 12.0  # seconds for one answer; a statement has ten on the server
+LIMIT = 11.0  # seconds for one answer; a statement has ten on the server
 KNOWN = "timeout"  # the parameter that psycopg's wait has, from 3.3 on
 
 

@@ -90,6 +90,8 @@ class Locks:
                     self._step_out(tx, seq)
                     return Taken(row[1])
             self._check_size(tx, name, n, rows)
+            if seq == 0 and owner.job_id is not None:
+                seq = self._stands(tx, owner, name)
             came = tx.one("in_line", seq=seq) if seq else None
             ahead = self._ahead(tx, name, n, LAST if seq is None or came is None else seq)
             free = n - len(rows)
@@ -163,6 +165,12 @@ class Locks:
         row = tx.one("stand_in_line", namespace=self._namespace, name=name, n=n, bell=bell, **owner._asdict())
         assert row is not None
         return int(row[0])
+
+    def _stands(self, tx: Tx, owner: Owner, name: str) -> int:
+        """Where this attempt is in line, though it does not know: the answer was lost.  It must not wait for itself."""
+        fence = {"job_id": owner.job_id, "attempt": owner.attempt, "claim_id": owner.claim_id, "pid": owner.pid}
+        row = tx.one("own_place", namespace=self._namespace, name=name, **fence)
+        return int(row[0]) if row else 0
 
     def _step_out(self, tx: Tx, seq: int | None) -> None:
         if seq:

@@ -99,6 +99,7 @@ class Membership:
         self._limits = limits
         self._steady = steady
         self._watch = Watch()
+        self._obeyed: set[int] = set()  # commands that may still be there
         self._db = database
         self._presence = presence
         self._namespace = namespace
@@ -129,6 +130,8 @@ class Membership:
             )
             if joined is None:
                 other = tx.one("node_named", namespace=self._namespace, name=node.name)
+                if other and other[0] == node.id:
+                    return changed  # by ourselves: the answer was lost
                 where = f" (host {other[1]}, pid {other[2]})" if other else ""
                 raise NameTaken(f"a live node is called {node.name!r} already{where}: choose another --name")
             self._tell(tx, "node_joined", node.id, name=node.name, host=node.host, pid=node.pid)
@@ -202,11 +205,14 @@ class Membership:
             return Chores._make((*row, work is not None))
 
     def commands(self, node: int) -> list[Command]:
-        with self._db.single() as tx:
-            return self._commands(tx, node)
-
-    def _commands(self, tx: Tx, node: int) -> list[Command]:
-        return sorted(Command(*row) for row in tx.all("commands", node=node))
+        """What is new.  Read first, and forgotten then: if no answer came to that, none of them would be lost."""
+        with self._db.statement() as tx:
+            found = sorted(Command(*row) for row in tx.all("commands", node=node))
+        new = [command for command in found if command.seq not in self._obeyed]
+        self._obeyed = {command.seq for command in found}
+        with suppress(StoreError), self._db.single() as tx:  # with the next look, then, and they are not new
+            tx.batch("forget_commands", [(command.seq,) for command in found])
+        return new
 
     def hungry(self, node: int, hungry: bool) -> None:
         """Producers look for this before they ring."""

@@ -31,6 +31,7 @@ class Messages:
         self._db = database
         self._bells = bells
         self._namespace = namespace
+        self._doubts: dict[Fence, tuple[int, bytes]] = {}  # what may have been received: there was no answer yet
 
     # to a job
 
@@ -51,15 +52,38 @@ class Messages:
 
         `within` the job's own transaction it is gone with its commit.
         """
-        if within is None:
+        if within is not None:
+            with within.ours() as tx:
+                self._check(tx, fence)
+                row = tx.one("receive", job_id=fence[0])
+                return row[0] if row else None
+        while True:
             with self._db.statement() as look:
-                if look.one("any_mail", job_id=fence[0]) is None:
-                    return None
-        with self._db.transaction() if within is None else within.ours() as tx:
-            if tx.one("own_attempt", job_id=fence[0], attempt=fence[1], claim_id=fence[2]) is None:
-                raise LeaseLost(f"job {fence[0]}: attempt {fence[1]} is over, and receives nothing")
-            row = tx.one("receive", job_id=fence[0])
-            return row[0] if row else None
+                doubt = self._doubts.get(fence)
+                if doubt is not None and look.one("is_there", seq=doubt[0]) is None:
+                    return self._doubts.pop(fence)[1]
+                mail = look.one("oldest_mail", job_id=fence[0])
+            if mail is None:
+                return None
+            if self._receive_this(fence, int(mail[0]), mail[1]):
+                return bytes(mail[1])
+
+    def _receive_this(self, fence: Fence, seq: int, data: bytes) -> bool:
+        """False if another process of this job was quicker.  Without an answer it is ours, when it is gone."""
+        try:
+            with self._db.transaction() as tx:
+                self._check(tx, fence)
+                gone = tx.one("receive_this", seq=seq)
+        except StoreError:
+            self._doubts[fence] = (seq, data)
+            raise
+        doubt = self._doubts.pop(fence, None)
+        return gone is not None or (doubt is not None and doubt[0] == seq)
+
+    def _check(self, tx: Tx, fence: Fence) -> None:
+        if tx.one("own_attempt", job_id=fence[0], attempt=fence[1], claim_id=fence[2]) is None:
+            self._doubts.pop(fence, None)
+            raise LeaseLost(f"job {fence[0]}: attempt {fence[1]} is over, and receives nothing")
 
     def await_mail(self, id: JobId, bell: int) -> int:
         """From now on whoever sends to the job rings this bell; gives what `stop` takes."""
@@ -115,7 +139,7 @@ class Messages:
         if not rows:
             return listening, []
         after = listening._replace(passed=rows[-1][0])
-        with self._db.transaction() as tx:
+        with suppress(StoreError), self._db.transaction() as tx:  # we have them; what is old is swept later
             if tx.one("heard", id=after.id, passed=after.passed) is None:
                 raise _cut_off(listening)
             tx.run("forget_heard", namespace=self._namespace, topic=after.topic)

@@ -404,8 +404,16 @@ class PostgresDatabase:
 
     def spoken(self, conn: Any, error: Exception) -> StoreError:
         if conn.closed or conn.broken:
+            self._drop_idle()
             return AnswerLost(f"{masked(self._url)}: {str(error).strip()}")
         return self._spoken(error)
+
+    def _drop_idle(self) -> None:
+        """What has cut one off has probably cut off all: to find that out of each would take its whole deadline."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for direct in idle:
+            direct.conn.close()
 
     def ids(self, tx: Tx, count: int) -> list[int]:
         """From the blocks at hand; new ones come from a sequence, which no rollback gives back."""

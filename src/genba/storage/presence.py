@@ -21,11 +21,16 @@ _ECHO = 2.0  # seconds that a knock may take
 
 
 class Presence(Protocol):
+    @property
+    def hung(self) -> int:
+        """How often its bell was hung up."""
+        ...
+
     def appear(self, node: int) -> None:
         """Hold the node's lock and listen for its bell."""
         ...
 
-    def check(self) -> bool:
+    def check(self, within: float) -> bool:
         """Repair the bell if it broke; False if it had."""
         ...
 
@@ -63,6 +68,8 @@ class Presence(Protocol):
 class FilePresence:
     """Beside the database: a folder with one lock file and one datagram socket per node."""
 
+    hung = 1  # it does not break
+
     def __init__(self, database: Path | None) -> None:
         self._folder = Path(f"{database}-nodes") if database else None
         self._lock = -1
@@ -95,7 +102,7 @@ class FilePresence:
                 self._dir = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             return f"/proc/self/fd/{self._dir}/{name}"
 
-    def check(self) -> bool:
+    def check(self, within: float) -> bool:
         return True
 
     def fileno(self) -> int:
@@ -199,6 +206,8 @@ class ServerPresence:
     def __init__(self, database: PostgresDatabase) -> None:
         self._db = database
         self._conn: Any = None
+        self.hung = 0
+        self._locked = False
         self._node = 0
 
     def appear(self, node: int) -> None:
@@ -207,16 +216,29 @@ class ServerPresence:
         if self._db.pooled:
             conn.close()
             return
+        try:
+            conn.execute(f'LISTEN "genba_{int(node)}"')
+            self._locked = self._lock(conn)
+        except self._db.errors as error:
+            conn.close()
+            raise self._db.spoken(conn, error) from error
         self._conn = conn
-        self._conn.execute("SELECT pg_advisory_lock(%s::bigint)", (node,))
-        self._conn.execute(f'LISTEN "genba_{int(node)}"')
+        self.hung += 1
 
-    def check(self) -> bool:
+    def _lock(self, conn: Any) -> bool:
+        """Not waited for: a session of ours that is dead may have it, as long as the server does not know."""
+        return bool(conn.execute("SELECT pg_try_advisory_lock(%s::bigint)", (self._node,)).fetchone()[0])
+
+    def check(self, within: float) -> bool:
         """Ask the server through the listening session itself: a dead one is silent, not closed."""
         if self._conn is None:
             return True
+        self._conn.limit = within
         try:
-            self._conn.execute("SELECT 1")
+            if self._locked:
+                self._conn.execute("SELECT 1")
+            else:
+                self._locked = self._lock(self._conn)
             return True
         except self._db.errors:
             with contextlib.suppress(Exception):  # it is broken; closing may say so once more

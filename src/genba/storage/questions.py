@@ -159,7 +159,8 @@ class Questions:
             ours = self._steering.end(tx, node, [answer.ending for answer in answers])
             lines = [(a.ending.id, line_of(a.key) if a.unknown is None else unknown_line(a.unknown)) for a in answers]
             tx.batch("park_on_question", [line for line in sorted(lines) if line[0] in ours])
-            for key in sorted(first):
+            told = {answer.key for answer in answers if answer.ending.id in ours}  # else: told again, without an answer
+            for key in sorted(first.keys() & told):
                 self._note(tx, first[key], held[key] or (0, 0, None))
 
     def _note(self, tx: Tx, answer: Answer, before: Sequence[Any]) -> None:

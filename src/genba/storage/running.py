@@ -38,7 +38,7 @@ class Running:
         self._store = store
         self._db = database
         self._namespace = store.namespace
-        self._told: dict[JobId, int] = {}  # attempts whose start is told already
+        self._told: dict[JobId, int] = {}  # the attempts whose start is told already
 
     def succeed(self, tx: Tx, node: int, ended: Sequence[Success]) -> set[JobId]:
         if not ended:
@@ -59,7 +59,8 @@ class Running:
         ids, attempts, started = columns["id"], columns["attempt"], columns["started"]
         self._look_at_children(tx, "succeeded", ids)
         if quiet or self._told:
-            started = tuple(None if one.quiet or self._told.pop(one.id, 0) else one.started for one in ended)
+            told = self._told
+            started = tuple(None if one.quiet or told.get(one.id) == one.attempt else one.started for one in ended)
         each: dict[str, Sequence[Any]] = {"started": started} if any(started) else {}
         if attempts.count(1) < len(attempts):
             each["attempt"] = attempts
@@ -185,7 +186,7 @@ class Running:
     ) -> None:
         told: dict[str, list[tuple[Ending, bool]]] = {}
         for e, state in ended:
-            known = bool(self._told.pop(e.id, 0)) or e.told
+            known = self._told.get(e.id) == e.attempt or e.told
             if not e.quiet or state in FINAL:
                 told.setdefault(_kind(e, state), []).append((e, known))
         for kind, some in told.items():
@@ -210,10 +211,16 @@ class Running:
             ids = [id for id, options in rows if not is_quiet(options)]
             if ids:
                 self._store.events.tell(tx, "running", ids, each={"attempt": [attempts[id] for id in ids]})
-        self._told.update(dict.fromkeys(ids, 1))
+        self._told.update((id, attempts[id]) for id in ids)
         while len(self._told) > REMEMBERED:  # they have ended themselves, and nobody told us
             self._told.pop(next(iter(self._told)))
         return {id for id, _ in rows}
+
+    def forget(self, ended: Sequence[Success] | Sequence[Ending]) -> None:
+        """That these have ended is committed.  Not before: whoever writes it again must know what was told."""
+        if self._told:
+            for one in ended:
+                self._told.pop(one.id, None)
 
     def progress(self, notes: Sequence[tuple[JobId, int, int, str]]) -> set[JobId]:
         told = {note[0]: note[3] for note in notes}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,8 @@ from genba.storage.place import Place, check_place, file_system
 from genba.storage.records import Claimed
 from genba.storage.turns import BUSY, Turns, locked_by, look_at
 from genba.unbroken import unbroken
+
+log = logging.getLogger("genba")
 
 
 class Tx:
@@ -172,6 +176,7 @@ class Apsw:
         import apsw
 
         self.errors: tuple[type[Exception], ...] = (apsw.Error,)
+        self.version = apsw.sqlite_lib_version()
         self._apsw = apsw
 
     def connect(self, path: str) -> Any:
@@ -208,6 +213,7 @@ class StandardLibrary:
         import sqlite3
 
         self.errors: tuple[type[Exception], ...] = (sqlite3.Error,)
+        self.version = sqlite3.sqlite_version
         self._sqlite3 = sqlite3
 
     def connect(self, path: str) -> Any:
@@ -276,6 +282,8 @@ class SqliteDatabase:
             with Turns.opening:
                 if path is not None and not self._opened:
                     check_place(self._place, path)
+                    if loses_wal(tuple(map(int, self.driver.version.split(".")))):
+                        _warn_of(self.driver.version)
                     self._opened = True
                 conn = self.driver.connect(str(path) if path else ":memory:")
             if path is not None and conn.execute("PRAGMA journal_mode = WAL").fetchall() == [("wal",)]:
@@ -586,6 +594,23 @@ class Migrating:
             self._conn.execute("ROLLBACK")
             raise
         return ours
+
+
+def loses_wal(version: tuple[int, ...]) -> bool:
+    """Whether this SQLite has the WAL-reset bug: since 3.7.0, mended in 3.51.3, and in 3.50.7 and 3.44.6."""
+    mended = ((3, 50, 7), (3, 44, 6))
+    return (3, 7) <= version < (3, 51, 3) and not any(m <= version < (3, m[1] + 1) for m in mended)
+
+
+@cache
+def _warn_of(version: str) -> None:
+    """Once in a process.  Ours write in turn, so that two of them never do it at the same moment; others may."""
+    log.warning(
+        "SQLite %s may corrupt a file that two connections write at the same moment: processes of genba take turns, "
+        "but nobody else who has it open does. Leave ?driver=sqlite3 out of the URL (apsw brings a sound SQLite), or "
+        "use a Python with SQLite 3.51.3 or later",
+        version,
+    )
 
 
 def split_script(script: str) -> list[str]:

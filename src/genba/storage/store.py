@@ -260,7 +260,9 @@ class Store:
         """Finish one batch and claim the next, in one commit."""
         with self._db.transaction() as tx:
             matched = self.running.succeed(tx, node, ended)
-            return matched, self._claim(tx, node, claim, wants, tasks)
+            jobs = self._claim(tx, node, claim, wants, tasks)
+        self.running.forget(ended)
+        return matched, jobs
 
     def claim(self, node: int, claim: int, wants: Mapping[str, int], tasks: Sequence[str]) -> list[Claimed]:
         """Lease the best due jobs of each queue to `node`; nobody else gets them while it lives."""
@@ -334,12 +336,15 @@ class Store:
     def finish(self, node: int, ended: Sequence[Success]) -> set[JobId]:
         """Record attempts that returned; gives the ids that were still ours, and not asked to stop."""
         with self._db.transaction() as tx:
-            return self.running.succeed(tx, node, ended)
+            matched = self.running.succeed(tx, node, ended)
+        self.running.forget(ended)
+        return matched
 
     def end(self, node: int, ended: Sequence[Ending]) -> set[JobId]:
         """Record attempts that ended otherwise; gives the ids that were still ours to end."""
         with self._db.transaction() as tx:
             mine = self.running.end(tx, node, ended)
+        self.running.forget(ended)
         self.locks.ring()
         return mine
 
@@ -567,7 +572,7 @@ class Store:
             self.events.tell(tx, "requeued", [id], by=self.by())
             self.dependencies.reopen(tx, id)
             self.limits.moved(tx, [id])
-        self.presence.ring(self.namespace, None)
+        self._ring_all()
         return True
 
     def requeue_failed(self, ids: Sequence[JobId]) -> int:
@@ -584,8 +589,12 @@ class Store:
                 self.events.tell(tx, kind, [id], by=self.by(), **why)
                 self.limits.moved(tx, [id])
         if done:
-            self.presence.ring(self.namespace, None)
+            self._ring_all()
         return done is not None
+
+    def _ring_all(self) -> None:
+        with suppress(StoreError):  # it is done: nodes look every second anyway
+            self.presence.ring(self.namespace, None)
 
 
 def _size(count: int) -> int:

@@ -33,6 +33,11 @@ INSERT INTO genba.waiter (namespace, name, n, job_id, attempt, claim_id, session
 VALUES (:namespace, :name, :n, :job_id, :attempt, :claim_id, :session_id, :pid, :bell, /* now */)
 RETURNING seq;
 
+-- name: own_place
+SELECT seq FROM genba.waiter
+ WHERE namespace = :namespace AND name = :name AND job_id = :job_id AND attempt = :attempt AND claim_id = :claim_id AND pid = :pid
+ ORDER BY seq LIMIT 1;
+
 -- name: uncall
 UPDATE genba.waiter SET called_at = NULL WHERE seq = :seq AND called_at IS NOT NULL;
 

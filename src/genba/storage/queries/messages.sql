@@ -4,8 +4,14 @@ SELECT state FROM genba.job WHERE id = :id AND namespace = :namespace;
 -- name: send
 INSERT INTO genba.message (at, job_id, namespace, topic, data) VALUES (/* now */, :job_id, :namespace, :topic, :data);
 
--- name: any_mail
-SELECT 1 FROM genba.message WHERE job_id = :job_id LIMIT 1;
+-- name: oldest_mail
+SELECT seq, data FROM genba.message WHERE job_id = :job_id ORDER BY seq LIMIT 1;
+
+-- name: is_there
+SELECT 1 FROM genba.message WHERE seq = :seq;
+
+-- name: receive_this
+DELETE FROM genba.message WHERE seq = :seq RETURNING seq;
 
 -- name: receive
 DELETE FROM genba.message WHERE seq = (SELECT min(seq) FROM genba.message WHERE job_id = :job_id) RETURNING data;

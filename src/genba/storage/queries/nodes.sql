@@ -28,7 +28,10 @@ UPDATE genba.node SET hungry = :hungry WHERE id = :id AND hungry <> :hungry;
 UPDATE genba.node SET slots = :slots WHERE id = :id;
 
 -- name: commands
-DELETE FROM genba.control WHERE node = :node RETURNING seq, job_id, attempt, verb, data;
+SELECT seq, job_id, attempt, verb, data FROM genba.control WHERE node = :node;
+
+-- name: forget_commands(seq)
+DELETE FROM genba.control WHERE seq = :seq;
 
 -- name: live_nodes
 SELECT id, name, host, boot_id, pid, state, beat_at, lease_until, lease, /* boot */, queues, tasks, slots, hungry, started_at, version

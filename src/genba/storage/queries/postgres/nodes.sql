@@ -1,0 +1,2 @@
+-- name: forget_commands(seq)
+DELETE FROM genba.control WHERE seq = ANY(:seq);
