@@ -79,7 +79,7 @@ BROKEN: dict[str, tuple[int, Any, str, Any]] = {
     "nodes are buried right after an outage": (128, Patience, "lasted", lambda patience, now: 1 << 60),
     "jobs of a claim without an answer are not looked for": (16, Doubts, "note", lambda doubts, claim: None),
     "an enqueue without an answer is repeated as another": (0, Intake, "_commit_again", _anew),
-    "who must run once at most is not marked first": (162, Held, "must_mark", property(lambda held: False)),
+    "who must run once at most is not marked first": (461, Held, "must_mark", property(lambda held: False)),
     "nobody looks at the children of what has ended": (8, Dependencies, "awaited", lambda *of: False),
     "sessions are ended without waiting": (6, sessions, "is_dead", _impatient),
     "slots are not freed": (1, Limits, "ended", lambda *of: None),

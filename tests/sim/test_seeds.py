@@ -68,7 +68,7 @@ def test_a_seed_gives_the_same_history_again():
     stage = Stage()
     lives = []
     for _ in range(2):
-        story = Story(stage.world(11))
+        story = Story(stage.world(12))
         story.play()
         lives.append([(run.attempt, run.began, run.ended, run.completed) for run in story.world.runs])
 
