@@ -1029,6 +1029,12 @@ def _(play: Play) -> Act:
     return lambda: play.store.schedules.delete("s")
 
 
+@scene("Schedules.undeclare")
+def _(play: Play) -> Act:
+    play.store.schedules.declare([wanted("a", every=10 * SECOND), wanted("b", every=10 * SECOND)])
+    return lambda: play.store.schedules.undeclare("a")
+
+
 @scene("Schedules.end_series")
 def _(play: Play) -> Act:
     play.store.schedules.put(wanted(every=10 * SECOND))
@@ -1036,9 +1042,9 @@ def _(play: Play) -> Act:
     return lambda: play.store.schedules.end_series(id, 1)
 
 
-@scene("Schedules.trigger")
+@scene("Schedules.trigger", twice=("job", "tick", "schedule", "waiting", "schedule_triggered"))
 def _(play: Play) -> Act:
-    """Whoever asks once more asks for another run, if not in the same microsecond."""
+    """Whoever asks once more asks for another run."""
     play.store.schedules.put(wanted(cron="0 * * * *"))
     return lambda: play.store.schedules.trigger("s")
 

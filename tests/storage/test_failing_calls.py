@@ -30,10 +30,10 @@ SILENT = {"_db", "presence", "_bells"}  # parts that write no rows of ours
 # What only reads, or changes nothing but what is in memory.
 READS = {
     "Store": "objects verify now mark_of_writes close of_claim next_due parked_on job attempts states definitions "
-    "ahead",
+    "ahead writer",
     "Events": "page end tasks_of",
     "Limits": "rules line",
-    "Membership": "chores live silence suspects left_behind names known_tasks",
+    "Membership": "chores live past silence suspects left_behind names known_tasks",
     "Policies": "rules refresh tasks task queues waiting parked",
     "Search": "jobs ids count usual_run busy_nodes",
     "Gauge": "look",
