@@ -92,10 +92,14 @@ def start(asked: Asked, /, target: str, **given: Any) -> int:
     for variable, value in (("GENBA_URL", asked.url), ("GENBA_NAMESPACE", asked.namespace)):
         if value:
             os.environ[variable] = value  # the zygote's app reads it
-    from genba.node.loop import EXIT_IMPORT, run
+    from genba.node.loop import CannotImport, run
 
-    code = run(settings, reread)
-    return 2 if code == EXIT_IMPORT else code
+    try:
+        return run(settings, reread)
+    except CannotImport as error:
+        if not asked.json:
+            click.echo(error.frames, nl=False, err=True)
+        raise BadOption(str(error)) from None
 
 
 def _settings(target: str, given: dict[str, Any]) -> NodeSettings:

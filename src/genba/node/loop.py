@@ -64,11 +64,22 @@ log = logging.getLogger("genba.node")
 SECOND = 1_000_000
 TICK = 50_000  # µs between looks at workers while something is timed
 SLOW_TICK = 250_000  # ... while something runs
-EXIT_OK, EXIT_FAILED, EXIT_IMPORT = 0, 1, 3
+EXIT_OK, EXIT_FAILED = 0, 1
+
+
+class CannotImport(BadOption):
+    """There is no app to run the jobs of; `frames` shows the lines of the user's code that led there."""
+
+    def __init__(self, message: str, frames: str = "") -> None:
+        super().__init__(message)
+        self.frames = frames
 
 
 def run(settings: NodeSettings, reread: Callable[[], NodeSettings] | None = None) -> int:
-    """Be a node until told to end; gives the exit code.  `reread` gives the settings anew, on SIGHUP."""
+    """Be a node until told to end; gives the exit code.  `reread` gives the settings anew, on SIGHUP.
+
+    CannotImport, if there is no app.
+    """
     set_up_log(settings)
     if sys.platform != "linux":
         raise GenbaError(f"a node needs Linux (this is {sys.platform}); enqueueing and asking work everywhere")
@@ -338,12 +349,11 @@ class Node:
         match event:
             case Hello(contents):
                 self._on_hello(contents)
-            case ImportFailed(text):
-                sys.stderr.write(text)
-                if self.settings.reload:
-                    log.warning("waiting for a change of its files")
-                else:
-                    self._exit, self._over = EXIT_IMPORT, True
+            case ImportFailed(message, frames):
+                if not self.settings.reload:
+                    raise CannotImport(message, frames)
+                sys.stderr.write(f"{frames}genba: {message}\n")
+                log.warning("waiting for a change of its files")
             case Changed(path):
                 log.info("%s has changed: importing the app again", path)
                 if brain:
@@ -375,9 +385,8 @@ class Node:
             self._perform(self._brain.on_zygote_gone())
         self._zygote_starts += not restarting
         if self._zygote_starts > 10 and self._brain is None:
-            sys.stderr.write(f"genba: {self.settings.target} kills the process that imports it ({status})\n")
-            self._exit, self._over = EXIT_IMPORT, True
-        elif not restarting:
+            raise CannotImport(f"{self.settings.target} kills the process that imports it ({status})")
+        if not restarting:
             log.warning("the zygote died (status %s); starting another", status)
             self._pool.restart_zygote()
 
