@@ -14,6 +14,8 @@ import msgspec
 
 from genba.domain.duration import to_datetime
 from genba.domain.fair import key_of
+from genba.domain.pool import Staff, check_changes, check_pool
+from genba.domain.stored import read
 from genba.errors import BadOption, GenbaError, TaskDisabled, UnknownTask
 from genba.options import DEFAULT_POLICY, Options, Policy, check_together, overridden, override, updated
 from genba.readers import NAME
@@ -128,15 +130,19 @@ def update(store: Store, id: int, changes: Mapping[str, Any], zone: ZoneInfo) ->
 
 
 def tell_node(store: Store, name: str, verb: str, changes: Mapping[str, Any] | None) -> None:
-    """Let the living node `name` drain, stop or set something."""
+    """Let the living node `name` drain, stop or set something; BadOption if its pool would make no sense."""
     if verb not in ("drain", "stop", "set"):
         raise BadOption(f"a node is told to drain, stop or set, not {verb!r}")
-    living = {node.name: node.id for node in store.nodes.live()}
+    living = {node.name: node for node in store.nodes.live()}
     if name not in living:
         there = f"there are {', '.join(sorted(living))}" if living else "none is alive"
         raise GenbaError(f"no living node is called {name!r}: {there}")
+    if changes:
+        check_changes(changes)
+        after = msgspec.structs.replace(read(living[name].pool, Staff, Staff()), **changes)
+        check_pool(after.pool, after.min, after.max)
     told = msgspec.json.encode(changes).decode() if changes else None
-    store.nodes.command(living[name], verb, told)
+    store.nodes.command(living[name].id, verb, told)
 
 
 class TaskControl:

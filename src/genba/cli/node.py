@@ -13,10 +13,11 @@ import click
 from genba.cli.names import NameOf
 from genba.cli.output import Asked, clean, common, moment_text, pass_asked, say, say_json, table
 from genba.domain.duration import duration, to_datetime
+from genba.domain.pool import POOLS
 from genba.errors import BadOption
 from genba.logs import FORMATS
 from genba.node.gates import Gate
-from genba.node.settings import POOLS, SPAWNS, NodeSettings
+from genba.node.settings import SPAWNS, NodeSettings
 from genba.readers import NAME, size
 from genba.settings import read_node
 
@@ -195,8 +196,13 @@ def _queues(text: str) -> dict[str, int | None]:
     found: dict[str, int | None] = {}
     for part in filter(None, map(str.strip, text.split(","))):
         name, colon, slots = part.rpartition(":")
-        if not colon or not slots.isdecimal():
+        if not colon:
             name, slots = part, ""
+        elif slots and not (slots.isascii() and slots.isdecimal() and len(slots) < 10):
+            raise BadOption(
+                f"-q: {part!r}: after the last colon stands how many slots, a whole number; a queue whose name has a "
+                f"colon is written with its slots ({part}:8), or with a colon behind it ({part}:)"
+            )
         if not NAME.fullmatch(name):
             raise BadOption(f"-q: {name!r} is no queue: a letter or _, then letters, digits, _ . : # -")
         if name in found:
@@ -264,10 +270,6 @@ def set_node(asked: Asked, name: str, pool: str | None, least: int | None, most:
     changes = {key: value for key, value in given.items() if value is not None}
     if not changes:
         raise BadOption("nothing to change: give --pool, --min or --max")
-    if (least is not None and least < 0) or (most is not None and most < 1):
-        raise BadOption("a pool has at least 0 (min) and 1 (max) workers")
-    if least is not None and most is not None and least > most:
-        raise BadOption(f"min ({least}) is greater than max ({most})")
     asked.app().tell_node(name, "set", changes)
     _told(asked, name, f"node {name}: told to have {', '.join(f'{key} {value}' for key, value in changes.items())}")
 

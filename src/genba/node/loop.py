@@ -52,7 +52,7 @@ from genba.node.pool import (
     WorkerStarted,
     ZygoteDied,
 )
-from genba.node.settings import CHANGEABLE, NodeSettings
+from genba.node.settings import NodeSettings
 from genba.storage.records import Command, Micros
 from genba.storage.store import Store, open_store
 
@@ -561,7 +561,7 @@ class Node:
         except GenbaError as error:
             log.error("the settings stay as they are: %s", error)
             return
-        self._change({name: getattr(again, name) for name in CHANGEABLE})
+        self._change(again.staff)
 
     def _change(self, changes: dict[str, Any]) -> None:
         try:
@@ -575,7 +575,7 @@ class Node:
         log.info("now a %s pool, min %d, max %d", changed.pool, changed.min, changed.max)
         if self._brain:
             assert self._office is not None
-            self._office.writer.add(slots=changed.slots)
+            self._office.writer.add(resized=(changed.slots, changed.staff))
             self._perform(self._brain.on_settings(changed, self._now()))
 
     def _beat(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from operator import itemgetter
 from typing import Any, NamedTuple, Protocol
@@ -108,6 +108,7 @@ class Membership:
                 lease=node.lease,
                 pid=node.pid,
                 slots=node.slots,
+                pool=msgspec.json.encode(node.pool).decode(),
                 namespace=self._namespace,
                 name=node.name,
                 host=node.host,
@@ -208,9 +209,9 @@ class Membership:
         with suppress(StoreError):  # it finds it with its next look
             self._presence.knock(node)
 
-    def resize(self, node: int, slots: int) -> None:
+    def resize(self, node: int, slots: int, pool: Mapping[str, Any]) -> None:
         with self._db.transaction() as tx:
-            tx.run("set_slots", id=node, slots=slots)
+            tx.run("set_pool", id=node, slots=slots, pool=msgspec.json.encode(pool).decode())
 
     def tell(self, node: int, events: Sequence[tuple[str, dict[str, Any]]]) -> None:
         """Write what has happened on a node: (kind, more) each."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
@@ -284,6 +285,7 @@ class NodeRecord:
     hungry: bool
     started_at: Micros
     version: str
+    pool: str | None = None  # JSON: its pool, min and max
 
     @property
     def expired(self) -> bool:
@@ -302,3 +304,4 @@ class NewNode:
     queues: tuple[str, ...]
     tasks: tuple[dict[str, Any], ...]
     version: str
+    pool: Mapping[str, Any] | None = None  # None: it cannot be changed

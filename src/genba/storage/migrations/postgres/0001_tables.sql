@@ -321,7 +321,8 @@ CREATE TABLE genba.node (
     boot_id     text NOT NULL,
     version     text NOT NULL,
     queues      text NOT NULL,
-    tasks       text NOT NULL
+    tasks       text NOT NULL,
+    pool        text                          -- JSON: pool, min and max, for those who change them
 ) WITH (fillfactor = 50);
 CREATE UNIQUE INDEX node_name ON genba.node (namespace, name) WHERE state IN ('live', 'draining');
 

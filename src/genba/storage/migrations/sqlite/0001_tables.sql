@@ -323,7 +323,8 @@ CREATE TABLE genba.node (
     boot_id     TEXT NOT NULL,
     version     TEXT NOT NULL,
     queues      TEXT NOT NULL,
-    tasks       TEXT NOT NULL
+    tasks       TEXT NOT NULL,
+    pool        TEXT                          -- JSON: pool, min and max, for those who change them
 );
 CREATE UNIQUE INDEX genba.node_name ON genba.node (namespace, name) WHERE state IN ('live', 'draining');
 
