@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from types import MappingProxyType
-from urllib.parse import urlsplit
 
+from genba.domain.url import masked, scrubbed, split
 from genba.errors import BadOption, StoreError
 from genba.storage.database import TABLES
-from genba.storage.postgres import SEQUENCES, PostgresDatabase, masked
+from genba.storage.postgres import SEQUENCES, PostgresDatabase
 
 _ALL = "SELECT, INSERT, UPDATE, DELETE"
 _SECRET = frozenset({"args", "result", "saved", "error", "progress"})  # of a job: not for producers
@@ -37,7 +37,7 @@ def grant(url: str, role: str, kind: str) -> None:
     """Give `role`, which must exist, the rights of `kind`, and take all others of ours from it."""
     if kind not in KINDS:
         raise BadOption(f"a role is one of {', '.join(KINDS)}, not {kind!r}")
-    if urlsplit(url).scheme not in ("postgresql", "postgres"):
+    if split(url).scheme not in ("postgresql", "postgres"):
         raise BadOption("only PostgreSQL has roles; a SQLite file belongs to its owner (mode 0600)")
     database = PostgresDatabase(url, {}, None)
     with closing(database.connect()) as conn:
@@ -46,7 +46,8 @@ def grant(url: str, role: str, kind: str) -> None:
                 for statement in _statements(_quoted(role), kind, dict(conn.execute(_COLUMNS).fetchall())):
                     conn.execute(statement)
         except database.errors as error:
-            raise StoreError(f"{masked(url)}: cannot make {role!r} a {kind}: {str(error).strip()}") from error
+            text = scrubbed(str(error).strip(), url)
+            raise StoreError(f"{masked(url)}: cannot make {role!r} a {kind}: {text}") from error
 
 
 def _statements(role: str, kind: str, columns: Mapping[str, Sequence[str]]) -> Iterator[str]:
