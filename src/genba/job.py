@@ -12,6 +12,7 @@ import msgspec
 
 from genba.domain.duration import Duration, to_datetime
 from genba.domain.states import FINAL, State
+from genba.domain.stored import UNREADABLE, read
 from genba.errors import JobCancelled, JobFailed, JobGone, JobTimedOut
 from genba.messages import encode
 from genba.options import Options, Snapshot
@@ -36,7 +37,7 @@ class Progress(float):
 
     @classmethod
     def of(cls, text: str | None, state: str) -> Progress:
-        done, total, note = msgspec.json.decode(text, type=tuple[float, float, str]) if text else (0.0, 100.0, "")
+        done, total, note = read(text, tuple[float, float, str], (0.0, 100.0, UNREADABLE if text else ""))
         percent = 100.0 if state == State.SUCCEEDED else done / total * 100 if total else 0.0
         if state != State.SUCCEEDED:
             percent = min(percent, 99.9) if state in FINAL else percent
@@ -88,9 +89,17 @@ class Attempt:
             pid=row.pid,
             cpu=row.cpu / 1_000_000 if row.cpu is not None else None,
             peak_memory=row.peak * 1024 if row.peak is not None else None,
-            error=msgspec.json.decode(row.error) if row.error else None,
+            error=_error(row.error),
             log=row.log,
         )
+
+
+def _error(written: str | None) -> dict[str, Any] | None:
+    if not written:
+        return None
+    told = read(written, dict[str, Any], {"type": UNREADABLE})
+    whole: dict[str, Any] = {"type": "?", "message": "", **told}
+    return whole if isinstance(whole.get("traceback", ""), str) else {**whole, "traceback": ""}
 
 
 class Job(Generic[R]):
@@ -154,12 +163,12 @@ class Job(Generic[R]):
 
     @property
     def tags(self) -> list[str]:
-        return msgspec.json.decode(self.record.tags, type=list[str]) if self.record.tags else []
+        return read(self.record.tags, list[str], [UNREADABLE] if self.record.tags else [])
 
     @property
     def args(self) -> dict[str, Any]:
         """The arguments by name, as plain JSON values."""
-        return msgspec.json.decode(self.record.args, type=dict[str, Any])
+        return read(self.record.args, dict[str, Any], {UNREADABLE: None})
 
     @property
     def reason(self) -> str | None:
@@ -169,7 +178,7 @@ class Job(Generic[R]):
     @property
     def error(self) -> dict[str, Any] | None:
         """The last error: type, message, traceback, causes."""
-        return msgspec.json.decode(self.record.error) if self.record.error else None
+        return _error(self.record.error)
 
     @property
     def progress(self) -> Progress:
@@ -325,7 +334,7 @@ def copy_of(task: Task[..., Any, Any], record: JobRecord, changes: Mapping[str, 
         queue=record.queue,
         priority=record.priority,
         key=record.key,
-        tags=tuple(msgspec.json.decode(record.tags, type=list[str])) if record.tags else (),
+        tags=tuple(read(record.tags, list[str], [])),
         parent=record.parent_id,
         at=None,
         expires=None,

@@ -51,7 +51,7 @@ def describe(rules: Iterable[Rule]) -> list[list[Any]]:
 
 
 def read(definition: Mapping[str, Any]) -> tuple[Rule, ...]:
-    return tuple(Rule(*rule) for rule in definition.get("limits", ()))
+    return tuple(msgspec.convert(definition.get("limits", ()), list[Rule]))
 
 
 def check_arguments(task: str, rules: Iterable[Rule], signature: Signature) -> None:

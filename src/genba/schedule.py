@@ -15,6 +15,7 @@ from typing_extensions import Unpack
 from genba.domain.cron import cron as read_cron
 from genba.domain.duration import Duration, Micros, Moment, duration, moment, to_datetime
 from genba.domain.schedule import AT_ONCE, Misfire, Overlap, Reference, Rule, after_run, first, plain, upcoming
+from genba.domain.stored import UNREADABLE, read
 from genba.errors import BadOption
 from genba.options import Options
 from genba.readers import NAME, read_every, read_zone
@@ -205,7 +206,12 @@ class Schedule:
     @property
     def args(self) -> dict[str, Any]:
         """The arguments of its jobs by name, as plain JSON values."""
-        return msgspec.json.decode(self.record.args, type=dict[str, Any])
+        return read(self.record.args, dict[str, Any], {UNREADABLE: None})
+
+    @property
+    def fault(self) -> str | None:
+        """Why nobody can tell when it runs, or what; None: it is well."""
+        return self.record.fault()
 
     @property
     def paused(self) -> bool:

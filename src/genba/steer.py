@@ -15,10 +15,10 @@ import msgspec
 from genba.domain.duration import to_datetime
 from genba.domain.fair import key_of
 from genba.domain.pool import Staff, check_changes, check_pool
-from genba.domain.stored import read
+from genba.domain.stored import UNREADABLE, read
 from genba.errors import BadOption, GenbaError, TaskDisabled, UnknownTask
 from genba.options import DEFAULT_POLICY, Options, Policy, check_together, overridden, override, updated
-from genba.readers import NAME
+from genba.readers import NAME, Keep
 from genba.storage.bulk import merged
 from genba.storage.policy import QueueRecord, Rules, RulesChanged, TaskRecord, kept_for
 from genba.storage.records import NAMED, Enqueued, Micros, NewJob
@@ -95,6 +95,10 @@ def who() -> str:
         return socket.gethostname()
 
 
+class _Kept(msgspec.Struct):
+    keep: Keep = DEFAULT_POLICY.keep
+
+
 def prune(store: Store, age: Micros | None) -> int:
     """Delete final jobs that are older than `age`, or than their task wants them kept."""
     store.install()
@@ -105,8 +109,8 @@ def prune(store: Store, age: Micros | None) -> int:
         return gone
     keeps = {}
     for record in store.policy.tasks():
-        said = msgspec.json.decode(record.definition, type=dict[str, Any]).get("keep", DEFAULT_POLICY.keep)
-        keeps[record.name] = kept_for(said, msgspec.json.decode(record.override) if record.override else None)
+        said = read(record.definition, _Kept, _Kept()).keep
+        keeps[record.name] = kept_for(said, read(record.override, dict[str, Any], {}))
     store.pruner.begin(keeps, now, whole=True)
     while (went := store.pruner.step()) is not None:
         gone += went
@@ -185,13 +189,12 @@ class TaskControl:
     @property
     def definition(self) -> dict[str, Any]:
         """What the code says, as the node that came last has it."""
-        return msgspec.json.decode(self._record().definition, type=dict[str, Any])
+        return read(self._record().definition, dict[str, Any], {})
 
     @property
     def override(self) -> dict[str, Any]:
         """What operators say instead."""
-        written = self._record().override
-        return msgspec.json.decode(written, type=dict[str, Any]) if written else {}
+        return read(self._record().override, dict[str, Any], {})
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -213,8 +216,8 @@ class TaskControl:
 
     def to_json(self) -> dict[str, Any]:
         record = self._record()
-        definition = msgspec.json.decode(record.definition, type=dict[str, Any])
-        changed = msgspec.json.decode(record.override, type=dict[str, Any]) if record.override else {}
+        definition = read(record.definition, dict[str, Any], {})
+        changed = read(record.override, dict[str, Any], {UNREADABLE: None} if record.override else {})
         return {
             "name": record.name,
             "enabled": record.enabled,

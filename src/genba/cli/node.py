@@ -223,18 +223,16 @@ def list_nodes(asked: Asked) -> None:
     Example:
       genba node ls
     """
-    import msgspec
-
     app = asked.app()
-    nodes = [
+    nodes: list[dict[str, Any]] = [
         {
             "name": one.name,
             "host": one.host,
             "pid": one.pid,
             "state": one.state,
             "slots": one.slots,
-            "queues": msgspec.json.decode(one.queues),
-            "tasks": msgspec.json.decode(one.tasks),
+            "queues": one.serves,
+            "tasks": one.knows,
             "started": to_datetime(one.started_at),
             "version": one.version,
         }

@@ -303,6 +303,8 @@ class Keeper(threading.Thread):
         before, self._rules = self._rules, rules
         if rules.disabled != before.disabled:
             self._post(Disabled(rules.disabled))
+        for task in sorted(rules.unreadable - before.unreadable):
+            log.error("task %s: what operators have changed cannot be read; what the code says holds", task)
         self._next["park"] = self._seconds()
         self._post(Work())
 

@@ -21,9 +21,8 @@ from dataclasses import replace
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from genba.domain.clock import SystemClock, skew
+from genba.domain.stored import UNREADABLE, read
 from genba.errors import BadOption, GenbaError, StoreError
 from genba.node import actions as do
 from genba.node.arrival import join, queues_of, set_title
@@ -304,7 +303,7 @@ class Node:
                 self._drain(hurry)
                 self._tick(force=True)
             case "set":
-                self._change(msgspec.json.decode(command.data or "{}", type=dict[str, Any]))
+                self._change(read(command.data, dict[str, Any], {UNREADABLE: command.data} if command.data else {}))
             case _:
                 log.warning("an unknown command: %s", command.verb)
 

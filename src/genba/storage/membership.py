@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from genba.domain.limit import Rule
+from genba.domain.stored import read
 from genba.errors import BadTask, GenbaError, StoreError
 from genba.storage.database import Database, Tx
 from genba.storage.events import Events
@@ -75,6 +76,12 @@ Judge = Callable[[Orphan, Micros], Ending]
 
 class NameTaken(GenbaError):
     """A live node has this name already."""
+
+
+class _Limited(msgspec.Struct):
+    """What a stored definition says of limits."""
+
+    limits: list[Rule] = []
 
 
 class Membership:
@@ -160,11 +167,11 @@ class Membership:
             return
         ours = {one["name"] for one in tasks}
         nodes = tx.all("live_nodes", namespace=self._namespace)
-        live = {name for row in nodes for name in msgspec.json.decode(row[11])}
+        live = {name for row in nodes for name in NodeRecord(*row).knows}
         for name, _, definition, *_ in tx.all("tasks", namespace=self._namespace):
             if name in live and name not in ours:
-                for rule in msgspec.json.decode(definition).get("limits", ()):
-                    if rule[0] in said and said[rule[0]][0] != Rule(*rule):
+                for rule in read(definition, _Limited, _Limited()).limits:
+                    if rule[0] in said and said[rule[0]][0] != rule:
                         raise BadTask(
                             f"bucket {rule[0]!r}: task {said[rule[0]][1]!r} says {said[rule[0]][0].n}, and task "
                             f"{name!r}, of a node that runs, says {rule[1]}; n is the template's"
@@ -274,7 +281,7 @@ class Membership:
 
     def known_tasks(self) -> set[str]:
         """Names that some live node can run."""
-        return {name for node in self.live() for name in msgspec.json.decode(node.tasks, type=list[str])}
+        return {name for node in self.live() for name in node.knows}
 
     def _tell(self, tx: Tx, kind: str, node: int, **more: Any) -> None:
         self._events.tell(tx, kind, node=node, **more)

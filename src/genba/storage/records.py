@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from genba.domain.limit import Needs, Rule
+from genba.domain.stored import UNREADABLE, read
 
 Micros = int
 JobId = int
@@ -286,6 +287,16 @@ class NodeRecord:
     started_at: Micros
     version: str
     pool: str | None = None  # JSON: its pool, min and max
+
+    @property
+    def serves(self) -> list[str]:
+        """The names of its queues."""
+        return read(self.queues, list[str], [UNREADABLE])
+
+    @property
+    def knows(self) -> list[str]:
+        """The names of its tasks."""
+        return read(self.tasks, list[str], [UNREADABLE])
 
     @property
     def expired(self) -> bool:

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote
 
-import msgspec
-
 from genba.domain.clock import Clock, SystemClock
 from genba.domain.rank import AGE_STEP
+from genba.domain.stored import read
 from genba.domain.url import masked, split
 from genba.errors import BadOption, StoreError
 from genba.storage import migrate
@@ -467,7 +466,8 @@ class Store:
         self.install()
         with self._db.statement() as tx:
             rows = [tx.one("definition", namespace=self.namespace, name=task) for task in sorted(tasks)]
-        return {row[0]: msgspec.json.decode(row[1], type=dict[str, Any]) for row in rows if row}
+        told = {row[0]: read(row[1], dict[str, Any], {}) for row in rows if row}
+        return {task: definition for task, definition in told.items() if definition}
 
     def ahead(self, job: JobRecord) -> int:
         """How many waiting jobs of its queue start before it."""

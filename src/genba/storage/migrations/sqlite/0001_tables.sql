@@ -63,7 +63,14 @@ CREATE TABLE genba.job (
     error            TEXT,
     args             BLOB NOT NULL,           -- empty: they are long, and in the table of arguments
     result           BLOB,
-    saved            BLOB
+    saved            BLOB,
+    -- What is counted with these must fit: one row that does not would keep a statement about many from being done.
+    CHECK (due_at BETWEEN -1400000000000000000 AND 1400000000000000000
+       AND created_at BETWEEN -1000000000000000000 AND 1000000000000000000
+       AND COALESCE(due_from, 0) BETWEEN -1000000000000000000 AND 1000000000000000000
+       AND priority BETWEEN -2147483648 AND 2147483647 AND attempt BETWEEN -1000000000 AND 1000000000
+       AND retries BETWEEN -1000000000 AND 1000000000 AND crashes BETWEEN -1000000 AND 1000000
+       AND losses BETWEEN -1000000000 AND 1000000000 AND open_deps BETWEEN -1000000000 AND 1000000000)
 ) STRICT;
 
 -- An update of SQLite writes the whole row anew, and a job is updated twice: what is long is written once, beside it.
