@@ -143,7 +143,8 @@ HIDDEN = {"args", "result", "saved", "error", "progress"}
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_role_has_these_rights_on_each_table_and_no_other(stores, kind):
-    found, some = {}, {}
+    found: dict[str, str] = {}
+    some: dict[tuple[str, str, str], list[str]] = {}
     with stores["owner"]._db.transaction() as tx:
         columns: dict[str, list[str]] = {}
         for table, column in tx.select(
@@ -183,9 +184,13 @@ def shop(urls: dict[str, str], stores: dict[str, Store]) -> Iterator[Any]:
     """Tasks of every kind, as a producer has them."""
     with closing(Genba(urls["producer"])) as app:
         said: dict[str, dict[str, Any]] = {
-            "plain": {}, "limited": {"limits": [Limit("b{x}", 1)]},
-            "ordered": {"limits": [Limit("o", 1, ordered=True)]}, "rated": {"limits": [Rate("r", "1/h")]}, "single": {"max_running": 1},
-            "capped": {"max_waiting": 1_000}, "asking": {"ready": [app.condition(asks)]},
+            "plain": {},
+            "limited": {"limits": [Limit("b{x}", 1)]},
+            "ordered": {"limits": [Limit("o", 1, ordered=True)]},
+            "rated": {"limits": [Rate("r", "1/h")]},
+            "single": {"max_running": 1},
+            "capped": {"max_waiting": 1_000},
+            "asking": {"ready": [app.condition(asks)]},
             "fair": {"queue": "turns", "fair_by": "x"},
         }
         stores["owner"].nodes.join(a_node(9, tasks=({"name": "t.fair", "queue": "turns", "fair_by": "x"},)))
