@@ -1,10 +1,10 @@
 """What roles of a PostgreSQL server may do with our tables: a producer, a worker, a reader, an admin.
 
 A producer asks for jobs and sees what becomes of them, but not their arguments and results.  It cannot claim or end
-one, nor change what it is, does or has become; but an enqueue moves jobs, its own and those that wait beside it (for a slot,
-their turn, their key), and so a producer may write seven columns of every job: it can make others wait.  A worker is a
-node, with its jobs.  A reader looks at everything and changes nothing.  An admin also steers: tasks, queues, limits and
-locks.  None of them may change the tables themselves; that is for who has made them.
+one, nor change what it is, does or has become; but an enqueue moves jobs, its own and those that wait beside it
+(for a slot, a turn, a key), and so a producer may write seven columns of every job: it can make others wait.  A
+worker is a node, with its jobs.  A reader looks at everything and changes nothing.  An admin also steers: tasks,
+queues, limits and locks.  None of them may change the tables themselves; that is for who has made them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from genba.storage.postgres import SEQUENCES, PostgresDatabase
 
 _ALL = "SELECT, INSERT, UPDATE, DELETE"
 _SECRET = frozenset({"args", "result", "saved", "error", "progress"})  # of a job: not for producers
-# What an enqueue changes in rows that are there.  PostgreSQL can narrow that to columns, not to rows: a slot goes to who
+# What an enqueue changes in rows that are there.  PostgreSQL narrows that to columns, not to rows: a slot goes to who
 # is first in line (parked_on, granted_at, rank), a key is taken from a job that is final (key_hash), and a job that is
 # unique or of a fair queue gets the rest after its insert (buckets, capped, fair_key, rank).
 _MOVED = ("parked_on", "granted_at", "rank", "buckets", "capped", "fair_key", "key_hash")
