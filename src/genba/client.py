@@ -267,10 +267,10 @@ class Client(Opened):
 
     alocks = twin(locks)
 
-    def break_lock(self, name: str, *, token: int | None = None, by: str = "a person") -> list[int]:
+    def break_lock(self, name: str, *, token: int | None = None, by: str | None = None) -> list[int]:
         """Take a lock from whoever holds it, who is not stopped; gives the tokens that are worth nothing any more."""
         self.store.install()
-        return self.store.locks.break_(name, token, by)
+        return self.store.locks.break_(name, token, by or who())
 
     abreak_lock = twin(break_lock)
 

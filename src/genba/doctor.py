@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
-
 from genba.domain.duration import format_duration
 from genba.storage.checkup import Vitals
 from genba.storage.place import NETWORK
@@ -141,7 +139,7 @@ def _nodes(seen: Vitals) -> Iterator[Finding]:
 
 
 def _tasks(seen: Vitals) -> Iterator[Finding]:
-    known = {task for node in seen.nodes for task in msgspec.json.decode(node.tasks)}
+    known = {task for node in seen.nodes for task in node.knows}
     unknown: dict[str, int] = {}
     for why, _, count in seen.parked:
         task = why.removeprefix("unknown task ")
@@ -154,7 +152,7 @@ def _tasks(seen: Vitals) -> Iterator[Finding]:
 
 
 def _queues(seen: Vitals) -> Iterator[Finding]:
-    served = {queue for node in seen.nodes for queue in msgspec.json.decode(node.queues)}
+    served = {queue for node in seen.nodes for queue in node.serves}
     for queue, count, first in seen.queues if seen.nodes else ():
         data = {"queue": queue, "waiting": count}
         age = seen.now - first

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from genba.domain import stored
 from genba.domain.duration import Micros, to_datetime
 from genba.errors import BadOption
 
@@ -116,23 +117,33 @@ def unfold(kind: str, at: Micros, job_id: int | None, data: bytes | None) -> Ite
 
     A short job's start is written with its end, as `started`: it is an event of its own, before the end.
     """
-    more: dict[str, Any] = msgspec.json.decode(data) if data else {}
+    more = stored.read(data, dict[str, Any], {"data": stored.UNREADABLE} if data else {})
     if job_id is not None:
         yield from _of_one(kind, at, job_id, more)
         return
-    jobs = more.pop("jobs", None)
-    if jobs is None:
+    many = stored.read(data, _Many, _NONE) if "jobs" in more else _NONE
+    if many is _NONE:
         yield Told(kind, None, at, more)
         return
-    each: dict[str, list[Any]] = more.pop("each", {})
-    for i, job in enumerate(jobs):
-        own = {name: values[i] for name, values in each.items() if values[i] is not None}
-        yield from _of_one(kind, at, job, {**more, **own})
+    rest = {name: value for name, value in more.items() if name not in ("jobs", "each")}
+    for i, job in enumerate(many.jobs):
+        own = {name: values[i] for name, values in many.each.items() if values[i : i + 1] not in ([], [None])}
+        yield from _of_one(kind, at, job, {**rest, **own})
+
+
+class _Many(msgspec.Struct):
+    """An event of many jobs, and what each of them has of its own."""
+
+    jobs: list[int] = []
+    each: dict[str, list[Any]] = {}
+
+
+_NONE = _Many()
 
 
 def _of_one(kind: str, at: Micros, job: int, data: dict[str, Any]) -> Iterator[Told]:
     started = data.pop("started", None)
-    if started is not None and kind != "running":
+    if isinstance(started, int) and kind != "running":
         attempt = {"attempt": data["attempt"]} if "attempt" in data else {}
         yield Told("running", job, min(started, at), attempt)
     yield Told(kind, job, at, data)

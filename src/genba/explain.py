@@ -11,10 +11,9 @@ from datetime import datetime
 from functools import cached_property
 from typing import Any
 
-import msgspec
-
 from genba.domain.duration import Micros, to_datetime
 from genba.domain.states import FINAL, State
+from genba.domain.stored import UNREADABLE, read
 from genba.storage.records import JobRecord, NodeRecord
 from genba.storage.store import Store
 
@@ -53,7 +52,7 @@ def explain(store: Store, job: JobRecord, test: Collection[str] | None = None) -
     `test`: the tasks of an app under test, which runs its jobs itself, of all queues, when it is told to.
     """
     facts = Facts(store, job, test)
-    reasons = [reason for ask in _ASKERS[State(job.state)] for reason in ask(facts)]
+    reasons = [reason for ask in _ASKERS.get(State(job.state), (_strange,)) for reason in ask(facts)]
     starts = [reason.start for reason in reasons]
     known = [start for start in starts if start is not None]
     # What is in its way today need not be there when its moment comes.
@@ -80,7 +79,7 @@ class Facts:
 
     @cached_property
     def serving(self) -> list[NodeRecord]:
-        return [node for node in self.nodes if self.job.queue in _names(node.queues)]
+        return [node for node in self.nodes if self.job.queue in node.serves]
 
     @cached_property
     def steered(self) -> list[Reason]:
@@ -187,7 +186,7 @@ def _task(facts: Facts) -> Sequence[Reason]:
         return [] if task in facts.test else [Reason("unknown_task", text, {"task": task})]
     if not facts.nodes:
         return [Reason("no_node", f"no live node knows task {task!r}: no node is running")]
-    if not any(task in _names(node.tasks) for node in facts.nodes):
+    if not any(task in node.knows for node in facts.nodes):
         names = ", ".join(node.name for node in facts.nodes)
         return [Reason("unknown_task", f"no live node knows task {task!r} (live: {names})", {"task": task})]
     return []
@@ -240,7 +239,7 @@ def _condition(facts: Facts) -> Sequence[Reason]:
     question = facts.store.questions.question(parked.removeprefix("question "))
     if question is None:
         return [Reason("condition", "its conditions are about to be asked", start=facts.now)]
-    names = ", ".join(msgspec.json.decode(question.conditions, type=list[str]))
+    names = ", ".join(read(question.conditions, list[str], [UNREADABLE]))
     look = max(question.look_at, facts.now)
     data = {"conditions": names.split(", "), "said": question.said, "at": question.said_at, "next": question.look_at}
     if question.said_at is None:
@@ -248,6 +247,10 @@ def _condition(facts: Facts) -> Sequence[Reason]:
     said = f"{question.said} at" if " raised " in (question.said or "") else f"{question.said} said no at"
     text = f"condition {said} {_clock(to_datetime(question.said_at))}, next look at {_clock(to_datetime(look))}"
     return [Reason("condition", text, data, look)]
+
+
+def _strange(facts: Facts) -> Sequence[Reason]:
+    return [Reason("state", f"{facts.job.state!r} is no state that genba knows: somebody has written it by hand")]
 
 
 def _elsewhere(facts: Facts) -> Sequence[Reason]:
@@ -295,10 +298,6 @@ _ASKERS: dict[State, Sequence[Asker]] = {
     State.SCHEDULED: (_moment, _steered, _task, _queue, _untold),
     State.WAITING: _WAITING,
 }
-
-
-def _names(written: str) -> list[str]:
-    return msgspec.json.decode(written, type=list[str])
 
 
 def _list(words: Sequence[str]) -> str:

@@ -6,15 +6,16 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import repeat
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 import msgspec
 
 from genba import limiting
 from genba.arguments import by_name, identity, key_identity
+from genba.domain.stored import BROKEN
 from genba.errors import BadOption
 from genba.job import Job, copy_of
-from genba.options import Options, Policy, defined, snapshot
+from genba.options import DEFAULT_OPTIONS, DEFAULT_POLICY, Options, Policy, defined, snapshot
 from genba.readers import read_id
 from genba.schedule import When, check_schedule, wanted
 from genba.settings import Settings
@@ -72,6 +73,7 @@ class Intake:
         prepared: dict[tuple[int, int, str], NewJob] = {}
         unknown = {call.task for call in calls if call.arguments is None}
         told = self._app.store.definitions(unknown) if unknown else {}
+        told = {task: definition for task, definition in told.items() if _is_sound(definition)}
         calls = _defined(calls, told, rules) if told else calls
         jobs = [self._new_job(call, places, prepared, told, trace) for call in calls]
         return fair(calls, jobs, rules, partial(_values, told=told))
@@ -154,6 +156,23 @@ def _one_connection(calls: Sequence[Call[Any]], conn: Any) -> Any:
 def _is_plain(call: Call[Any], made: NewJob) -> bool:
     """Nothing in its row depends on its arguments."""
     return not (made.rules or call.options.after or call.options.key is not None or call.options.once)
+
+
+class _Parameter(TypedDict):
+    name: str
+    kind: str
+
+
+def _is_sound(definition: Mapping[str, Any]) -> bool:
+    """One that was written by hand may say anything; then its task is one that no node has told of."""
+    try:
+        defined(DEFAULT_OPTIONS, DEFAULT_POLICY, (), definition)
+        limiting.read(definition)
+        msgspec.convert(definition.get("parameters", ()), list[_Parameter])
+        msgspec.convert(definition.get("max_waiting"), int | None)
+    except (*BROKEN, BadOption, LookupError, AttributeError):
+        return False
+    return True
 
 
 def _defined(calls: Sequence[Call[Any]], told: Mapping[str, Mapping[str, Any]], rules: Rules) -> list[Call[Any]]:

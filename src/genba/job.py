@@ -13,6 +13,7 @@ import msgspec
 
 from genba.domain.duration import Duration, to_datetime
 from genba.domain.states import FINAL, State
+from genba.domain.stored import BROKEN, UNREADABLE, read
 from genba.domain.verdict import LOWEST_PRIORITY
 from genba.errors import BadOption, JobCancelled, JobFailed, JobGone, JobTimedOut
 from genba.messages import encode
@@ -40,7 +41,7 @@ class Progress(float):
 
     @classmethod
     def of(cls, text: str | None, state: str) -> Progress:
-        done, total, note = msgspec.json.decode(text, type=tuple[float, float, str]) if text else (0.0, 100.0, "")
+        done, total, note = read(text, tuple[float, float, str], (0.0, 100.0, UNREADABLE if text else ""))
         percent = 100.0 if state == State.SUCCEEDED else done / total * 100 if total else 0.0
         if state != State.SUCCEEDED:
             percent = min(percent, 99.9) if state in FINAL else percent
@@ -92,9 +93,17 @@ class Attempt:
             pid=row.pid,
             cpu=row.cpu / 1_000_000 if row.cpu is not None else None,
             peak_memory=row.peak * 1024 if row.peak is not None else None,
-            error=msgspec.json.decode(row.error) if row.error else None,
+            error=_error(row.error),
             log=row.log,
         )
+
+
+def _error(written: str | None) -> dict[str, Any] | None:
+    if not written:
+        return None
+    told = read(written, dict[str, Any], {"type": UNREADABLE})
+    whole: dict[str, Any] = {"type": "?", "message": "", **told}
+    return whole if isinstance(whole.get("traceback", ""), str) else {**whole, "traceback": ""}
 
 
 class Job(Generic[R]):
@@ -159,12 +168,15 @@ class Job(Generic[R]):
 
     @property
     def tags(self) -> list[str]:
-        return msgspec.json.decode(self.record.tags, type=list[str]) if self.record.tags else []
+        return read(self.record.tags, list[str], [UNREADABLE] if self.record.tags else [])
 
     @property
     def args(self) -> dict[str, Any]:
         """The arguments by name, as plain JSON values."""
-        return self._app.by_name(self.record.task, self.record.args)
+        try:
+            return self._app.by_name(self.record.task, self.record.args)
+        except BROKEN:
+            return {UNREADABLE: None}
 
     @property
     def reason(self) -> str | None:
@@ -174,7 +186,7 @@ class Job(Generic[R]):
     @property
     def error(self) -> dict[str, Any] | None:
         """The last error: type, message, traceback, causes."""
-        return msgspec.json.decode(self.record.error) if self.record.error else None
+        return _error(self.record.error)
 
     @property
     def progress(self) -> Progress:
@@ -352,7 +364,7 @@ def _options(record: JobRecord, base: Options) -> Options:
         queue=record.queue,
         priority=record.priority,
         key=record.key,
-        tags=tuple(msgspec.json.decode(record.tags, type=list[str])) if record.tags else (),
+        tags=tuple(read(record.tags, list[str], [])),
         parent=record.parent_id,
     )
 

@@ -44,7 +44,7 @@ class NodeHandle:
         queues = given.get("queues")
         if queues:
             listed = queues.items() if isinstance(queues, Mapping) else [(name, None) for name in queues]
-            words += ["-q", ",".join(name if slots is None else f"{name}:{slots}" for name, slots in listed)]
+            words += ["-q", ",".join(_queue(name, slots) for name, slots in listed)]
         words += [f"--{name.replace('_', '-')}" for name in _FLAGS if given.get(name)]
         for name in _PLAIN:
             if given.get(name) is not None:
@@ -99,6 +99,11 @@ def _passing_on(send: Callable[[int], None]) -> Iterator[None]:
     finally:
         for signum, handler in old.items():
             signal.signal(signum, handler)
+
+
+def _queue(name: str, slots: int | None) -> str:
+    """As `-q` takes it: what stands behind the last colon is never the name's."""
+    return f"{name}:{'' if slots is None else slots}" if slots is not None or ":" in name else name
 
 
 def _find(app: Genba) -> str:

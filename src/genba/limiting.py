@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from inspect import Parameter, Signature
 from typing import Any
 
+import msgspec
+
 from genba.domain.limit import Needs, Rule, needs_of, placeholders
 from genba.errors import BadOption, BadTask
 from genba.options import Options, Policy
@@ -42,7 +44,7 @@ def describe(rules: Iterable[Rule]) -> list[list[Any]]:
 
 
 def read(definition: Mapping[str, Any]) -> tuple[Rule, ...]:
-    return tuple(Rule(*rule) for rule in definition.get("limits", ()))
+    return tuple(msgspec.convert(definition.get("limits", ()), list[Rule]))
 
 
 def check_arguments(task: str, rules: Iterable[Rule], signature: Signature) -> None:

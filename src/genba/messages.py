@@ -16,6 +16,7 @@ import msgspec
 
 from genba.arguments import encode_plain
 from genba.domain.duration import Duration, duration
+from genba.domain.stored import read
 from genba.errors import GenbaError, StoreError
 from genba.storage.messages import Listening
 
@@ -35,6 +36,11 @@ def encode(message: Any) -> bytes:
 
 def decode(data: bytes) -> Any:
     return msgspec.json.decode(data)["message"]
+
+
+def _is_whole(data: bytes) -> bool:
+    """What somebody has written by hand, and is no message, is as if it had not been sent."""
+    return "message" in read(data, dict[str, Any], {})
 
 
 class Reading:
@@ -61,8 +67,10 @@ class Reading:
             if not self._box.buffer and (self._mark != ear.mark() or now - self._looked >= POLL):
                 self._mark, self._looked = ear.mark(), now
                 self._box.fill()
-            if self._box.buffer:
-                self.found.append(self._box.buffer.popleft())
+            while self._box.buffer and not self.found:
+                one = self._box.buffer.popleft()
+                if _is_whole(one):
+                    self.found.append(one)
             if self.found or self._given_up():
                 return None
             left = POLL if self._deadline is None else self._deadline - time.monotonic()

@@ -14,13 +14,13 @@ from typing_extensions import ParamSpec
 from genba.context import find_job
 from genba.domain.clock import Clock, SystemClock
 from genba.domain.duration import duration, moment
+from genba.domain.url import masked
 from genba.errors import (
     BadOption,
 )
 from genba.settings import Settings
 from genba.storage.create import create_database
 from genba.storage.events import operator
-from genba.storage.postgres import masked
 from genba.storage.roles import grant
 from genba.storage.store import Store, open_store
 from genba.storage.verify import Certificate
@@ -83,7 +83,7 @@ class Opened:
     @property
     def shown_url(self) -> str:
         """The URL without its password."""
-        return self.url if self.url.startswith("sqlite:") else masked(self.url)
+        return masked(self.url)
 
     def install(self, create: bool = False, tell: Callable[[int, int], None] = lambda done, of: None) -> list[str]:
         """Make the schema current, with `create` the database itself too; gives the names of what was applied.

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from genba.domain.duration import to_datetime
 from genba.job import Job
 from genba.storage.search import Filter
@@ -98,7 +96,7 @@ def look(app: Client, limit: int) -> Overview:
                 pid=node.pid,
                 slots=node.slots,
                 busy=busy.get(node.id, 0),
-                queues=sorted(msgspec.json.decode(node.queues)),
+                queues=sorted(node.serves),
                 started=to_datetime(node.started_at),
             )
             for node in live

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
@@ -24,7 +24,7 @@ NODE_NAMES = (
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    url: str = "sqlite:///genba.db"
+    url: str = field(default="sqlite:///genba.db", repr=False)  # it may have a password
     namespace: str = "default"
     lease: Micros = 15_000_000
     tz: str = "UTC"

@@ -14,6 +14,8 @@ import msgspec
 
 from genba.domain.duration import to_datetime
 from genba.domain.fair import key_of
+from genba.domain.pool import Staff, check_changes, check_pool
+from genba.domain.stored import UNREADABLE, read
 from genba.errors import BadOption, GenbaError, ScheduleNotFound, TaskDisabled, UnknownTask
 from genba.options import (
     DEFAULT_POLICY,
@@ -109,6 +111,10 @@ def who() -> str:
         return socket.gethostname()
 
 
+class _Kept(msgspec.Struct):
+    keep: Keep = DEFAULT_POLICY.keep
+
+
 def prune(store: Store, age: Micros | None, code: Mapping[str, Keep]) -> int:
     """Delete final jobs that are as old as `age`, or as long as their task wants them kept.
 
@@ -122,8 +128,8 @@ def prune(store: Store, age: Micros | None, code: Mapping[str, Keep]) -> int:
         return gone
     keeps = dict(code)
     for record in store.policy.tasks():
-        said = msgspec.json.decode(record.definition, type=dict[str, Any]).get("keep", DEFAULT_POLICY.keep)
-        keeps[record.name] = kept_for(said, msgspec.json.decode(record.override) if record.override else None)
+        said = read(record.definition, _Kept, _Kept()).keep
+        keeps[record.name] = kept_for(said, read(record.override, dict[str, Any], {}))
     store.pruner.begin(keeps, now, whole=True)
     while (went := store.pruner.step()) is not None:
         gone += went
@@ -147,15 +153,19 @@ def update(store: Store, id: int, changes: Mapping[str, Any], zone: ZoneInfo) ->
 
 
 def tell_node(store: Store, name: str, verb: str, changes: Mapping[str, Any] | None) -> None:
-    """Let the living node `name` drain, stop or set something."""
+    """Let the living node `name` drain, stop or set something; BadOption if its pool would make no sense."""
     if verb not in ("drain", "stop", "set"):
         raise BadOption(f"a node is told to drain, stop or set, not {verb!r}")
-    living = {node.name: node.id for node in store.nodes.live()}
+    living = {node.name: node for node in store.nodes.live()}
     if name not in living:
         there = f"there are {', '.join(sorted(living))}" if living else "none is alive"
         raise GenbaError(f"no living node is called {name!r}: {there}")
+    if changes:
+        check_changes(changes)
+        after = msgspec.structs.replace(read(living[name].pool, Staff, Staff()), **changes)
+        check_pool(after.pool, after.min, after.max)
     told = msgspec.json.encode(changes).decode() if changes else None
-    store.nodes.command(living[name], verb, told)
+    store.nodes.command(living[name].id, verb, told)
 
 
 class TaskControl:
@@ -198,13 +208,12 @@ class TaskControl:
     @property
     def definition(self) -> dict[str, Any]:
         """What the code says, as the node that came last has it."""
-        return msgspec.json.decode(self._record().definition, type=dict[str, Any])
+        return read(self._record().definition, dict[str, Any], {})
 
     @property
     def override(self) -> dict[str, Any]:
         """What operators say instead."""
-        written = self._record().override
-        return msgspec.json.decode(written, type=dict[str, Any]) if written else {}
+        return read(self._record().override, dict[str, Any], {})
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -226,8 +235,8 @@ class TaskControl:
 
     def to_json(self) -> dict[str, Any]:
         record = self._record()
-        definition = msgspec.json.decode(record.definition, type=dict[str, Any])
-        changed = msgspec.json.decode(record.override, type=dict[str, Any]) if record.override else {}
+        definition = read(record.definition, dict[str, Any], {})
+        changed = read(record.override, dict[str, Any], {UNREADABLE: None} if record.override else {})
         return {
             "name": record.name,
             "enabled": record.enabled,

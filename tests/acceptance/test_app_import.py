@@ -17,7 +17,6 @@ COMMANDS = {
     "job enqueue": lambda target: ("job", "enqueue", "tasks.add", "--app", target),
     "job run": lambda target: ("job", "run", "1", "--here", "--app", target),
 }
-OTHERS = [name for name in COMMANDS if name != "node start"]
 GENBA = "from genba import Genba\n"
 
 
@@ -151,8 +150,8 @@ def test_a_node_whose_target_names_no_app_says_it_in_one_line(told, tmp_path, ta
     assert line.startswith(f"genba: cannot import {target}: ")
 
 
-@pytest.mark.parametrize("told", OTHERS, indirect=True)
-def test_other_commands_say_the_same(told, tmp_path):
+@pytest.mark.parametrize("told", COMMANDS, indirect=True)
+def test_all_commands_say_the_same_also_as_json(told, tmp_path):
     write(tmp_path, tasks="1 / 0")
     message = "cannot import tasks:app: ZeroDivisionError: division by zero; correct HERE/tasks.py, line 1"
 
@@ -167,3 +166,4 @@ def test_other_commands_say_the_same(told, tmp_path):
     ]
     (line,) = told("nowhere:app")
     assert line.startswith("genba: cannot import nowhere:app: there is no module 'nowhere' in HERE ")
+    assert set(json.loads(told("nowhere:app", "--json")[0])) == {"error"}

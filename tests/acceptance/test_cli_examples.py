@@ -166,7 +166,7 @@ def test_the_examples_of_grant_run_on_postgres(owned):
     assert lines
     for line in lines:
         with psycopg.connect(owned, autocommit=True) as conn:
-            may = "SELECT has_table_privilege('shop_web', 'genba.job', 'INSERT')"
+            may = "SELECT has_column_privilege('shop_web', 'genba.job', 'args', 'INSERT')"
             assert conn.execute(may).fetchone() == (False,)
             result = ran(line)
             assert result.exit_code == 0, (line, result.output)

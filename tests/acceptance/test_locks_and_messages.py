@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import getpass
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -78,4 +80,6 @@ def test_the_command_line_shows_who_holds_a_lock_and_takes_it_away(url: str) -> 
             0, json.dumps({"name": "stock/7", "broken": [lock.token]}) + "\n",
         )
         assert genba(url, "lock", "break", "stock/7")[0] == 1
+        (broken,) = app.events(kinds=["lock_broken"])
+        assert broken.data["by"] == f"{getpass.getuser()}@{socket.gethostname()}"
         assert app.locks() == []

@@ -9,6 +9,7 @@ from tests.support import load_module
 
 from genba import Genba
 from genba.cli import main
+from genba.cli.node import _queues
 from genba.errors import BadOption
 from genba.settings import read, read_node
 
@@ -84,6 +85,17 @@ def test_a_node_serves_what_its_app_names_unless_told_otherwise(url, start_node,
     app.close()
 
 
+@pytest.mark.parametrize("queues", [["a:b", "c"], {"a:b": None, "c": 2}])
+def test_a_queue_whose_name_has_a_colon_is_served(queues, url, tmp_path) -> None:
+    (tmp_path / "work.py").write_text(_APP)
+    app = load_module("work", tmp_path, url).app
+    word = app.node("work:app", queues=queues).command[-1]
+    app.close()
+
+    assert list(_queues(word)) == ["a:b", "c"]
+    assert _queues(word)["a:b"] is None
+
+
 @pytest.mark.parametrize(
     ("words", "environ", "told"),
     [
@@ -93,6 +105,10 @@ def test_a_node_serves_what_its_app_names_unless_told_otherwise(url, start_node,
         (["--recycle-after", "0"], {}, "at least 1 job"),
         (["--recycle-after", "often"], {}, "recycle_after"),
         (["--max-dedicated", "-1"], {}, "max_dedicated is at least 0"),
+        (["-q", "a:x"], {}, "-q: 'a:x': after the last colon stands how many slots, a whole number; a queue whose "),
+        (["-q", "b:2,a:-1"], {}, "'a:-1': after the last colon"),
+        (["-q", "a:" + "9" * 5_000], {}, "after the last colon"),
+        ([], {"GENBA_NODE_QUEUES": "a:b"}, "is written with its slots (a:b:8), or with a colon behind it (a:b:)"),
         ([], {"GENBA_NODE_MIN": "few"}, "min must be a whole number, not 'few'"),
         ([], {"GENBA_NODE_POOL": "odd"}, "pool must be one of"),
     ],

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import stat
+import traceback
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from tests.storage.builders import connection
 from tests.support import eventually
 
 import genba
+from genba.cli import main
 
 SOURCES = Path(genba.__file__).parent
 MODULES = {"pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle", "jsonpickle", "yaml", "code", "runpy"}
@@ -61,23 +64,69 @@ def test_the_file_of_a_new_database_is_for_its_owner_alone(tmp_path):
     assert {mode & 0o077 for mode in kept.values()} == {0}
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        "postgresql://me:hunter2@localhost:1/shop",
-        "postgresql://me@localhost:1/shop?password=hunter2",
-        "postgresql://localhost:1/shop?user=me&password=hunter2&connect_timeout=1",
-    ],
-)
+SECRET_URLS = [
+    "postgresql://me:hunter2@localhost:1/shop",
+    "postgresql://me@localhost:1/shop?password=hunter2",
+    "postgresql://localhost:1/shop?user=me&password=hunter2&connect_timeout=1",
+    "mysql://me:hunter2@localhost/shop",
+    "postgresql+psycopg://me:hunter2@localhost:1/shop",
+    "postgresql://me:100%hunter2@localhost:1/shop",
+    "postgresql://me:a/hunter2@localhost:1/shop",
+    "postgresql://me:a?hunter2@localhost:1/shop",
+    "postgresql://me:a#hunter2@localhost:1/shop",
+    "postgresql://me:a@hunter2@localhost:1/shop",
+    "postgresql://me:a/b@hunter2@localhost:1/shop",
+    "postgresql://me:[hunter2@localhost:1/shop",
+    "postgresql://me:hunter2",
+    "postgresql://me:%68unter2@localhost:1/shop",
+    "me:hunter2@localhost/shop",
+    "host=localhost port=1 password=hunter2",
+    "sqlite://me:hunter2@/shop.db",
+]
+
+
+@pytest.mark.parametrize("url", SECRET_URLS)
 def test_a_password_is_in_no_message(url):
     app = genba.Genba(url)
     with pytest.raises(genba.GenbaError) as told:
         app.enqueue("x")
     app.close()
 
-    assert "hunter2" not in f"{told.value} {told.value!r} {app!r} {app.shown_url}"
-    chain = told.value.__cause__
-    assert "hunter2" not in repr(chain)
+    assert "hunter2" not in f"{told.value} {told.value!r} {app!r} {app.settings!r} {app.shown_url}"
+    assert "hunter2" not in "".join(traceback.format_exception(told.value, chain=True)).replace(f'"{url}"', "")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("job", "ls"),
+        ("job", "ls", "--json"),
+        ("db", "install", "--create"),
+        ("db", "grant", "reader", "somebody", "--json"),
+        ("bench", "--quick"),
+        ("unit", "systemd", "work:app"),
+    ],
+    ids=" ".join,
+)
+def test_a_password_is_in_nothing_that_a_command_prints(words, tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GENBA_TRACEBACK", "1")
+    for url in SECRET_URLS if words[0] != "bench" else SECRET_URLS[3:]:
+        with suppress(SystemExit):  # whatever it says
+            main([*words, "--url", url])
+        told = capfd.readouterr()
+        assert "hunter2" not in told.out + told.err, url
+
+
+@pytest.mark.parametrize("url", [url for i, url in enumerate(SECRET_URLS) if i in (0, 3, 5, 6, 9)])
+@pytest.mark.parametrize("words", [(), ("--json",)])
+def test_a_password_is_in_no_line_of_a_node(url, words, start_node, tmp_path):
+    (tmp_path / "work.py").write_text("from genba import Genba\napp = Genba()\n")
+    node = start_node("work:app", url, *words)
+
+    assert node.wait(within=30) in (2, 3)
+    assert "hunter2" not in node.log
+    assert node.log.strip()
 
 
 HOSTILE = [

@@ -314,7 +314,7 @@ def test_threads_left_by_the_import_are_named(open_desk: Callable[..., Desk], pl
         ("", "broken:app", "cannot import broken:app: broken has no 'app'"),
         ("app = 1", "broken:app", "broken.app is of type int, not a Genba app"),
         (APP + "other = App()", "broken", "name broken:app or broken:other"),
-        (APP.replace("return", "raise OSError"), "broken", "OSError"),
+        (APP.replace("return", "raise OSError;"), "broken", "cannot import broken: OSError"),
     ],
 )
 def test_an_app_that_cannot_be_imported_is_explained(
@@ -323,7 +323,7 @@ def test_an_app_that_cannot_be_imported_is_explained(
     (place / "broken.py").write_text(source)
     desk = open_desk(target)
 
-    assert text in desk.next(ImportFailed).text
+    assert text in desk.next(ImportFailed).message
     assert os.waitstatus_to_exitcode(desk.next(ZygoteDied).status) == 3
 
 

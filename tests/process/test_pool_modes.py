@@ -10,6 +10,8 @@ import time
 import pytest
 from tests.support import eventually, genba_command, lines, without_settings
 
+from genba import BadOption
+
 
 @pytest.fixture
 def node(jobs, url, start_node):
@@ -257,7 +259,21 @@ def test_a_node_that_drains_is_listed_as_such(jobs, node, genba, path):
     eventually(lambda: [n.state for n in jobs.app.nodes()] == ["draining"])
 
 
-def test_a_wrong_change_is_refused_before_the_node_hears_of_it(genba, jobs):
-    jobs.app.nodes()
+def test_a_wrong_change_is_refused_before_the_node_hears_of_it(genba, jobs, node):
     assert "nothing to change" in genba("node", "set", "one").stderr
-    assert genba("node", "set", "one", "--min", "3", "--max", "2").returncode == 2
+    one = node("--min", "1", "--max", "2")
+
+    for words, sentence in [
+        (("--min", "3"), "min (3) is greater than max (2)"),  # its max is known from the node
+        (("--min", "3", "--max", "2"), "min (3) is greater than max (2)"),
+        (("--max", "0"), "a pool has at least 0 (min) and 1 (max) workers, not 1 and 0"),
+    ]:
+        refused = genba("node", "set", "one", *words)
+        assert (refused.returncode, refused.stderr) == (2, f"genba: {sentence}\n")
+    with pytest.raises(BadOption, match="grace cannot be changed"):
+        jobs.app.tell_node("one", "set", {"grace": 3})
+    assert genba("node", "set", "one", "--min", "3", "--max", "4").returncode == 0
+    eventually(lambda: workers(one) == 3)
+    assert [n.slots for n in jobs.app.nodes()] == [4]
+    assert genba("node", "set", "one", "--max", "2").returncode == 2  # it has told what it has now
+    assert "stay as they are" not in one.log

@@ -530,7 +530,7 @@ def _(play: Play) -> Act:
 @scene("Membership.resize")
 def _(play: Play) -> Act:
     joined(play.store)
-    return lambda: play.store.nodes.resize(1, 9)
+    return lambda: play.store.nodes.resize(1, 9, {"max": 9})
 
 
 @scene("Membership.tell", twice=("worker_started",))

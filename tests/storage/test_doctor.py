@@ -18,7 +18,7 @@ from genba.storage.store import open_store
 MINUTE = 60_000_000
 NODE = NodeRecord(
     id=1, name="web1", host="web1", boot_id="b", pid=7, state="live", beat_at=100, lease_until=200, lease=15_000_000,
-    seen_at=101, queues='{"default":null}', tasks='["shop.pay"]', slots=2, hungry=False, started_at=1, version="0.1.0",
+    seen_at=101, queues='["default"]', tasks='["shop.pay"]', slots=2, hungry=False, started_at=1, version="0.1.0",
 )
 WELL = Vitals(
     now=100 * MINUTE, skew=0, engine="PostgreSQL", version="18.1", home=Home(), writer=None, waste=[],

@@ -11,7 +11,7 @@ from typing import Any
 
 import apsw
 import pytest
-from tests.storage.builders import TASK, claimed, connection, install, joined, one, rows, success
+from tests.storage.builders import TASK, claimed, connection, install, joined, one, rows, spoken, success
 from tests.storage.test_retention import sweep
 from tests.support import eventually, sqlite_url
 
@@ -25,7 +25,7 @@ FILL = """
 INSERT INTO genba.job (id, rank, due_at, created_at, finished_at, attempt, priority,
                        namespace, queue, task, state, args)
 SELECT 1000000000 + {first} + n, {first} + n, {due}, 0, {finished}, 1, 0,
-       'default', 'default', '{task}', '{state}', '{{}}' FROM {source}
+       'default', 'default', '{task}', '{state}', NO_ARGS FROM {source}
 """
 
 
@@ -53,7 +53,7 @@ def fill(url: str, count: int, state: str, task: str = TASK, finished: str = "NU
     given = {"first": first, "due": f"{far} + n", "finished": finished, "task": task, "state": state}
     text = FILL.format(source=source, **given)
     with connection(url) as conn:
-        conn.execute(text.replace("genba.", "genba_") if lite else text)
+        conn.execute(spoken(url, text))
         conn.execute("ANALYZE")
 
 

@@ -424,10 +424,10 @@ def test_a_node_gets_the_commands_for_itself_only(store):
 def test_a_node_may_change_its_size_and_tell_what_happens(store, url):
     joined(store, 7, slots=2)
 
-    store.nodes.resize(7, 5)
+    store.nodes.resize(7, 5, {"pool": "dynamic", "min": 1, "max": 5})
     store.nodes.tell(7, [("gate_closed", {"reason": "load"}), ("gate_opened", {})])
 
-    assert [node.slots for node in store.nodes.live()] == [5]
+    assert [(node.slots, node.pool) for node in store.nodes.live()] == [(5, '{"pool":"dynamic","min":1,"max":5}')]
     told = rows(url, "SELECT kind, node, data FROM genba.event WHERE kind LIKE 'gate%' ORDER BY seq")
     assert [(kind, node, data and bytes(data)) for kind, node, data in told] == [
         ("gate_closed", 7, b'{"reason":"load"}'),

@@ -14,7 +14,7 @@ from typing import Any
 
 import apsw
 import pytest
-from tests.storage.builders import CLAIM, TASK, a_node, connection
+from tests.storage.builders import CLAIM, TASK, a_node, connection, spoken
 from tests.support import Databases, sqlite_url
 
 from genba.domain.clock import SystemClock
@@ -39,7 +39,7 @@ FILL = """
 INSERT INTO genba.job (id, rank, due_at, created_at, priority, parked_on, namespace, queue, task, state, open_deps,
                        args)
 SELECT n + {first}, n + {first}, 0, 0, 0, {parked_on}, 'default', 'default', '{task}', '{state}', {deps},
-       '{{}}' FROM {numbers}
+       NO_ARGS FROM {numbers}
 """
 EDGES = """
 INSERT INTO genba.dependency (child_id, parent_id, wants) SELECT n + {first}, {parent}, 'success' FROM {numbers}
@@ -63,7 +63,7 @@ def fill(url: str, engine: str, kind: str, count: int) -> None:
             texts = [FILL.format(first=first, task=TASK, numbers=numbers(engine, many), **values)]
             texts += [EDGES.format(first=first, parent=PARENT, numbers=numbers(engine, many))] * bool(values["deps"])
             for text in texts if many else ():
-                conn.execute(text.replace("genba.", "genba_") if engine == "sqlite" else text)
+                conn.execute(spoken(url, text))
         conn.execute("COMMIT")
         conn.execute("ANALYZE")
 

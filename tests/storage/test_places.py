@@ -23,7 +23,6 @@ from tests.support import eventually
 
 from genba.errors import BadOption, StoreError, StoreUnreachable
 from genba.storage import place, sqlite
-from genba.storage.postgres import masked
 from genba.storage.store import open_store
 from genba.storage.turns import Turns
 
@@ -384,21 +383,6 @@ def test_a_server_that_does_not_answer_is_named_without_the_password():
 
     assert "cannot reach postgresql://me:***@127.0.0.1:1/shop" in str(caught.value)
     assert "s3cret" not in f"{caught.value!r} {caught.value.__cause__!r}"
-
-
-@pytest.mark.parametrize(
-    ("url", "shown"),
-    [
-        ("postgresql://me:p%40ss@host/db", "postgresql://me:***@host/db"),
-        ("postgresql://me:a@b@host:5/db?x=1", "postgresql://me:***@host:5/db?x=1"),
-        ("postgresql://:pass@/db?host=/tmp", "postgresql://:***@/db?host=/tmp"),
-        ("postgresql://me@host/db?password=pass&x=1", "postgresql://me@host/db?password=***&x=1"),
-        ("postgresql://host/db?sslpassword=pass", "postgresql://host/db?sslpassword=***"),
-        ("postgresql://me@host/db", "postgresql://me@host/db"),
-    ],
-)
-def test_a_password_is_never_shown(url, shown):
-    assert masked(url) == shown
 
 
 @pytest.mark.parametrize("engine", ["postgres"], indirect=True)

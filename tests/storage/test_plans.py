@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.storage.builders import CLAIM, TASK, claimed, connection, install, joined, one
+from tests.storage.builders import CLAIM, TASK, claimed, connection, install, joined, one, spoken
 from tests.support import Databases, sqlite_url
 
 from genba.domain.clock import SystemClock
@@ -31,7 +31,7 @@ SELECT {n} * 10 + {i}, {n}, {n}, {n}, CASE WHEN '{state}' = 'running' THEN 77 EN
        CASE WHEN '{state}' = 'running' THEN 1 END, 1, 0,
        CASE WHEN '{state}' IN ('succeeded', 'failed', 'cancelled') THEN {n} END,
        CASE WHEN '{state}' = 'parked' THEN 'unknown task x' END,
-       'default', 'default', '{task}', CASE WHEN '{state}' = 'parked' THEN 'waiting' ELSE '{state}' END, '{{}}'
+       'default', 'default', '{task}', CASE WHEN '{state}' = 'parked' THEN 'waiting' ELSE '{state}' END, NO_ARGS
   FROM {source}
 """
 
@@ -47,7 +47,7 @@ def fill(url: str) -> None:
         conn.execute("BEGIN")
         for i, state in enumerate(STATES):
             text = FILL.format(n="n", i=i, state=state, task=TASK, source=source)
-            conn.execute(text.replace("genba.", "genba_") if lite else text)
+            conn.execute(spoken(url, text))
         conn.execute("COMMIT")
         conn.execute("ANALYZE")
 

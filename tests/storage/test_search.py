@@ -19,6 +19,7 @@ from tests.storage.builders import (
     one,
     rows,
     settle,
+    spoken,
     state,
     states,
     success,
@@ -218,17 +219,17 @@ def fill(url: str, many: int) -> None:
                CASE WHEN n % {many // 10} = 4 THEN 'shop.report' WHEN n % 3 = 0 THEN 'shop.mail' ELSE 'shop.pay' END,
                CASE n % 10000 WHEN 5 THEN 'failed' WHEN 6 THEN 'cancelled' WHEN 7 THEN 'scheduled' ELSE 'succeeded' END,
                CASE WHEN n % 100 = 0 THEN 'key ' || n END, CASE WHEN n % 20 = 1 THEN n - n % 1000 END,
-               CASE WHEN n % 100 = 2 THEN 1 END, CASE n % 10000 WHEN 5 THEN '{{"message":"50% off"}}' END, '{{}}'
+               CASE WHEN n % 100 = 2 THEN 1 END, CASE n % 10000 WHEN 5 THEN '{{"message":"50% off"}}' END, NO_ARGS
           FROM {source};
         INSERT INTO genba.tag (namespace, name, job_id)
         SELECT 'default', CASE WHEN n % {many // 10} = 8 THEN 'rare' ELSE 'often' END, n FROM {source} WHERE n % 4 = 0
         UNION ALL SELECT 'default', 'early', n FROM {source} WHERE n % 2 = 0 AND n <= {many // 10};
         INSERT INTO genba.schedule (id, namespace, name, task, args, definition)
-        VALUES (1, 'default', 'nightly', 'shop.pay', '{{}}', '{{}}')
+        VALUES (1, 'default', 'nightly', 'shop.pay', NO_ARGS, '{{}}')
     """
     with connection(url) as conn:
         for statement in text.split(";"):
-            conn.execute(statement.replace("genba.", "genba_") if lite else statement)
+            conn.execute(spoken(url, statement))
         conn.execute("ANALYZE")
 
 

@@ -19,6 +19,7 @@ from tests.storage.builders import (
     joined,
     one,
     running,
+    spoken,
     success,
 )
 
@@ -33,7 +34,7 @@ def plant(url: str, *statements: str) -> None:
     """Written by somebody who is not us."""
     with connection(url) as conn:
         for statement in statements:
-            conn.execute(statement if url.startswith("postgres") else statement.replace("genba.", "genba_"))
+            conn.execute(spoken(url, statement))
 
 
 def found(store: Store) -> list[tuple[str, str]]:
@@ -179,7 +180,7 @@ CORRUPTION = {
         Kind.TOGETHER, "job {retried}"),
     "a tick was run twice": (
         ("INSERT INTO genba.schedule (namespace, name, task, definition, args) "
-         "VALUES ('default', 'nightly', 't', '', ''); UPDATE genba.job SET moment = 5, "
+         "VALUES ('default', 'nightly', 't', '', NO_ARGS); UPDATE genba.job SET moment = 5, "
          "schedule_id = (SELECT id FROM genba.schedule) WHERE id IN ({done}, {limited})"),
         Kind.TWICE, "schedule nightly"),
 }

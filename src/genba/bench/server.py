@@ -14,8 +14,8 @@ from contextlib import AbstractContextManager, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, LiteralString
-from urllib.parse import urlsplit
 
+from genba.domain.url import scrubbed, split
 from genba.errors import GenbaError, StoreUnreachable
 
 Databases = Callable[[], AbstractContextManager[str]]
@@ -81,7 +81,7 @@ def postgres_is_here() -> bool:
 
 @contextmanager
 def _fresh_database(server: str) -> Iterator[str]:
-    parts = urlsplit(server)
+    parts = split(server)
     name = f"genba_bench_{uuid.uuid4().hex[:12]}"
     query = f"?{parts.query}" if parts.query else ""
     _run(server, "CREATE DATABASE {}", name)
@@ -100,7 +100,8 @@ def _run(server: str, statement: LiteralString, name: str) -> None:
         with psycopg.connect(server, autocommit=True, connect_timeout=5) as conn:
             conn.execute(psycopg.sql.SQL(statement).format(psycopg.sql.Identifier(name)))
     except psycopg.Error as error:
-        raise StoreUnreachable(f"cannot make a database of our own on that server: {str(error).strip()}") from error
+        text = scrubbed(str(error).strip(), server)
+        raise StoreUnreachable(f"cannot make a database of our own on that server: {text}") from None
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -72,6 +73,7 @@ class Program(click.Group):
     """A group that says every error in one sentence and gives the exit code that belongs to it."""
 
     def main(self, args: Sequence[str] | None = None, *more: Any, **options: Any) -> Any:
+        _open_streams()
         words = list(sys.argv[1:] if args is None else args)
         options = {"prog_name": "genba", **options, "standalone_mode": False, "complete_var": VARIABLE}
         as_json = "--json" in words  # asked of the words: the error may be in how they are parsed
@@ -97,7 +99,33 @@ class Program(click.Group):
             else:
                 note(f"genba: {text}")
             sys.exit(exit_code(error))
+        except OSError as error:  # mostly of what reads our output: a full disk
+            if os.environ.get("GENBA_TRACEBACK") == "1":
+                traceback.print_exc()
+            _give_up_output()
+            where = f"{error.filename}: " if error.filename else ""
+            with suppress(OSError):  # it may be the same disk
+                text = f"cannot read or write: {where}{error.strerror or error}"
+                _say_error(type(error).__name__, text) if as_json else note(f"genba: {text}")
+            sys.exit(1)
         sys.exit(code if isinstance(code, int) else 0)
+
+
+def _open_streams() -> None:
+    """A stream that is closed (`>&-`) swallows what is said: no file that is opened later may take its number."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            try:
+                os.fstat(number)
+            except OSError:
+                os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
+            setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))  # noqa: SIM115
+
+
+def _give_up_output() -> None:
+    """What could not be written must not be tried again when Python ends."""
+    with open(os.devnull, "w") as nowhere, suppress(OSError):
+        os.dup2(nowhere.fileno(), 1)
 
 
 def _is_text(word: str) -> bool:

@@ -11,11 +11,12 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 import click
 
 from genba.cli.output import Asked, common, note, pass_asked, say, say_json, table
+from genba.domain.url import masked, split
 from genba.errors import BadOption
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ def _engines(engine: str | None, url: str | None) -> Iterator[tuple[str, Abstrac
         raise BadOption(f"--engine {engine} does not go with a --url of {named}")
     wanted = ("sqlite", "postgres") if (engine or named or "both") == "both" else (engine or named,)
     if "sqlite" in wanted:
-        folder = Path(unquote(urlsplit(url).path)[1:]).absolute().parent if url and named == "sqlite" else None
+        folder = Path(unquote(split(url).path)[1:]).absolute().parent if url and named == "sqlite" else None
         yield "sqlite", sqlite_databases(folder)
     if "postgres" in wanted:
         server = url if named == "postgres" else None
@@ -93,9 +94,9 @@ def _engines(engine: str | None, url: str | None) -> Iterator[tuple[str, Abstrac
 
 def _engine_of(url: str) -> str:
     names = {"sqlite": "sqlite", "postgresql": "postgres", "postgres": "postgres"}
-    scheme = urlsplit(url).scheme
+    scheme = split(url).scheme
     if scheme not in names:
-        raise BadOption(f"{url!r} is no database URL: use sqlite:///file.db or postgresql://…")
+        raise BadOption(f"{masked(url)!r} is no database URL: use sqlite:///file.db or postgresql://…")
     return names[scheme]
 
 

@@ -83,7 +83,7 @@ def break_(asked: Asked, name: str, token: int | None) -> int:
     Example:
       genba lock break stock/7
     """
-    broken = asked.app().break_lock(name, token=token, by="genba lock break")
+    broken = asked.app().break_lock(name, token=token)
     if asked.json:
         say_json({"name": name, "broken": broken})
     elif broken:

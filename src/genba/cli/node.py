@@ -13,10 +13,11 @@ import click
 from genba.cli.names import NameOf
 from genba.cli.output import Asked, clean, common, moment_text, pass_asked, say, say_json, table
 from genba.domain.duration import duration, to_datetime
+from genba.domain.pool import POOLS
 from genba.errors import BadOption
 from genba.logs import FORMATS
 from genba.node.gates import Gate
-from genba.node.settings import POOLS, SPAWNS, NodeSettings
+from genba.node.settings import SPAWNS, NodeSettings
 from genba.readers import NAME, size
 from genba.settings import read_node
 
@@ -92,10 +93,14 @@ def start(asked: Asked, /, target: str, **given: Any) -> int:
     for variable, value in (("GENBA_URL", asked.url), ("GENBA_NAMESPACE", asked.namespace)):
         if value:
             os.environ[variable] = value  # the zygote's app reads it
-    from genba.node.loop import EXIT_IMPORT, run
+    from genba.node.loop import CannotImport, run
 
-    code = run(settings, reread)
-    return 2 if code == EXIT_IMPORT else code
+    try:
+        return run(settings, reread)
+    except CannotImport as error:
+        if not asked.json:
+            click.echo(error.frames, nl=False, err=True)
+        raise BadOption(str(error)) from None
 
 
 def _settings(target: str, given: dict[str, Any]) -> NodeSettings:
@@ -191,8 +196,13 @@ def _queues(text: str) -> dict[str, int | None]:
     found: dict[str, int | None] = {}
     for part in filter(None, map(str.strip, text.split(","))):
         name, colon, slots = part.rpartition(":")
-        if not colon or not slots.isdecimal():
+        if not colon:
             name, slots = part, ""
+        elif slots and not (slots.isascii() and slots.isdecimal() and len(slots) < 10):
+            raise BadOption(
+                f"-q: {part!r}: after the last colon stands how many slots, a whole number; a queue whose name has a "
+                f"colon is written with its slots ({part}:8), or with a colon behind it ({part}:)"
+            )
         if not NAME.fullmatch(name):
             raise BadOption(f"-q: {name!r} is no queue: a letter or _, then letters, digits, _ . : # -")
         if name in found:
@@ -213,18 +223,16 @@ def list_nodes(asked: Asked) -> None:
     Example:
       genba node ls
     """
-    import msgspec
-
     app = asked.app()
-    nodes = [
+    nodes: list[dict[str, Any]] = [
         {
             "name": one.name,
             "host": one.host,
             "pid": one.pid,
             "state": one.state,
             "slots": one.slots,
-            "queues": msgspec.json.decode(one.queues),
-            "tasks": msgspec.json.decode(one.tasks),
+            "queues": one.serves,
+            "tasks": one.knows,
             "started": to_datetime(one.started_at),
             "version": one.version,
         }
@@ -260,10 +268,6 @@ def set_node(asked: Asked, name: str, pool: str | None, least: int | None, most:
     changes = {key: value for key, value in given.items() if value is not None}
     if not changes:
         raise BadOption("nothing to change: give --pool, --min or --max")
-    if (least is not None and least < 0) or (most is not None and most < 1):
-        raise BadOption("a pool has at least 0 (min) and 1 (max) workers")
-    if least is not None and most is not None and least > most:
-        raise BadOption(f"min ({least}) is greater than max ({most})")
     asked.app().tell_node(name, "set", changes)
     _told(asked, name, f"node {name}: told to have {', '.join(f'{key} {value}' for key, value in changes.items())}")
 

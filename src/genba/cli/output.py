@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from genba.domain.plain import clean as clean
+from genba.domain.stored import shown
 from genba.errors import BadOption
 
 if TYPE_CHECKING:
@@ -177,7 +178,7 @@ def job_json(job: Job[Any]) -> dict[str, Any]:
         "key": job.key,
         "tags": job.tags,
         "args": job.args,
-        "result": json.loads(record.result) if record.result else None,
+        "result": shown(record.result),
         "error": job.error,
         "reason": job.reason,
         "progress": {"percent": float(progress), "done": progress.done, "total": progress.total, "note": progress.note},

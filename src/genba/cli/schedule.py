@@ -13,6 +13,7 @@ from genba.cli.job import read_arguments
 from genba.cli.names import NameOf
 from genba.cli.output import Asked, common, moment_text, pass_asked, say, say_json, table
 from genba.domain.schedule import plain
+from genba.domain.stored import UNREADABLE
 
 if TYPE_CHECKING:
     from genba.schedule import Schedule, Tick, When
@@ -116,7 +117,7 @@ def ls(asked: Asked) -> None:
         return
     table(
         ("NAME", "TASK", "WHEN", "NEXT", "RUNS", "STATE"),
-        [(one.name, one.task, one.rule.words(), _next(one), one.runs, _state(one)) for one in found],
+        [(one.name, one.task, _words(one), _next(one), one.runs, _state(one)) for one in found],
     )
 
 
@@ -244,8 +245,12 @@ def _show(asked: Asked, one: Schedule) -> None:
 
 
 def _next(one: Schedule) -> str:
-    moments = [] if one.paused else one.next(1)
+    moments = [] if one.paused or one.fault else one.next(1)
     return moment_text(moments[0].astimezone(UTC)) if moments else "-"
+
+
+def _words(one: Schedule) -> str:
+    return UNREADABLE if one.fault else one.rule.words()
 
 
 def _state(one: Schedule) -> str:
@@ -258,13 +263,13 @@ def _json(one: Schedule) -> dict[str, Any]:
     return {
         "name": one.name,
         "task": one.task,
-        "queue": one.queue,
+        "queue": None if one.fault else one.queue,
         "args": one.args,
-        "rule": plain(one.rule),
+        "rule": None if one.fault else plain(one.rule),
         "paused": one.paused,
         "reason": one.reason,
         "runs": one.runs,
         "failures": one.failures,
         "by_hand": one.by_hand,
-        "next": [moment.isoformat() for moment in one.next(1)],
+        "next": [] if one.fault else [moment.isoformat() for moment in one.next(1)],
     }

@@ -16,6 +16,7 @@ import click
 from genba.cli.node import check_target
 from genba.cli.output import Asked, common, note, pass_asked, say, say_json
 from genba.domain.duration import duration
+from genba.domain.url import masked
 from genba.errors import BadOption
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
@@ -107,7 +108,7 @@ def _service(asked: Asked, target: str, words: Sequence[str], **options: Any) ->
         raise BadOption(f"--name must be letters, digits, _ . -, not {name!r}")
     url, namespace = asked.url or os.environ.get("GENBA_URL"), asked.namespace or os.environ.get("GENBA_NAMESPACE")
     environment = {"GENBA_URL": url, "GENBA_NAMESPACE": namespace, "PYTHONUNBUFFERED": "1"}
-    secret = url is not None and re.search(r"://[^/@]*:[^/@]*@|password=", url) is not None
+    secret = url is not None and masked(url) != url
     if secret:
         del environment["GENBA_URL"]
     script = Path(sys.executable).with_name("genba")

@@ -105,8 +105,8 @@ def moment(value: Moment, now: Micros, tz: tzinfo = UTC) -> Micros:
 
 
 def to_datetime(micros: Micros) -> datetime:
-    """The same moment as an aware datetime in UTC."""
-    return _EPOCH + timedelta(microseconds=micros)
+    """The same moment as an aware datetime in UTC; the first or the last there is, if it is beyond them."""
+    return _EPOCH + timedelta(microseconds=min(max(micros, _FIRST), _LAST))
 
 
 def format_duration(micros: Micros) -> str:

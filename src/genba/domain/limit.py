@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from genba.domain.duration import Micros
+from genba.domain.stored import BROKEN
 from genba.errors import BadArguments
 
 LIMIT, STRIPE, RATE = 0, 1, 2  # at most n at a time; one at a time and in order; at most n starts in some time
@@ -63,7 +64,11 @@ def write_needs(needs: Needs) -> str:
 
 @lru_cache(maxsize=10_000)
 def read_needs(written: str) -> Needs:
-    return tuple(Need(*one) for one in _read(written))
+    """What cannot be read needs nothing: others must not wait for it."""
+    try:
+        return tuple(Need(*one) for one in _read(written))
+    except BROKEN:
+        return ()
 
 
 def line_of(needs: Needs, owned: bool = False) -> Need | None:

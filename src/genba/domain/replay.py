@@ -116,10 +116,7 @@ class Replay:
 
     def row(self, job: int, state: str, *, silent: bool) -> Fault | None:
         """Its row is there, and says this; what is wrong with it."""
-        try:
-            is_now = _BIT[State(state)]
-        except ValueError:
-            is_now = 0  # told of elsewhere
+        is_now = _BIT.get(State(state), 0)  # an unknown one is told of elsewhere
         page = self._page(job)
         known = page[job % _PAGE]
         page[job % _PAGE] = known | _SEEN

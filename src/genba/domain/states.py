@@ -20,6 +20,15 @@ class State(StrEnum):
     TIMED_OUT = "timed_out"
     CANCELLED = "cancelled"
 
+    @classmethod
+    def _missing_(cls, value: object) -> State | None:
+        """What somebody has written into a row by hand is shown as it is, and is none of the states."""
+        if not isinstance(value, str):
+            return None
+        made = str.__new__(cls, value)
+        made._name_, made._value_ = "UNKNOWN", value
+        return made
+
 
 FINAL: frozenset[State] = frozenset({State.SUCCEEDED, State.FAILED, State.TIMED_OUT, State.CANCELLED})
 OPEN: frozenset[State] = frozenset(State) - FINAL

@@ -29,6 +29,7 @@ def join(store: Store, id: int, settings: NodeSettings, lease: Micros, tasks: Se
         boot_id=boot_id(),
         pid=os.getpid(),
         slots=settings.slots,
+        pool=settings.staff,
         lease=lease,
         queues=tuple(settings.queues),
         tasks=tuple(tasks),

@@ -88,14 +88,14 @@ class Pile:
     answers: list[Answer] = field(default_factory=list)
     wanted: list[Wanted] = field(default_factory=list)  # slots, for jobs that may start with them
     opened: list[str] = field(default_factory=list)  # questions whose answer is yes
-    slots: int | None = None  # the node has so many now
+    resized: tuple[int, dict[str, Any]] | None = None  # the slots that the node has now, and its pool
     draining: bool = False
     wants: dict[str, int] = field(default_factory=dict)
     dedicated: tuple[Sequence[str], int] | None = None  # wanted from these queues, and how many
     only: Sequence[str] | None = None  # tasks; None: all that the node has
 
     def __bool__(self) -> bool:
-        return self.about_jobs or bool(self.events or self.opened) or self.draining or self.slots is not None
+        return self.about_jobs or bool(self.events or self.opened) or self.draining or self.resized is not None
 
     @property
     def can_wait(self) -> bool:
@@ -149,7 +149,7 @@ class Desk(threading.Thread):
         answers: Sequence[Answer] = (),
         wanted: Sequence[Wanted] = (),
         opened: Sequence[str] = (),
-        slots: int | None = None,
+        resized: tuple[int, dict[str, Any]] | None = None,
         draining: bool = False,
         wants: dict[str, int] | None = None,
         dedicated: tuple[Sequence[str], int] | None = None,
@@ -168,8 +168,7 @@ class Desk(threading.Thread):
             pile.answers += answers
             pile.wanted += wanted
             pile.opened += opened
-            if slots is not None:
-                pile.slots = slots
+            pile.resized = resized or pile.resized
             pile.draining = pile.draining or draining
             if wants:
                 pile.wants, pile.only = wants, only
@@ -295,7 +294,7 @@ class Desk(threading.Thread):
         pile.ended, pile.succeeded = [], []
         self._post(Slotted([], [one.answer.ending.id for one in pile.wanted]))
         pile.answers, pile.opened, pile.wanted = [], [], []
-        pile.marks, pile.notes, pile.events, pile.slots, pile.draining = [], [], [], None, False
+        pile.marks, pile.notes, pile.events, pile.resized, pile.draining = [], [], [], None, False
 
     def _write(self, pile: Pile) -> None:
         if pile.first:
@@ -340,9 +339,9 @@ class Desk(threading.Thread):
         if pile.draining:
             self._store.nodes.drain(self._node)
             pile.draining = False
-        if pile.slots is not None:
-            self._store.nodes.resize(self._node, pile.slots)
-            pile.slots = None
+        if pile.resized is not None:
+            self._store.nodes.resize(self._node, *pile.resized)
+            pile.resized = None
         if pile.events:
             self._store.nodes.tell(self._node, pile.events)
             pile.events = []

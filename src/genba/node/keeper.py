@@ -345,6 +345,8 @@ class Keeper(threading.Thread):
         if _said(rules.overrides, WHEN) != self._planned:
             self._declared = False
             self._poked.set()
+        for task in sorted(rules.unreadable - before.unreadable):
+            log.error("task %s: what operators have changed cannot be read; what the code says holds", task)
         self._next["park"] = self._seconds()
         self._post(Work())
 

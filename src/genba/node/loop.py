@@ -21,9 +21,8 @@ from dataclasses import replace
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from genba.domain.clock import SystemClock, skew
+from genba.domain.stored import UNREADABLE, read
 from genba.errors import BadOption, GenbaError, StoreError
 from genba.node import actions as do
 from genba.node.arrival import join, queues_of, set_title
@@ -52,7 +51,7 @@ from genba.node.pool import (
     ZygoteDied,
 )
 from genba.node.seats import seats_of
-from genba.node.settings import CHANGEABLE, NodeSettings
+from genba.node.settings import NodeSettings
 from genba.storage.leftovers import INCARNATION
 from genba.storage.records import Command, Micros
 from genba.storage.store import Store, open_store
@@ -65,11 +64,22 @@ log = logging.getLogger("genba.node")
 SECOND = 1_000_000
 TICK = 50_000  # µs between looks at workers while something is timed
 SLOW_TICK = 250_000  # ... while something runs
-EXIT_OK, EXIT_FAILED, EXIT_IMPORT = 0, 1, 3
+EXIT_OK, EXIT_FAILED = 0, 1
+
+
+class CannotImport(BadOption):
+    """There is no app to run the jobs of; `frames` shows the lines of the user's code that led there."""
+
+    def __init__(self, message: str, frames: str = "") -> None:
+        super().__init__(message)
+        self.frames = frames
 
 
 def run(settings: NodeSettings, reread: Callable[[], NodeSettings] | None = None) -> int:
-    """Be a node until told to end; gives the exit code.  `reread` gives the settings anew, on SIGHUP."""
+    """Be a node until told to end; gives the exit code.  `reread` gives the settings anew, on SIGHUP.
+
+    CannotImport, if there is no app.
+    """
     set_up_log(settings)
     if sys.platform != "linux":
         raise GenbaError(f"a node needs Linux (this is {sys.platform}); enqueueing and asking work everywhere")
@@ -299,7 +309,7 @@ class Node:
                 self._drain(hurry)
                 self._tick(force=True)
             case "set":
-                self._change(msgspec.json.decode(command.data or "{}", type=dict[str, Any]))
+                self._change(read(command.data, dict[str, Any], {UNREADABLE: command.data} if command.data else {}))
             case _:
                 log.warning("an unknown command: %s", command.verb)
 
@@ -344,12 +354,11 @@ class Node:
         match event:
             case Hello(contents):
                 self._on_hello(contents)
-            case ImportFailed(text):
-                sys.stderr.write(text)
-                if self.settings.reload:
-                    log.warning("waiting for a change of its files")
-                else:
-                    self._exit, self._over = EXIT_IMPORT, True
+            case ImportFailed(message, frames):
+                if not self.settings.reload:
+                    raise CannotImport(message, frames)
+                sys.stderr.write(f"{frames}genba: {message}\n")
+                log.warning("waiting for a change of its files")
             case Changed(path):
                 log.info("%s has changed: importing the app again", path)
                 if brain:
@@ -381,9 +390,8 @@ class Node:
             self._perform(self._brain.on_zygote_gone())
         self._zygote_starts += not restarting
         if self._zygote_starts > 10 and self._brain is None:
-            sys.stderr.write(f"genba: {self.settings.target} kills the process that imports it ({status})\n")
-            self._exit, self._over = EXIT_IMPORT, True
-        elif not restarting:
+            raise CannotImport(f"{self.settings.target} kills the process that imports it ({status})")
+        if not restarting:
             log.warning("the zygote died (status %s); starting another", status)
             self._pool.restart_zygote()
 
@@ -579,7 +587,7 @@ class Node:
         except GenbaError as error:
             log.error("the settings stay as they are: %s", error)
             return
-        self._change({name: getattr(again, name) for name in CHANGEABLE})
+        self._change(again.staff)
 
     def _change(self, changes: dict[str, Any]) -> None:
         try:
@@ -593,7 +601,7 @@ class Node:
         log.info("now a %s pool, min %d, max %d", changed.pool, changed.min, changed.max)
         if self._brain:
             assert self._office is not None
-            self._office.writer.add(slots=changed.slots)
+            self._office.writer.add(resized=(changed.slots, changed.staff))
             self._perform(self._brain.on_settings(changed, self._now()))
 
     def _beat(self) -> None:

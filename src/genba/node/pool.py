@@ -38,7 +38,8 @@ class Hello:
 class ImportFailed:
     """The app cannot be imported; the zygote ends with status exit 3."""
 
-    text: str
+    message: str
+    frames: str  # the lines of the user's code that led there
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,7 +306,8 @@ class Pool:
                 case ["HELLO"]:
                     events.append(Hello(msgspec.msgpack.decode(_contents(fds[0]), type=dict[str, Any])))
                 case ["IMPORT_FAILED"]:
-                    events.append(ImportFailed(_contents(fds[0]).decode(errors="replace")))
+                    told = msgspec.msgpack.decode(_contents(fds[0]), type=tuple[bytes, bytes])
+                    events.append(ImportFailed(*(part.decode(errors="replace") for part in told)))
                 case ["STARTED", slot, pid, parent]:
                     events.append(self._started(int(slot), int(pid), fds[0]))
                     self._tell_guard(f"KNOW {pid} {parent}")

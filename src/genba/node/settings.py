@@ -9,13 +9,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from genba.domain.duration import Micros
+from genba.domain.pool import CHANGEABLE, check_changes, check_pool
 from genba.errors import BadOption
 from genba.logs import FORMATS
 from genba.node.gates import Gate
 
-POOLS = ("dynamic", "static", "ondemand")
 SPAWNS = ("fork", "exec")
-CHANGEABLE = ("pool", "min", "max")  # while the node runs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,14 +48,7 @@ class NodeSettings:
     log_jobs: bool = False
 
     def __post_init__(self) -> None:
-        if self.pool not in POOLS:
-            raise BadOption(f"pool must be one of {', '.join(POOLS)}, not {self.pool!r}")
-        if self.min < 0 or self.max < 1:
-            raise BadOption(f"a pool has at least 0 (min) and 1 (max) workers, not {self.min} and {self.max}")
-        if self.pool == "static" and self.min < 1:
-            raise BadOption("a static pool runs min workers: min must be at least 1")
-        if self.pool == "dynamic" and self.min > self.max:
-            raise BadOption(f"min ({self.min}) is greater than max ({self.max})")
+        check_pool(self.pool, self.min, self.max)
         if self.spawn not in (None, *SPAWNS):
             raise BadOption(f"spawn must be one of {', '.join(SPAWNS)}, not {self.spawn!r}")
         if self.log_format not in (None, *FORMATS):
@@ -73,15 +65,18 @@ class NodeSettings:
 
     def changed(self, **changes: Any) -> NodeSettings:
         """The same with these of CHANGEABLE; BadOption if that makes no sense."""
-        unknown = changes.keys() - set(CHANGEABLE)
-        if unknown:
-            raise BadOption(f"{', '.join(sorted(unknown))} cannot be changed; only {', '.join(CHANGEABLE)}")
+        check_changes(changes)
         return replace(self, **changes)
 
     def serving(self, named: Iterable[str]) -> NodeSettings:
         """The same for an app that names these queues."""
         more = dict.fromkeys(sorted(set(named) - self.queues.keys())) if self.more_queues else {}
         return replace(self, queues={**self.queues, **more}) if more else self
+
+    @property
+    def staff(self) -> dict[str, Any]:
+        """Those of CHANGEABLE, for others to see."""
+        return {name: getattr(self, name) for name in CHANGEABLE}
 
     @property
     def slots(self) -> int:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from genba.domain.rank import rank
+from genba.domain.stored import read
 from genba.errors import StoreError
 from genba.storage.database import Database, Tx
 from genba.storage.records import JobId
@@ -151,5 +152,5 @@ class Bulk:
 
 def merged(written: str | None, changes: Mapping[str, Any]) -> str | None:
     """The stored options with some of them changed."""
-    options = {**(msgspec.json.decode(written) if written else {}), **changes}
+    options = {**read(written, dict[str, Any], {}), **changes}
     return msgspec.json.encode(options).decode() if options else None

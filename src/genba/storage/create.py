@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import os
 from contextlib import closing
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
+from genba.domain.url import masked, scrubbed, split
 from genba.errors import BadOption, StoreError, StoreUnreachable
-from genba.storage.postgres import PostgresDatabase, masked
+from genba.storage.postgres import PostgresDatabase
 
 _THERE = "SELECT 1 FROM pg_database WHERE datname = %s"
 
 
 def create_database(url: str) -> None:
     """On PostgreSQL by way of the database `postgres`; for SQLite the folder."""
-    parts = urlsplit(url)
+    parts = split(url)
     name = unquote(parts.path)[1:]
     if parts.scheme == "sqlite":
         try:
@@ -32,4 +33,4 @@ def create_database(url: str) -> None:
                 conn.execute('CREATE DATABASE "{}"'.format(name.replace('"', '""')))
         except server.errors as error:
             if not conn.execute(_THERE, (name,)).fetchone():  # another one may have been quicker
-                raise StoreError(f"cannot make {masked(url)}: {error}") from error
+                raise StoreError(f"cannot make {masked(url)}: {scrubbed(str(error), url)}") from error

@@ -10,9 +10,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
-import msgspec
-
 from genba.domain.states import FINAL
+from genba.domain.stored import read
 from genba.errors import JobNotFound
 from genba.storage.database import Database, Row, Tx
 from genba.storage.events import Events
@@ -212,5 +211,5 @@ def is_met(wants: str, state: str) -> bool:
 
 
 def on_dependency_failure(written: str | None) -> str:
-    options: dict[str, Any] = msgspec.json.decode(written) if written else {}
-    return str(options.get("on_dependency_failure", "cancel"))
+    said = read(written, dict[str, Any], {}).get("on_dependency_failure")
+    return said if said in ("hold", "run") else "cancel"

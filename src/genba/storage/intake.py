@@ -29,6 +29,7 @@ _COLUMNS = (  # noqa: SIM905  twenty quoted names would hide their order
 ).split()
 _STATE, _OPTIONS = _COLUMNS.index("state"), _COLUMNS.index("options")
 _LIMITED = ("buckets", "parked_on", "capped")  # only of jobs that have a limit
+ENQUEUED = (*_COLUMNS, *_LIMITED)  # all that an insert may name
 _args = attrgetter("args")
 SOON = 0.005  # seconds after which a job calls a hungry node by itself again, and does not only look for one
 _json = msgspec.json.Encoder()

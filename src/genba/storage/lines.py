@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from genba.domain.limit import LIMIT, STRIPE, Bucket, Need, Needs, Rule, Waiter, allot, line_of, read_needs, write_needs
-from genba.errors import StoreError
 from genba.storage.database import Tx
 from genba.storage.records import JobId, Micros
 
@@ -163,8 +162,10 @@ class Lines:
             rows = tx.gather("lock_buckets", names=tx.names(names), namespace=self._namespace)
         found = {row[0]: Bucket(*row).seen() for row in rows}
         if len(found) < len(names):
-            lost = ", ".join(name for name in names if name not in found)
-            raise StoreError(f"nobody has said how many jobs may run in bucket {lost}")
+            lost = {name: need for name, need in wanted.items() if name not in found}  # of a row written by hand
+            self.make(tx, lost, {need.template: Rule(need.template, 0) for need in lost.values()})
+            rows = tx.gather("lock_buckets", names=tx.names(sorted(lost)), namespace=self._namespace)
+            found |= {row[0]: Bucket(*row).seen() for row in rows}
         return found
 
     def write(self, tx: Tx, buckets: Iterable[Bucket]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from operator import itemgetter
 from typing import Any, NamedTuple, Protocol
@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from genba.domain.limit import Rule
+from genba.domain.stored import read
 from genba.errors import BadTask, GenbaError, StoreError
 from genba.storage.database import Database, Tx
 from genba.storage.events import Events
@@ -85,6 +86,12 @@ class NameTaken(GenbaError):
     """A live node has this name already."""
 
 
+class _Limited(msgspec.Struct):
+    """What a stored definition says of limits."""
+
+    limits: list[Rule] = []
+
+
 class Membership:
     def __init__(
         self,
@@ -120,6 +127,7 @@ class Membership:
                 lease=node.lease,
                 pid=node.pid,
                 slots=node.slots,
+                pool=msgspec.json.encode(node.pool).decode(),
                 namespace=self._namespace,
                 name=node.name,
                 host=node.host,
@@ -163,7 +171,7 @@ class Membership:
             if before != now and tx.run(
                 "declare_task", namespace=self._namespace, name=task, title=title, definition=now[1], by=by
             ):  # or another was faster, and said the same
-                diff = {} if before is None else _diff(msgspec.json.decode(before[1]), msgspec.json.decode(now[1]))
+                diff = {} if before is None else _diff(read(before[1], dict[str, Any], {}), definition)
                 if diff:
                     changed[task] = diff
                     self._tell(tx, "task_changed", node, task=task, by=by, diff=diff)
@@ -179,11 +187,11 @@ class Membership:
             return
         ours = {one["name"] for one in tasks}
         nodes = tx.all("live_nodes", namespace=self._namespace)
-        live = {name for row in nodes for name in msgspec.json.decode(row[11])}
+        live = {name for row in nodes for name in NodeRecord(*row).knows}
         for name, _, definition, *_ in tx.all("tasks", namespace=self._namespace):
             if name in live and name not in ours:
-                for rule in msgspec.json.decode(definition).get("limits", ()):
-                    if rule[0] in said and said[rule[0]][0] != Rule(*rule):
+                for rule in read(definition, _Limited, _Limited()).limits:
+                    if rule[0] in said and said[rule[0]][0] != rule:
                         raise BadTask(
                             f"bucket {rule[0]!r}: task {said[rule[0]][1]!r} says {said[rule[0]][0].n}, and task "
                             f"{name!r}, of a node that runs, says {rule[1]}; n is the template's"
@@ -231,9 +239,9 @@ class Membership:
         with suppress(StoreError):  # it finds it with its next look
             self._presence.knock(node)
 
-    def resize(self, node: int, slots: int) -> None:
+    def resize(self, node: int, slots: int, pool: Mapping[str, Any]) -> None:
         with self._db.transaction() as tx:
-            tx.run("set_slots", id=node, slots=slots)
+            tx.run("set_pool", id=node, slots=slots, pool=msgspec.json.encode(pool).decode())
 
     def tell(self, node: int, events: Sequence[tuple[str, dict[str, Any]]]) -> None:
         """Write what has happened on a node: (kind, more) each."""
@@ -301,7 +309,7 @@ class Membership:
 
     def known_tasks(self) -> set[str]:
         """Names that some live node can run."""
-        return {name for node in self.live() for name in msgspec.json.decode(node.tasks, type=list[str])}
+        return {name for node in self.live() for name in node.knows}
 
     def _tell(self, tx: Tx, kind: str, node: int, **more: Any) -> None:
         self._events.tell(tx, kind, node=node, **more)

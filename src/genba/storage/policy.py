@@ -13,7 +13,8 @@ from typing import Any
 
 import msgspec
 
-from genba.errors import GenbaError, StoreError, UnknownTask
+from genba.domain.stored import read
+from genba.errors import BadOption, GenbaError, StoreError, UnknownTask
 from genba.limiting import RUNNING
 from genba.readers import Keep, read_keep
 from genba.storage.database import Database, Tx
@@ -38,6 +39,7 @@ class Rules:
     paused: frozenset[str] = frozenset()
     fair: Mapping[str, str] = field(default_factory=dict)  # queues that are shared by virtual time, and by what
     overrides: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    unreadable: frozenset[str] = frozenset()  # tasks whose override is damaged: what the code says holds
 
     @property
     def concern_tasks(self) -> bool:
@@ -78,7 +80,10 @@ def kept_for(said: Keep, override: Mapping[str, Any] | None) -> Keep:
     """How long final jobs of a task are kept, by its code and what an operator says; None: for ever."""
     if override is None or "keep" not in override:
         return said
-    return read_keep("keep", override["keep"])
+    try:
+        return read_keep("keep", override["keep"])
+    except BadOption:  # nobody could have said that to us
+        return said
 
 
 class Policies:
@@ -117,12 +122,14 @@ class Policies:
         row = tx.one("epoch", namespace=self._namespace)
         tasks = tx.all("ruled_tasks", namespace=self._namespace)
         queues = tx.all("ruled_queues", namespace=self._namespace)
+        spoken = {name: read(override, dict[str, Any], {}) for name, override, _ in tasks if override}
         self._rules = Rules(
             epoch=row[0] if row else 0,
             disabled=frozenset(name for name, _, enabled in tasks if not enabled),
             paused=frozenset(name for name, paused, _, _ in queues if paused),
             fair={name: fair_by for name, _, _, fair_by in queues if fair_by is not None},
-            overrides={name: msgspec.json.decode(override) for name, override, _ in tasks if override},
+            overrides={name: said for name, said in spoken.items() if said},
+            unreadable=frozenset(name for name, said in spoken.items() if not said),
         )
         return self._rules
 
@@ -176,7 +183,7 @@ class Policies:
             self._known(tx, name, by, definition)
             tx.run("next_epoch", namespace=self._namespace)  # first: two operators take turns
             row = tx.one("override_of", namespace=self._namespace, name=name)
-            before = msgspec.json.decode(row[0], type=dict[str, Any]) if row and row[0] else {}
+            before = read(row[0], dict[str, Any], {}) if row else {}
             after = change(dict(before))
             written = msgspec.json.encode(after).decode() if after else None
             tx.run("override_task", namespace=self._namespace, name=name, override=written, by=by)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import select
 import threading
 import time
@@ -11,9 +10,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import repeat
 from typing import Any
-from urllib.parse import parse_qsl, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, urlunsplit
 
 from genba.domain.clock import Clock
+from genba.domain.url import masked, scrubbed, split
 from genba.errors import BadOption, StoreError, StoreUnreachable
 from genba.storage.arrays import BytesColumn, IntColumn, TextColumn, register
 from genba.storage.database import PARAMETER, TABLES, AnswerLost, Home, Query, Row, Step
@@ -251,7 +251,9 @@ class PostgresDatabase:
                 self._pooler, self.pooler_found = "transaction", True
                 settings.pop("options", None)
                 return self.connect(**settings)
-            raise StoreUnreachable(f"cannot reach {masked(self._url)}: {str(error).strip()}") from error
+            text = scrubbed(str(error).strip(), self._url)
+            told = StoreUnreachable(f"cannot reach {masked(self._url)}: {text}")
+            raise told from (error if text == str(error).strip() else None)
         conn.prepared_max = PREPARED
         register(conn.adapters)
         if self._pooler is None:
@@ -319,7 +321,7 @@ class PostgresDatabase:
             conn.close()
 
     def _spoken(self, error: Any) -> StoreError:
-        text = str(error).strip() or type(error).__name__
+        text = scrubbed(str(error).strip(), self._url) or type(error).__name__
         if isinstance(error, self._psycopg.OperationalError):
             return StoreUnreachable(f"{masked(self._url)}: {text}")
         return StoreError(f"{masked(self._url)}: {text}")
@@ -405,7 +407,7 @@ class PostgresDatabase:
     def spoken(self, conn: Any, error: Exception) -> StoreError:
         if conn.closed or conn.broken:
             self._drop_idle()
-            return AnswerLost(f"{masked(self._url)}: {str(error).strip()}")
+            return AnswerLost(f"{masked(self._url)}: {scrubbed(str(error).strip(), self._url)}")
         return self._spoken(error)
 
     def _drop_idle(self) -> None:
@@ -582,7 +584,7 @@ class Migrating:
 
 def _without_pooler(url: str) -> tuple[str, str | None]:
     """The URL as the driver knows it, and what it says of a pooler; None: nothing."""
-    parts = urlsplit(url)
+    parts = split(url)
     modes = [value for name, value in parse_qsl(parts.query, keep_blank_values=True) if name == "pooler"]
     if not modes:
         return url, None
@@ -596,16 +598,6 @@ def _is_lent(conn: Any) -> bool:
     """Whether we talk to other sessions than the one that greeted us: a pooler is in between."""
     ours = {conn.execute("SELECT pg_backend_pid()", prepare=False).fetchone()[0] for _ in range(4)}
     return ours != {conn.info.backend_pid}
-
-
-def masked(url: str) -> str:
-    """The URL without its password."""
-    parts = urlsplit(url)
-    query = re.sub(r"(?i)(?<=password=)[^&]*", "***", parts.query)
-    if parts.password is None:
-        return f"{parts.scheme}://{parts.netloc}{parts.path}" + (f"?{query}" if query else "")
-    host = parts.netloc.rpartition("@")[2]
-    return urlunsplit(parts._replace(netloc=f"{parts.username or ''}:***@{host}", query=query))
 
 
 def _translated(query: Query, bound: bool) -> Query:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 import msgspec
 
 from genba.domain.limit import Needs, Rule
+from genba.domain.stored import UNREADABLE, read
 
 Micros = int
 JobId = int
@@ -290,6 +292,17 @@ class NodeRecord:
     hungry: bool
     started_at: Micros
     version: str
+    pool: str | None = None  # JSON: its pool, min and max
+
+    @property
+    def serves(self) -> list[str]:
+        """The names of its queues."""
+        return read(self.queues, list[str], [UNREADABLE])
+
+    @property
+    def knows(self) -> list[str]:
+        """The names of its tasks."""
+        return read(self.tasks, list[str], [UNREADABLE])
 
     @property
     def expired(self) -> bool:
@@ -308,3 +321,4 @@ class NewNode:
     queues: tuple[str, ...]
     tasks: tuple[dict[str, Any], ...]
     version: str
+    pool: Mapping[str, Any] | None = None  # None: it cannot be changed

@@ -1,8 +1,10 @@
 """What roles of a PostgreSQL server may do with our tables: a producer, a worker, a reader, an admin.
 
-A producer asks for jobs and sees what becomes of them, but not their arguments and results, and cannot claim, end or
-alter any.  A worker is a node, with its jobs.  A reader looks at everything and changes nothing.  An admin also steers:
-tasks, queues, limits and locks.  None of them may change the tables themselves; that is for who has made them.
+A producer asks for jobs and sees what becomes of them, but not their arguments and results.  It cannot claim or end
+one, nor change what it is, does or has become; but an enqueue moves jobs, its own and those that wait beside it
+(for a slot, a turn, a key), and so a producer may write seven columns of every job: it can make others wait.  A
+worker is a node, with its jobs.  A reader looks at everything and changes nothing.  An admin also steers: tasks,
+queues, limits and locks.  None of them may change the tables themselves; that is for who has made them.
 """
 
 from __future__ import annotations
@@ -10,15 +12,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from types import MappingProxyType
-from urllib.parse import urlsplit
 
+from genba.domain.url import masked, scrubbed, split
 from genba.errors import BadOption, StoreError
 from genba.storage.database import TABLES
-from genba.storage.postgres import SEQUENCES, PostgresDatabase, masked
+from genba.storage.intake import ENQUEUED
+from genba.storage.postgres import SEQUENCES, PostgresDatabase
 
 _ALL = "SELECT, INSERT, UPDATE, DELETE"
 _SECRET = frozenset({"args", "result", "saved", "error", "progress"})  # of a job: not for producers
-_MOVED = ("parked_on", "granted_at", "rank", "buckets", "capped", "fair_key", "key_hash")  # by an enqueue
+# What an enqueue changes in rows that are there.  PostgreSQL narrows that to columns, not to rows: a slot goes to who
+# is first in line (parked_on, granted_at, rank), a key is taken from a job that is final (key_hash), and a job that is
+# unique or of a fair queue gets the rest after its insert (buckets, capped, fair_key, rank).
+_MOVED = ("parked_on", "granted_at", "rank", "buckets", "capped", "fair_key", "key_hash")
 _OPERATORS: Mapping[str, Sequence[str]] = MappingProxyType(
     {  # what a node writes there; the other columns are an operator's
         "task": ("title", "definition", "changed_at", "changed_by"),
@@ -37,7 +43,7 @@ def grant(url: str, role: str, kind: str) -> None:
     """Give `role`, which must exist, the rights of `kind`, and take all others of ours from it."""
     if kind not in KINDS:
         raise BadOption(f"a role is one of {', '.join(KINDS)}, not {kind!r}")
-    if urlsplit(url).scheme not in ("postgresql", "postgres"):
+    if split(url).scheme not in ("postgresql", "postgres"):
         raise BadOption("only PostgreSQL has roles; a SQLite file belongs to its owner (mode 0600)")
     database = PostgresDatabase(url, {}, None)
     with closing(database.connect()) as conn:
@@ -46,7 +52,8 @@ def grant(url: str, role: str, kind: str) -> None:
                 for statement in _statements(_quoted(role), kind, dict(conn.execute(_COLUMNS).fetchall())):
                     conn.execute(statement)
         except database.errors as error:
-            raise StoreError(f"{masked(url)}: cannot make {role!r} a {kind}: {str(error).strip()}") from error
+            text = scrubbed(str(error).strip(), url)
+            raise StoreError(f"{masked(url)}: cannot make {role!r} a {kind}: {text}") from error
 
 
 def _statements(role: str, kind: str, columns: Mapping[str, Sequence[str]]) -> Iterator[str]:
@@ -82,13 +89,17 @@ def _of_producer(table: str, columns: Sequence[str]) -> list[str]:
     match table:
         case "job":
             shown = [column for column in columns if column not in _SECRET]
-            return [_some("SELECT", shown), "INSERT", _some("UPDATE", _MOVED)]
+            return [_some("SELECT", shown), _some("INSERT", ENQUEUED), _some("UPDATE", _MOVED)]
         case "event":
-            return [_some("SELECT", ["seq"]), "INSERT"]
+            return ["INSERT"]
         case "tag" | "dependency" | "unsettled" | "recheck":
             return ["SELECT, INSERT"]
-        case "bucket" | "question" | "fair":
-            return ["SELECT, INSERT, UPDATE"]
+        case "bucket":
+            return ["SELECT, INSERT", _some("UPDATE", ["taken", "owner", "full_at", "next_at"])]
+        case "question":
+            return ["SELECT, INSERT", _some("UPDATE", ["look_at"])]
+        case "fair":
+            return ["SELECT, INSERT", _some("UPDATE", ["last"])]
         case "bucket_limit":
             return ["SELECT, INSERT"]
         case "node":

@@ -109,12 +109,14 @@ class Schedules:
     def _redefine(
         self, tx: Tx, row: ScheduleRecord, wanted: Wanted, owner: str | None, unstarted: Sequence[Run]
     ) -> None:
-        now, before = tx.now(), row.rule
+        now, before = tx.now(), row.rule if row.fault() is None else None  # what is damaged is made anew
         rule = wanted.rule
-        moment = self._moment_after_change(tx, row, wanted, unstarted)
-        if not before.is_interval and row.next_at is not None:
+        moment = self._moment_after_change(tx, row, before, rule, unstarted)
+        if before is not None and not before.is_interval and row.next_at is not None:
             self._series.tell_skip(tx, row, passed(before, row.next_at, now, "the schedule was changed"))
-        if before.is_interval:
+        if before is None and row.paused and row.reason == row.fault():
+            row = replace(row, paused=False, reason=None)
+        if before is None or before.is_interval:
             row = self._series.withdraw(tx, row, unstarted, "changed")
         row = replace(
             row, task=wanted.job.task, definition=wanted.definition(), args=wanted.job.args, owner=owner,
@@ -128,14 +130,14 @@ class Schedules:
         self._series.tell(tx, "schedule_changed", row.id, row.name)
 
     def _moment_after_change(
-        self, tx: Tx, row: ScheduleRecord, wanted: Wanted, unstarted: Sequence[Run]
+        self, tx: Tx, row: ScheduleRecord, before: Rule | None, rule: Rule, unstarted: Sequence[Run]
     ) -> Micros | None:
-        now, rule = tx.now(), wanted.rule
+        now, was_interval = tx.now(), before is not None and before.is_interval
         pending = unstarted[0].moment if unstarted else row.next_at
-        pending = pending if row.rule.is_interval else None
-        if rule == row.rule and pending is not None:
+        pending = pending if was_interval else None
+        if rule == before and pending is not None:
             return pending  # only what is run has changed
-        runs = row.runs - len(unstarted) if row.rule.is_interval else row.runs  # what waits is withdrawn
+        runs = row.runs - len(unstarted) if was_interval else row.runs  # what waits is withdrawn
         begin = first(rule, now, runs)
         if begin is None or pending is None or not rule.is_interval or rule.base is not None or rule.every is None:
             return begin
@@ -216,7 +218,7 @@ class Schedules:
         def act(tx: Tx, row: ScheduleRecord, unstarted: Sequence[Run]) -> bool:
             if row.paused:
                 return False
-            if row.rule.is_interval:
+            if row.fault() is None and row.rule.is_interval:
                 moment = unstarted[0].moment if unstarted else row.next_at
                 row = self._series.withdraw(tx, row, unstarted, "paused")
                 row = replace(row, next_at=moment)
@@ -312,9 +314,14 @@ class Schedules:
     def _fire(self, tx: Tx, row: ScheduleRecord) -> ScheduleRecord:
         fault = row.fault()
         if fault is not None:  # the others must not wait for it
-            self._series.tell(tx, "schedule_paused", row.id, row.name, reason=fault)
-            return replace(row, paused=True, reason=fault)
+            return self._put_aside(tx, row, fault)
         return self._fire_interval(tx, row) if row.rule.is_interval else self._fire_cron(tx, row)
+
+    def _put_aside(self, tx: Tx, row: ScheduleRecord, fault: str) -> ScheduleRecord:
+        if row.paused or row.deleted:
+            return row
+        self._series.tell(tx, "schedule_paused", row.id, row.name, reason=fault)
+        return replace(row, paused=True, reason=fault)
 
     def _fire_interval(self, tx: Tx, row: ScheduleRecord) -> ScheduleRecord:
         """Only if its run could not be written before."""
@@ -351,6 +358,9 @@ class Schedules:
         for row in self.all():
             if row.paused:
                 continue
+            if row.fault() is not None:
+                self._put_aside_alone(row.id)
+                continue
             with self._db.statement() as tx:
                 now = tx.now()
             if not row.rule.is_interval:
@@ -358,6 +368,13 @@ class Schedules:
             elif row.next_at is None:
                 moved += self._replan_interval(row, now)
         return moved
+
+    def _put_aside_alone(self, id: int) -> None:
+        with self._db.transaction() as tx:
+            row = self._series.locked(tx, id)
+            fault = row.fault() if row is not None else None
+            if row is not None and fault is not None:
+                self._series.write(tx, self._put_aside(tx, row, fault))
 
     def _replan_cron(self, row: ScheduleRecord, now: Micros) -> int:
         wanted = first(row.rule, now, row.runs)
@@ -418,6 +435,9 @@ class Schedules:
         return wrote
 
     def _after(self, tx: Tx, row: ScheduleRecord, end: RunEnd) -> ScheduleRecord:
+        fault = row.fault()
+        if fault is not None:  # the job ends all the same
+            return self._put_aside(tx, row, fault)
         rule = row.rule
         if end.state in ("failed", "timed_out", "held"):
             row = replace(row, failures=row.failures + 1)

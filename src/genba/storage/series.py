@@ -11,12 +11,15 @@ import msgspec
 from genba.domain.cron import cron
 from genba.domain.duration import Micros, to_datetime
 from genba.domain.schedule import Rule, Skip, after_run, latest_start, spread
-from genba.errors import BadOption, KeyTaken, ScheduleNotFound, TaskDisabled, TaskFull
+from genba.domain.stored import BROKEN
+from genba.errors import BadOption, KeyTaken, ScheduleNotFound, StoreError, TaskDisabled, TaskFull
 from genba.storage.database import Tx
 from genba.storage.records import Edge, Enqueued, JobId, NewJob
 
 Insert = Callable[[Tx, Sequence[NewJob]], list[Enqueued]]
 PutDown = Callable[[Tx, str, JobId, str], bool]
+
+_MOST = 2**31 - 1  # what the columns hold
 
 _json = msgspec.json.Encoder(order="deterministic")
 
@@ -46,7 +49,7 @@ class _Definition(msgspec.Struct, frozen=True):
     said: str
 
 
-_read = msgspec.json.Decoder(_Definition).decode
+_decode = msgspec.json.Decoder(_Definition).decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,25 +73,36 @@ class ScheduleRecord:
 
     @property
     def rule(self) -> Rule:
-        return _read(self.definition).rule
+        return self._read().rule
 
     @property
     def job(self) -> NewJob:
-        return msgspec.structs.replace(_read(self.definition).job, args=self.args)
+        return msgspec.structs.replace(self._read().job, args=self.args)
+
+    def _read(self) -> _Definition:
+        """StoreError if it has a fault; those who keep schedules ask for that before."""
+        fault = self.fault()
+        if fault is not None:
+            raise StoreError(f"schedule {self.name!r}: {fault}; declare it again, or delete it")
+        return _decode(self.definition)
 
     def fault(self) -> str | None:
         """Why nobody can tell when it runs, or what: it was damaged, or its time zone is not known here any more."""
         try:
-            rule, _ = self.rule, self.job
+            rule = _decode(self.definition).rule
             if rule.cron is not None:
                 cron(rule.cron, rule.tz)
-        except (msgspec.MsgspecError, BadOption, ValueError, LookupError, OSError) as error:
+            elif rule.every is None:
+                return "it cannot be read: it has neither cron nor every"
+        except (*BROKEN, BadOption, LookupError, OSError) as error:
             return f"it cannot be read: {error}"
         return None
 
     def says(self, wanted: Wanted) -> bool:
         """Whether this is what is wanted, as it was written."""
-        mine = _read(self.definition)
+        if self.fault() is not None:
+            return False
+        mine = self._read()
         same = mine.said == wanted.said and self.args == wanted.job.args
         return same and _json.encode(mine.job) == _json.encode(msgspec.structs.replace(wanted.job, args=b""))
 
@@ -234,8 +248,8 @@ class Series:
             next_at=row.next_at,
             paused=bool(row.paused),
             reason=row.reason,
-            runs=row.runs,
-            failures=row.failures,
+            runs=min(row.runs, _MOST),
+            failures=min(row.failures, _MOST),
             seen_at=row.seen_at,
             deleted=bool(row.deleted),
         )

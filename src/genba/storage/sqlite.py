@@ -100,19 +100,18 @@ class Tx:
 
     def gather(self, name: str, /, **values: Any) -> list[Row]:
         ((found,),) = self._conn.execute(self._sql[name].text, self._bound(values)).fetchall()
-        return [tuple(row) for row in _rows.decode(found)]
+        return [tuple(row) for row in _rows(found)]
 
     def claim(self, **values: Any) -> Sequence[Sequence[Any]]:
         values = self._bound(values)
         ((found,),) = self._conn.execute(self._sql["claim"].text, values).fetchall()
         try:
-            rows = _rows.decode(found)
-            for row in rows:  # as the claim of PostgreSQL gives them: arguments and checkpoint are bytes
-                row[_ARGS] = row[_ARGS].encode()
-                if row[_SAVED] is not None:
-                    row[_SAVED] = row[_SAVED].encode()
+            rows = _as_bytes(_decode(found))
         except (msgspec.DecodeError, UnicodeDecodeError, AttributeError):
-            rows = [list(row) for row in self._conn.execute(self._sql["claim_one_by_one"].text, values).fetchall()]
+            try:
+                rows = [list(row) for row in self._conn.execute(self._sql["claim_one_by_one"].text, values).fetchall()]
+            except UnicodeDecodeError:  # a text, too, is none
+                rows = _as_bytes(_rows(found))
         if rows:
             self._fetch_long(rows)
             values["ids"] = self.numbers([row[1] for row in rows])
@@ -163,7 +162,23 @@ class Tx:
 
 _WRITE_LOCK = 120  # the byte of the shared memory's file that a writer has locked (SQLite's file format, 2.3.1)
 _json = msgspec.json.Encoder()
-_rows = msgspec.json.Decoder(list[list[Any]])
+_decode = msgspec.json.Decoder(list[list[Any]]).decode
+
+
+def _as_bytes(rows: list[list[Any]]) -> list[list[Any]]:
+    """As the claim of PostgreSQL gives them: arguments and checkpoint are bytes."""
+    for row in rows:
+        row[_ARGS] = row[_ARGS].encode()
+        if row[_SAVED] is not None:
+            row[_SAVED] = row[_SAVED].encode()
+    return rows
+
+
+def _rows(found: bytes) -> list[list[Any]]:
+    try:
+        return _decode(found)
+    except (msgspec.DecodeError, UnicodeDecodeError):  # SQLite keeps any bytes as a text: others must not wait for it
+        return _decode(found.decode(errors="replace"))
 _ARGS, _SAVED = Claimed._fields.index("args"), Claimed._fields.index("saved")
 _APART = "(SELECT a.args FROM genba_argument a WHERE a.job_id = id)"
 _WHOLE = f"CASE WHEN length(args) > 0 THEN args ELSE COALESCE({_APART}, args) END"
@@ -321,6 +336,8 @@ class SqliteDatabase:
             yield
         except self.driver.errors as error:
             raise _spoken(error, self._place.path) from error
+        except UnicodeDecodeError as error:  # SQLite keeps any bytes as a text
+            raise StoreError(f"{self._place.path}: a text in a table is no UTF-8: {error.reason}") from error
 
     def in_turn(self, *steps: Step) -> list[list[Row]]:
         with self.transaction() as tx:

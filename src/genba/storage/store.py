@@ -9,13 +9,13 @@ from contextlib import suppress
 from functools import partial, reduce
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, unquote, urlsplit
-
-import msgspec
+from urllib.parse import parse_qs, unquote
 
 from genba.domain.clock import Clock, SystemClock
 from genba.domain.rank import AGE_STEP
 from genba.domain.states import stopped_by
+from genba.domain.stored import read
+from genba.domain.url import masked, split
 from genba.errors import BadOption, StoreError
 from genba.storage import migrate
 from genba.storage.bells import Bells, FileBells, ServerBells
@@ -85,7 +85,7 @@ def open_store(
     age_step: Micros = AGE_STEP,
 ) -> Store:
     """The store behind `url`; nothing is opened before the first call.  A clock of its own is for tests."""
-    parts = urlsplit(url)
+    parts = split(url)
     if parts.scheme == "sqlite":
         place = _place(url)
         database = SqliteDatabase(place, queries("sqlite"), clock or SystemClock())
@@ -93,7 +93,8 @@ def open_store(
     if parts.scheme in ("postgresql", "postgres"):
         server = PostgresDatabase(url, queries("postgres"), clock)
         return Store(server, ServerPresence(server), ServerBells(server), namespace, lease, clock, age_step)
-    raise BadOption(f"{url!r} is no database URL: use sqlite:///file.db, sqlite:////folder/file.db or postgresql://…")
+    shown = masked(url)
+    raise BadOption(f"{shown!r} is no database URL: use sqlite:///file.db, sqlite:////folder/file.db or postgresql://…")
 
 
 def queries(dialect: str) -> dict[str, Query]:
@@ -111,14 +112,14 @@ def queries(dialect: str) -> dict[str, Query]:
 
 
 def _place(url: str) -> Place:
-    parts = urlsplit(url)
+    parts = split(url)
     asked = parse_qs(parts.query)
     unknown = set(asked) - {"driver", "network"}
     driver = asked.get("driver", ["apsw"])[0]
     if unknown or driver not in ("apsw", "sqlite3") or asked.get("network", ["allow"]) != ["allow"]:
-        raise BadOption(f"{url!r}: a sqlite URL takes ?driver=apsw, ?driver=sqlite3 and ?network=allow")
+        raise BadOption(f"{masked(url)!r}: a sqlite URL takes ?driver=apsw, ?driver=sqlite3 and ?network=allow")
     if parts.netloc:
-        raise BadOption(f"{url!r}: three slashes before a relative path, four before an absolute one")
+        raise BadOption(f"{masked(url)!r}: three slashes before a relative path, four before an absolute one")
     name = unquote(parts.path)[1:]
     path = Path(os.path.abspath(name)) if name and name != ":memory:" else None
     return Place(path, driver, "network" in asked)
@@ -488,7 +489,8 @@ class Store:
         self.install()
         with self._db.statement() as tx:
             rows = [tx.one("definition", namespace=self.namespace, name=task) for task in sorted(tasks)]
-        return {row[0]: msgspec.json.decode(row[1], type=dict[str, Any]) for row in rows if row}
+        told = {row[0]: read(row[1], dict[str, Any], {}) for row in rows if row}
+        return {task: definition for task, definition in told.items() if definition}
 
     def ahead(self, job: JobRecord) -> int:
         """How many waiting jobs of its queue start before it."""

@@ -10,13 +10,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import pairwise
-from typing import Any, NamedTuple
-
-import msgspec
+from typing import NamedTuple
 
 from genba.domain.limit import LIMIT, RATE, STRIPE, Needs, read_needs
 from genba.domain.replay import Fault, Kind, Replay
 from genba.domain.states import FINAL, State
+from genba.domain.stored import UNREADABLE
 from genba.events import unfold
 from genba.storage.database import Database, Row, Snapshot
 from genba.storage.records import JobId, Micros
@@ -136,13 +135,10 @@ def _replay(snapshot: Snapshot, namespace: str, found: Certificate) -> Replay:
 def _told(
     at: Micros, kind: str, job_id: JobId | None, data: bytes | None, found: Certificate
 ) -> Iterator[tuple[JobId, str]]:
-    try:
-        told = list(unfold(kind, at, job_id, data))
-    except (msgspec.DecodeError, AttributeError, IndexError, KeyError, TypeError, ValueError):
-        found.blame(Kind.DAMAGED, "an event", f"the data of the {kind} event of {at} cannot be read")
-        return
-    for one in told:
-        if isinstance(one.job_id, int) and one.job_id >= 0:
+    for one in unfold(kind, at, job_id, data):
+        if one.data.get("data") == UNREADABLE or "jobs" in one.data:
+            found.blame(Kind.DAMAGED, "an event", f"the data of the {kind} event of {at} cannot be read")
+        elif one.job_id is not None and one.job_id >= 0:
             yield one.job_id, one.kind
 
 
@@ -233,9 +229,10 @@ def _compare(job: _Job, attempts: Sequence[_Attempt], found: Certificate) -> Non
         found.blame(Kind.DAMAGED, which, words)
     elif not job.silent and last > 0:
         first = numbers[0] if numbers and last > KEPT else 1
-        missing = sorted(set(range(first, last + 1)) - set(numbers))
-        if missing:
-            found.blame(Kind.LOST, which, f"attempt {missing[0]} of {last} is not in its history")
+        there = set(numbers)
+        missing = next((number for number in range(first, last + 1) if number not in there), None)
+        if missing is not None:
+            found.blame(Kind.LOST, which, f"attempt {missing} of {last} is not in its history")
     if job.state == State.SUCCEEDED and last <= 0:
         found.blame(Kind.DAMAGED, which, "it has succeeded, and no attempt was made")
     elif job.state == State.SUCCEEDED and numbers and numbers[-1] == last and attempts[-1].cause != "returned":
@@ -280,8 +277,5 @@ def _read_runs(snapshot: Snapshot, namespace: str, found: Certificate) -> None:
 _NEVER = 1 << 62
 
 
-def _needs(written: Any) -> Needs:
-    try:
-        return read_needs(written) if written else ()
-    except (msgspec.MsgspecError, TypeError, ValueError):
-        return ()  # written by hand
+def _needs(written: str | None) -> Needs:
+    return read_needs(written) if written else ()

@@ -72,9 +72,6 @@ class Failure:
     message: str
     frames: str = ""
 
-    def __str__(self) -> str:
-        return f"{self.frames}genba: {self.message}\n"
-
 
 def explain(target: str, error: BaseException) -> Failure:
     """What went wrong, as seen by who wrote the app: our own frames only with GENBA_TRACEBACK=1."""

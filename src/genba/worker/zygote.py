@@ -69,7 +69,9 @@ def main(argv: list[str], run: Run | None = None) -> NoReturn:
         greeting = msgspec.msgpack.encode(hello)
         run = run or _real_run()
     except BaseException as error:  # noqa: BLE001 - an app may also leave by sys.exit
-        _send_now(node, "IMPORT_FAILED", str(explain(target, error)).encode(errors="replace"))
+        failure = explain(target, error)
+        told = [part.encode(errors="replace") for part in (failure.message, failure.frames)]
+        _send_now(node, "IMPORT_FAILED", msgspec.msgpack.encode(told))
         if not reload:
             leave(IMPORT_FAILED)
         serve(node, None, _never, watch=Watch(suspects(target, error)))

@@ -12,6 +12,6 @@ UPDATE genba.job
    SET queue = :queue, priority = :priority, due_at = :due_at, due_from = :due_from, expires_at = :expires_at, rank = CASE WHEN fair_key IS NULL THEN CAST(:rank AS bigint) ELSE 9223372036854775807 END, options = :options,
        state = CASE WHEN state NOT IN ('scheduled', 'waiting') OR NOT CAST(:moved AS boolean) THEN state WHEN CAST(:due_at AS bigint) > /* now */ THEN 'scheduled' ELSE 'waiting' END,
        parked_on = CASE WHEN state = 'waiting' AND (NOT CAST(:moved AS boolean) OR CAST(:due_at AS bigint) <= /* now */) THEN parked_on END,
-       version = version + 1
+       version = version % 2000000000 + 1
  WHERE id = :id AND version = :version AND state IN ('blocked', 'scheduled', 'waiting', 'held')
 RETURNING id;

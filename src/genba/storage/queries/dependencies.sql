@@ -27,7 +27,7 @@ UPDATE genba.dependency SET state = 'open' WHERE child_id = :child_id AND state 
 
 -- name: reblock
 UPDATE genba.job
-   SET state = 'blocked', granted_at = NULL, finished_at = NULL, reason = NULL, cancel_requested = NULL, version = version + 1,
+   SET state = 'blocked', granted_at = NULL, finished_at = NULL, reason = NULL, cancel_requested = NULL, version = version % 2000000000 + 1,
        open_deps = open_deps + (SELECT count(*) FROM genba.dependency d WHERE d.child_id = :id AND d.state = 'broken')
  WHERE id = :id AND state IN ('cancelled', 'held') AND reason LIKE 'dependency %'
 RETURNING id;

@@ -79,7 +79,7 @@ SELECT attempt, claimed_at, started_at, ended_at, cause, node, pid, cpu, peak, e
 -- name: cancel
 -- What has not started ends at once; what runs is asked to.
 UPDATE genba.job
-   SET state = 'cancelled', reason = :reason, finished_at = /* now */, parked_on = NULL, version = version + 1,
+   SET state = 'cancelled', reason = :reason, finished_at = /* now */, parked_on = NULL, version = version % 2000000000 + 1,
        key_hash = CASE WHEN unique_until > /* now */ THEN key_hash END
  WHERE id = :id AND namespace = :namespace AND state IN ('blocked', 'scheduled', 'waiting', 'held')
 RETURNING id, schedule_id;
@@ -98,7 +98,7 @@ SELECT node, attempt FROM genba.job WHERE id = :id AND namespace = :namespace AN
 INSERT INTO genba.control (node, at, job_id, attempt, verb, data) VALUES (:node, /* now */, :job_id, :attempt, :verb, :data);
 
 -- name: hold
-UPDATE genba.job SET state = 'held', reason = :reason, parked_on = NULL, version = version + 1
+UPDATE genba.job SET state = 'held', reason = :reason, parked_on = NULL, version = version % 2000000000 + 1
  WHERE id = :id AND namespace = :namespace AND state IN ('blocked', 'scheduled', 'waiting')
 RETURNING id;
 
@@ -106,7 +106,7 @@ RETURNING id;
 -- By the facts: what it waited for may still be open, its moment may lie ahead, and not only of a clock that was set back.
 UPDATE genba.job
    SET state = CASE WHEN open_deps > 0 THEN 'blocked' WHEN due_at > /* now */ AND due_at > COALESCE(due_from, created_at) THEN 'scheduled' ELSE 'waiting' END,
-       rank = CASE WHEN fair_key IS NULL THEN due_at - {boost} ELSE 9223372036854775807 END, reason = NULL, crashes = 0, losses = 0, version = version + 1
+       rank = CASE WHEN fair_key IS NULL THEN due_at - {boost} ELSE 9223372036854775807 END, reason = NULL, crashes = 0, losses = 0, version = version % 2000000000 + 1
  WHERE id = :id AND namespace = :namespace AND state = 'held'
 RETURNING state;
 
@@ -117,7 +117,7 @@ UPDATE genba.job
        rank = CASE WHEN fair_key IS NULL THEN /* now */ - {boost} ELSE 9223372036854775807 END,
        retries = 0, crashes = 0, losses = 0, reason = NULL, error = NULL, result = NULL, progress = NULL, finished_at = NULL,
        saved = CASE WHEN state <> 'succeeded' THEN saved END,
-       cancel_requested = NULL, granted_at = NULL, expires_at = NULL, key_hash = NULL, started_mark = NULL, version = version + 1
+       cancel_requested = NULL, granted_at = NULL, expires_at = NULL, key_hash = NULL, started_mark = NULL, version = version % 2000000000 + 1
  WHERE id = :id AND namespace = :namespace AND state IN ('succeeded', 'failed', 'timed_out', 'cancelled')
 RETURNING state;
 

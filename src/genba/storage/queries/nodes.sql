@@ -1,6 +1,6 @@
 -- name: join
-INSERT INTO genba.node (id, started_at, beat_at, lease_until, lease, pid, slots, namespace, name, state, host, boot_id, version, queues, tasks)
-VALUES (:id, /* now */, /* boot */, /* boot */ + CAST(:lease AS bigint), :lease, :pid, :slots, :namespace, :name, 'live', :host, :boot_id, :version, :queues, :tasks)
+INSERT INTO genba.node (id, started_at, beat_at, lease_until, lease, pid, slots, namespace, name, state, host, boot_id, version, queues, tasks, pool)
+VALUES (:id, /* now */, /* boot */, /* boot */ + CAST(:lease AS bigint), :lease, :pid, :slots, :namespace, :name, 'live', :host, :boot_id, :version, :queues, :tasks, :pool)
     ON CONFLICT (namespace, name) WHERE state IN ('live', 'draining') DO NOTHING
 RETURNING id;
 
@@ -24,8 +24,8 @@ UPDATE genba.node SET tasks = :tasks, queues = :queues WHERE id = :id AND state 
 -- name: set_hungry
 UPDATE genba.node SET hungry = :hungry WHERE id = :id AND hungry <> :hungry;
 
--- name: set_slots
-UPDATE genba.node SET slots = :slots WHERE id = :id;
+-- name: set_pool
+UPDATE genba.node SET slots = :slots, pool = :pool WHERE id = :id;
 
 -- name: commands
 SELECT seq, job_id, attempt, verb, data FROM genba.control WHERE node = :node;
@@ -34,7 +34,7 @@ SELECT seq, job_id, attempt, verb, data FROM genba.control WHERE node = :node;
 DELETE FROM genba.control WHERE seq = :seq;
 
 -- name: live_nodes
-SELECT id, name, host, boot_id, pid, state, beat_at, lease_until, lease, /* boot */, queues, tasks, slots, hungry, started_at, version
+SELECT id, name, host, boot_id, pid, state, beat_at, lease_until, lease, /* boot */, queues, tasks, slots, hungry, started_at, version, pool
   FROM genba.node WHERE namespace = :namespace AND state IN ('live', 'draining') ORDER BY started_at;
 
 -- name: past_nodes

@@ -29,12 +29,12 @@ RETURNING id;
 -- The caller holds the row.
 UPDATE genba.schedule
    SET task = :task, definition = :definition, args = :args, owner = :owner, next_at = :next_at, paused = :paused, reason = :reason,
-       runs = :runs, failures = :failures, seen_at = :seen_at, deleted = :deleted, version = version + 1
+       runs = :runs, failures = :failures, seen_at = :seen_at, deleted = :deleted, version = version % 2000000000 + 1
  WHERE id = :id;
 
 -- name: replan_schedule
 -- Not if anybody has changed it since it was read.
-UPDATE genba.schedule SET next_at = :next_at, version = version + 1 WHERE id = :id AND version = :version AND NOT paused AND NOT deleted;
+UPDATE genba.schedule SET next_at = :next_at, version = version % 2000000000 + 1 WHERE id = :id AND version = :version AND NOT paused AND NOT deleted;
 
 -- name: add_tick
 INSERT INTO genba.tick (schedule_id, moment, skipped, last_moment, count, at)
@@ -86,7 +86,7 @@ SELECT enabled FROM genba.task WHERE namespace = :namespace AND name = :name;
 -- name: declared_again
 -- Seldom more than once in five minutes, however many nodes there are.
 UPDATE genba.schedule
-   SET seen_at = /* now */, version = version + 1,
+   SET seen_at = /* now */, version = version % 2000000000 + 1,
        paused = CASE WHEN reason = :undeclared THEN (1 = 0) ELSE paused END, reason = CASE WHEN reason = :undeclared THEN NULL ELSE reason END
  WHERE namespace = :namespace AND name = :name AND owner = 'code' AND NOT deleted
    AND (reason = :undeclared OR seen_at < /* now */ - 300000000 OR seen_at > /* now */)
@@ -97,7 +97,7 @@ SELECT name FROM genba.schedule
  WHERE namespace = :namespace AND owner = 'code' AND NOT deleted AND NOT paused AND seen_at < /* now */ - 3600000000;
 
 -- name: pause_abandoned
-UPDATE genba.schedule SET paused = (1 = 1), reason = :undeclared, version = version + 1
+UPDATE genba.schedule SET paused = (1 = 1), reason = :undeclared, version = version % 2000000000 + 1
  WHERE namespace = :namespace AND name = :name AND owner = 'code' AND NOT deleted AND NOT paused AND seen_at < /* now */ - 3600000000
 RETURNING id;
 

@@ -23,8 +23,8 @@ RETURNING id;
 -- name: waits_set_back
 -- All by as much as the last of them was counted ahead of now: none before its time, and one behind the other as before.
 UPDATE genba.job
-   SET due_at = due_at - (SELECT max(COALESCE(due_from, created_at)) FROM genba.job
-                           WHERE namespace = :namespace AND state = 'scheduled' AND (due_from IS NULL OR due_from > 0)) + /* now */,
+   SET due_at = CASE WHEN due_at <= 0 THEN due_at ELSE due_at - (SELECT max(COALESCE(due_from, created_at)) FROM genba.job
+                           WHERE namespace = :namespace AND state = 'scheduled' AND (due_from IS NULL OR due_from > 0)) + /* now */ END,
        due_from = COALESCE(due_from, created_at) - (SELECT max(COALESCE(due_from, created_at)) FROM genba.job
                            WHERE namespace = :namespace AND state = 'scheduled' AND (due_from IS NULL OR due_from > 0)) + /* now */
  WHERE id IN (SELECT id FROM genba.job WHERE namespace = :namespace AND state = 'scheduled' AND (due_from IS NULL OR due_from > 0)

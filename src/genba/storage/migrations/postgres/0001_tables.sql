@@ -62,7 +62,14 @@ CREATE TABLE genba.job (
     args             bytea NOT NULL,
     result           bytea,
     saved            bytea,
-    CONSTRAINT job_pkey PRIMARY KEY (id) WITH (fillfactor = 50)  -- room for the new versions of its rows: a sixth less CPU of an end
+    CONSTRAINT job_pkey PRIMARY KEY (id) WITH (fillfactor = 50),  -- room for the new versions of its rows: a sixth less CPU of an end
+    -- What is counted with these must fit: one row that does not would keep a statement about many from being done.
+    CHECK (due_at BETWEEN -1400000000000000000 AND 1400000000000000000
+       AND created_at BETWEEN -1000000000000000000 AND 1000000000000000000
+       AND COALESCE(due_from, 0) BETWEEN -1000000000000000000 AND 1000000000000000000
+       AND attempt BETWEEN -1000000000 AND 1000000000
+       AND retries BETWEEN -1000000000 AND 1000000000 AND crashes BETWEEN -1000000 AND 1000000
+       AND losses BETWEEN -1000000000 AND 1000000000 AND open_deps BETWEEN -1000000000 AND 1000000000)
 ) WITH (
     fillfactor = 50,                          -- a claim and an end write the row anew: on its page, a tenth less CPU and log
     autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 5000,
@@ -321,7 +328,8 @@ CREATE TABLE genba.node (
     boot_id     text NOT NULL,
     version     text NOT NULL,
     queues      text NOT NULL,
-    tasks       text NOT NULL
+    tasks       text NOT NULL,
+    pool        text                          -- JSON: pool, min and max, for those who change them
 ) WITH (fillfactor = 50);
 CREATE UNIQUE INDEX node_name ON genba.node (namespace, name) WHERE state IN ('live', 'draining');
 

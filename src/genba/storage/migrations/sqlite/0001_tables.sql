@@ -5,13 +5,13 @@ CREATE TABLE genba.namespace (
     name  TEXT PRIMARY KEY,
     epoch INTEGER NOT NULL DEFAULT 0,         -- grows with every operator's change, a claim shows the one it knows
     pruned INTEGER NOT NULL DEFAULT 0         -- the last event that is gone
-);
+) STRICT;
 
 -- Ids are handed out inside the transaction that uses them.
 CREATE TABLE genba.sequence (
     name  TEXT PRIMARY KEY,
     value INTEGER NOT NULL
-) WITHOUT ROWID;
+) WITHOUT ROWID, STRICT;
 INSERT INTO genba.sequence (name, value) VALUES ('job_id', 0), ('token', 0);
 
 CREATE TABLE genba.job (
@@ -63,14 +63,21 @@ CREATE TABLE genba.job (
     error            TEXT,
     args             BLOB NOT NULL,           -- empty: they are long, and in the table of arguments
     result           BLOB,
-    saved            BLOB
-);
+    saved            BLOB,
+    -- What is counted with these must fit: one row that does not would keep a statement about many from being done.
+    CHECK (due_at BETWEEN -1400000000000000000 AND 1400000000000000000
+       AND created_at BETWEEN -1000000000000000000 AND 1000000000000000000
+       AND COALESCE(due_from, 0) BETWEEN -1000000000000000000 AND 1000000000000000000
+       AND priority BETWEEN -2147483648 AND 2147483647 AND attempt BETWEEN -1000000000 AND 1000000000
+       AND retries BETWEEN -1000000000 AND 1000000000 AND crashes BETWEEN -1000000 AND 1000000
+       AND losses BETWEEN -1000000000 AND 1000000000 AND open_deps BETWEEN -1000000000 AND 1000000000)
+) STRICT;
 
 -- An update of SQLite writes the whole row anew, and a job is updated twice: what is long is written once, beside it.
 CREATE TABLE genba.argument (
     job_id INTEGER PRIMARY KEY,
     args   BLOB NOT NULL
-);
+) STRICT;
 
 -- All are partial: an update writes only into the indexes that its new row belongs to.  It asks each of them, though: the rare
 -- states are by the alphabet (blocked, cancelled, failed, held) since IN with five words cost a seventh of all that a job's end costs.
@@ -97,7 +104,7 @@ CREATE TABLE genba.tag (
     name      TEXT NOT NULL,
     job_id    INTEGER NOT NULL,
     PRIMARY KEY (namespace, name, job_id)
-) WITHOUT ROWID;
+) WITHOUT ROWID, STRICT;
 CREATE INDEX genba.tag_job ON genba.tag (job_id);
 
 -- Of attempts that returned the job's own row tells, until it is tried again.
@@ -115,7 +122,7 @@ CREATE TABLE genba.attempt (
     error      TEXT,
     log        TEXT,
     PRIMARY KEY (job_id, attempt)
-) WITHOUT ROWID;
+) WITHOUT ROWID, STRICT;
 
 CREATE TABLE genba.event (
     seq       INTEGER PRIMARY KEY,
@@ -125,7 +132,7 @@ CREATE TABLE genba.event (
     namespace TEXT NOT NULL,
     kind      TEXT NOT NULL,
     data      BLOB
-);
+) STRICT;
 
 CREATE TABLE genba.dependency (
     child_id  INTEGER NOT NULL,
@@ -133,7 +140,7 @@ CREATE TABLE genba.dependency (
     wants     TEXT NOT NULL,                  -- success, finished, failure
     state     TEXT NOT NULL DEFAULT 'open',   -- open, met, broken
     PRIMARY KEY (child_id, parent_id)
-) WITHOUT ROWID;
+) WITHOUT ROWID, STRICT;
 CREATE INDEX genba.dependency_parent ON genba.dependency (parent_id) WHERE state = 'open';
 CREATE INDEX genba.dependency_all ON genba.dependency (parent_id);
 
@@ -142,7 +149,7 @@ CREATE TABLE genba.unsettled (
     seq       INTEGER PRIMARY KEY AUTOINCREMENT,
     parent_id INTEGER NOT NULL,
     namespace TEXT NOT NULL
-);
+) STRICT;
 CREATE INDEX genba.unsettled_namespace ON genba.unsettled (namespace, seq);
 
 -- What must be answered with yes before any job that is parked on it may start; equal ones are asked once for all.
@@ -158,7 +165,7 @@ CREATE TABLE genba.question (
     said       TEXT,                          -- why not, in words
     said_at    INTEGER,
     PRIMARY KEY (namespace, key)
-) WITHOUT ROWID;
+) WITHOUT ROWID, STRICT;
 CREATE INDEX genba.question_look ON genba.question (namespace, look_at);
 
 -- What holds for all buckets of a template; an operator's n wins until it is removed.
@@ -172,7 +179,7 @@ CREATE TABLE genba.bucket_limit (
     per       INTEGER,                         -- n starts in so much time; NULL: n at a time
     burst     INTEGER,
     PRIMARY KEY (namespace, template)
-) WITHOUT ROWID;
+) WITHOUT ROWID, STRICT;
 
 -- One row per bucket that somebody uses or waits for. Its lock is the right to take, free and hand on its slots.
 CREATE TABLE genba.bucket (
@@ -188,7 +195,7 @@ CREATE TABLE genba.bucket (
     full_at   INTEGER,                         -- of a rate: when as many as the burst may start again
     next_at   INTEGER,                         -- of a rate that jobs wait for: when the next may start
     PRIMARY KEY (namespace, name)
-) WITHOUT ROWID;
+) WITHOUT ROWID, STRICT;
 CREATE INDEX genba.bucket_next ON genba.bucket (namespace, next_at) WHERE next_at IS NOT NULL;
 
 -- Buckets whose line must be looked at; written by those who could not look themselves, emptied by any node.
@@ -201,7 +208,7 @@ CREATE TABLE genba.recheck (
     ordered   INTEGER,
     per       INTEGER,
     burst     INTEGER
-);
+) STRICT;
 CREATE INDEX genba.recheck_namespace ON genba.recheck (namespace, seq);
 
 -- Whoever takes or frees a lock of a name stands in line for that name first. The owner is an attempt or a session.
@@ -218,7 +225,7 @@ CREATE TABLE genba.lock (
     pid        INTEGER NOT NULL,
     since      INTEGER NOT NULL,
     PRIMARY KEY (namespace, name, place)
-) WITHOUT ROWID;
+) WITHOUT ROWID, STRICT;
 CREATE INDEX genba.lock_job ON genba.lock (job_id) WHERE job_id IS NOT NULL;
 CREATE INDEX genba.lock_session ON genba.lock (session_id) WHERE session_id IS NOT NULL;
 
@@ -235,7 +242,7 @@ CREATE TABLE genba.waiter (
     bell       INTEGER NOT NULL,                 -- where it hears that it is its turn
     since      INTEGER NOT NULL,
     called_at  INTEGER                           -- since when it has been its turn
-);
+) STRICT;
 CREATE INDEX genba.waiter_name ON genba.waiter (namespace, name, seq);
 CREATE INDEX genba.waiter_job ON genba.waiter (job_id) WHERE job_id IS NOT NULL;
 CREATE INDEX genba.waiter_session ON genba.waiter (session_id) WHERE session_id IS NOT NULL;
@@ -257,7 +264,7 @@ CREATE TABLE genba.schedule (
     seen_at    INTEGER,                        -- when a node last declared it
     deleted    INTEGER NOT NULL DEFAULT 0,    -- stays, so that its ticks stay unique if it comes again
     UNIQUE (namespace, name)
-);
+) STRICT;
 CREATE INDEX genba.schedule_next ON genba.schedule (namespace, next_at) WHERE next_at IS NOT NULL AND NOT paused;
 
 -- Outlives its job: a tick happens once, whatever is pruned.
@@ -270,7 +277,7 @@ CREATE TABLE genba.tick (
     count       INTEGER,
     at          INTEGER NOT NULL,
     PRIMARY KEY (schedule_id, moment)
-) WITHOUT ROWID;
+) WITHOUT ROWID, STRICT;
 
 CREATE TABLE genba.task (
     namespace  TEXT NOT NULL,
@@ -282,7 +289,7 @@ CREATE TABLE genba.task (
     changed_at INTEGER NOT NULL,
     changed_by TEXT,
     PRIMARY KEY (namespace, name)
-);
+) STRICT;
 
 CREATE TABLE genba.queue (
     namespace    TEXT NOT NULL,
@@ -294,7 +301,7 @@ CREATE TABLE genba.queue (
     changed_at   INTEGER NOT NULL,
     changed_by   TEXT,
     PRIMARY KEY (namespace, name)
-);
+) STRICT;
 
 -- The clocks of fair queues: the virtual start of the last job of each key.
 CREATE TABLE genba.fair (
@@ -303,7 +310,7 @@ CREATE TABLE genba.fair (
     key       TEXT NOT NULL,
     last      INTEGER NOT NULL,
     PRIMARY KEY (namespace, queue, key)
-) WITHOUT ROWID;
+) WITHOUT ROWID, STRICT;
 
 -- One row per start of a node: an incarnation. A job's lease is its node's.
 CREATE TABLE genba.node (
@@ -323,8 +330,9 @@ CREATE TABLE genba.node (
     boot_id     TEXT NOT NULL,
     version     TEXT NOT NULL,
     queues      TEXT NOT NULL,
-    tasks       TEXT NOT NULL
-);
+    tasks       TEXT NOT NULL,
+    pool        TEXT                          -- JSON: pool, min and max, for those who change them
+) STRICT;
 CREATE UNIQUE INDEX genba.node_name ON genba.node (namespace, name) WHERE state IN ('live', 'draining');
 
 CREATE TABLE genba.control (
@@ -335,7 +343,7 @@ CREATE TABLE genba.control (
     attempt INTEGER,
     verb    TEXT NOT NULL,
     data    TEXT
-);
+) STRICT;
 CREATE INDEX genba.control_node ON genba.control (node, seq);
 
 CREATE TABLE genba.message (
@@ -345,7 +353,7 @@ CREATE TABLE genba.message (
     namespace TEXT NOT NULL,
     topic     TEXT,
     data      BLOB NOT NULL
-);
+) STRICT;
 CREATE INDEX genba.message_job ON genba.message (job_id, seq) WHERE job_id IS NOT NULL;
 CREATE INDEX genba.message_topic ON genba.message (namespace, topic, seq) WHERE topic IS NOT NULL;
 
@@ -361,7 +369,7 @@ CREATE TABLE genba.session (
     namespace   TEXT NOT NULL,
     host        TEXT NOT NULL,
     machine     TEXT NOT NULL                 -- its boot, and the space in which its pid counts
-);
+) STRICT;
 CREATE INDEX genba.session_namespace ON genba.session (namespace, id);
 
 -- Who hears a topic, or waits for messages to a job.
@@ -373,7 +381,7 @@ CREATE TABLE genba.listener (
     session_id INTEGER,
     bell       INTEGER NOT NULL,
     passed     INTEGER NOT NULL                  -- the last message it has heard
-);
+) STRICT;
 CREATE INDEX genba.listener_topic ON genba.listener (namespace, topic) WHERE topic IS NOT NULL;
 CREATE INDEX genba.listener_job ON genba.listener (job_id) WHERE job_id IS NOT NULL;
 CREATE INDEX genba.listener_session ON genba.listener (session_id) WHERE session_id IS NOT NULL;

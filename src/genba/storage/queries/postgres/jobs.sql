@@ -179,7 +179,7 @@ WITH made AS (
 )
 INSERT INTO genba.event (at, namespace, kind, job_id, node)
 SELECT created_at, :namespace, 'waiting', id, CAST(:node AS bigint) FROM made
-RETURNING job_id, (SELECT count(*) FROM genba.node WHERE namespace = :namespace AND hungry AND state = 'live'
+RETURNING 1, (SELECT count(*) FROM genba.node WHERE namespace = :namespace AND hungry AND state = 'live'
                       AND position('"' || CAST(:queue AS text) || '"' IN queues) > 0);
 
 -- name: set_hungry
