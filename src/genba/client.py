@@ -15,6 +15,7 @@ from genba.context import RunningJob
 from genba.doctor import Finding, examine
 from genba.domain.duration import Duration, duration
 from genba.domain.states import FINAL, State
+from genba.domain.stored import BROKEN, UNREADABLE
 from genba.errors import (
     BadOption,
     JobNotFound,
@@ -113,6 +114,12 @@ class Client(Opened):
 
     def by_name(self, task: str, payload: bytes) -> dict[str, Any]:
         """Stored arguments by name, as the code of the task says, or as a node has told if that is elsewhere."""
+        try:
+            return self._by_name(task, payload)
+        except (*BROKEN, LookupError):  # somebody else has written them, or what is told of the task
+            return {UNREADABLE: None}
+
+    def _by_name(self, task: str, payload: bytes) -> dict[str, Any]:
         known = self.arguments_of(task)
         if known is not None:
             return known.by_name(payload)

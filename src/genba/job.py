@@ -13,7 +13,7 @@ import msgspec
 
 from genba.domain.duration import Duration, to_datetime
 from genba.domain.states import FINAL, State
-from genba.domain.stored import BROKEN, UNREADABLE, read
+from genba.domain.stored import UNREADABLE, read
 from genba.domain.verdict import LOWEST_PRIORITY
 from genba.errors import BadOption, JobCancelled, JobFailed, JobGone, JobTimedOut
 from genba.messages import encode
@@ -173,10 +173,7 @@ class Job(Generic[R]):
     @property
     def args(self) -> dict[str, Any]:
         """The arguments by name, as plain JSON values."""
-        try:
-            return self._app.by_name(self.record.task, self.record.args)
-        except BROKEN:
-            return {UNREADABLE: None}
+        return self._app.by_name(self.record.task, self.record.args)
 
     @property
     def reason(self) -> str | None:

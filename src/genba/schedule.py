@@ -15,7 +15,6 @@ from typing_extensions import Unpack
 from genba.domain.cron import cron as read_cron
 from genba.domain.duration import Duration, Micros, Moment, duration, moment, to_datetime
 from genba.domain.schedule import AT_ONCE, Misfire, Overlap, Reference, Rule, after_run, first, plain, upcoming
-from genba.domain.stored import BROKEN, UNREADABLE
 from genba.errors import BadOption
 from genba.options import WHEN, Options, own_when
 from genba.readers import NAME, read_every, read_reason, read_zone
@@ -226,10 +225,7 @@ class Schedule:
     @property
     def args(self) -> dict[str, Any]:
         """The arguments of its jobs by name, as plain JSON values."""
-        try:
-            return self._app.by_name(self.record.task, self.record.args)
-        except BROKEN:
-            return {UNREADABLE: None}
+        return self._app.by_name(self.record.task, self.record.args)
 
     @property
     def fault(self) -> str | None:
