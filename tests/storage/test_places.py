@@ -422,3 +422,30 @@ def test_the_sqlite_that_is_used_without_asking_is_sound(path, caplog):
 
     assert not sqlite.loses_wal(tuple(map(int, apsw.sqlite_lib_version().split("."))))
     assert caplog.records == []
+
+
+def test_the_look_at_who_writes_reads_all_locks_of_the_machine_only_if_we_are_held_up(path, monkeypatch):
+    """While they are read nobody can take one, for some 15 ms."""
+    read: list[Path] = []
+    monkeypatch.setattr(sqlite, "locked_by", lambda path, *of: read.append(path))
+    with closing(open_store(f"sqlite:///{path}")) as store:
+        for _ in range(3):
+            one(store)
+            assert store.writer() is None
+        with store._db.transaction():
+            assert store.writer() is None   # it may be over in a moment
+            assert read == []
+            store.writer()
+            assert read
+        read.clear()
+        take = f"Turns.of(Path({str(path)!r})).take(9)"
+        code = f"import sys\nfrom pathlib import Path\nfrom genba.storage.turns import Turns\n{take}\nprint(1, flush=True)"
+        code += "\nsys.stdin.read()"
+        with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+            assert other.stdout is not None
+            assert other.stdout.readline()
+            found = store.writer()
+            assert (found.pid, found.stopped) == (other.pid, False)
+            assert read == []
+            assert other.stdin is not None
+            other.stdin.close()

@@ -61,7 +61,7 @@ class Checkup:
                 engine=engine[0],
                 version=engine[1],
                 home=self._db.home(),
-                writer=self._db.writer(),
+                writer=self._db.writer(whoever=True),
                 waste=[(row[0], row[1], row[2]) for row in tx.all("waste")],
                 long_transactions=[
                     (row[0], row[1], row[2], row[3]) for row in tx.all("long_transactions", seconds=patience)

@@ -198,8 +198,10 @@ class Database(Protocol):
 
     def home(self) -> Home: ...
 
-    def writer(self) -> Writer | None:
-        """Who writes just now, where that is one at a time; asks the kernel, and never waits for the database."""
+    def writer(self, *, whoever: bool = False) -> Writer | None:
+        """Who writes just now, where that is one at a time; asks the kernel, and never waits for the database.
+
+        Only who is in our way; `whoever` it is takes longer."""
         ...
 
     def mark(self) -> object:

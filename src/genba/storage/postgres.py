@@ -442,7 +442,7 @@ class PostgresDatabase:
     def home(self) -> Home:
         return Home()
 
-    def writer(self) -> None:
+    def writer(self, *, whoever: bool = False) -> None:
         return None  # many write at once
 
     def mark(self) -> object:

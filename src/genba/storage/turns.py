@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import os
 import queue
+import struct
 import threading
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from genba.errors import StoreUnreachable
 from genba.storage.database import Writer
 
 BUSY = 10.0  # seconds a writer waits for its turn before it gives up
+_FLOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux
 REST = 1.0  # seconds after which a thread goes that nobody needs
 
 
@@ -52,6 +54,8 @@ class Turns:
         self._line: queue.SimpleQueue[_Waiting] = queue.SimpleQueue()
         self._hall = threading.Lock()
         self._has_usher = False
+        self._taken = 0  # how often
+        self._seen = -1  # the same, at the last look
 
     @classmethod
     def of(cls, database: Path) -> Turns:
@@ -79,6 +83,7 @@ class Turns:
     def take(self, within: float) -> None:
         if not self._mine.acquire(timeout=within):
             raise StoreUnreachable(f"{self._path}: another thread of this process has been writing for {within:g} s")
+        self._taken += 1
         try:
             fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -139,6 +144,17 @@ class Turns:
             fcntl.lockf(self._fd, fcntl.LOCK_UN)
         finally:
             self._mine.release()
+
+    def other(self) -> int | None:
+        """The process that has the turn, if it is not ours; the kernel is asked for this lock alone."""
+        asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(self._fd, fcntl.F_GETLK, asked))
+        return pid if kind != fcntl.F_UNLCK and pid > 0 else None
+
+    def lasts(self) -> bool:
+        """One of our threads has had the turn, or waited for it, since the last look."""
+        before, self._seen = self._seen, self._taken
+        return self._mine.locked() and before == self._taken
 
     def holder(self) -> int | None:
         """The process that has the turn."""
