@@ -439,12 +439,13 @@ def test_the_look_at_who_writes_reads_all_locks_of_the_machine_only_if_we_are_he
             assert read
         read.clear()
         take = f"Turns.of(Path({str(path)!r})).take(9)"
-        code = f"import sys\nfrom pathlib import Path\nfrom genba.storage.turns import Turns\n{take}\nprint(1, flush=True)"
-        code += "\nsys.stdin.read()"
+        imports = "import sys\nfrom pathlib import Path\nfrom genba.storage.turns import Turns"
+        code = f"{imports}\n{take}\nprint(1, flush=True)\nsys.stdin.read()"
         with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
             assert other.stdout is not None
             assert other.stdout.readline()
             found = store.writer()
+            assert found is not None
             assert (found.pid, found.stopped) == (other.pid, False)
             assert read == []
             assert other.stdin is not None
