@@ -245,7 +245,7 @@ def shown(values: Sequence[float]) -> str:
 
 def forks(count: int) -> bool:
     sys.path.insert(0, str(ROOT))
-    from tests.process.test_spawn import LARGE, SMALL, starter
+    from tests.worker.test_spawn import LARGE, SMALL, starter
 
     kinds = [
         ("fork, small app", SMALL, True, 10),

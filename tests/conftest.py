@@ -51,7 +51,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items[:] = [item for path in sorted(files, key=lambda path: places[path]) for item in files[path]]
 
 
-_WAIT = {"acceptance", "chaos", "process"}
+_WAIT = {"acceptance", "chaos", "cli", "client", "processes", "running", "worker"}
 _POSTGRES = os.environ.get("GENBA_TEST_POSTGRES_URL")
 _START = 1_767_225_600_000_000   # 2026-01-01 00:00 UTC
 

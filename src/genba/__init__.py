@@ -1,7 +1,12 @@
 """A distributed task manager: the place where the work is done."""
 
-from genba.app import Genba
-from genba.context import RunningJob, current_job
+from genba.client.app import Genba
+from genba.client.current_job import RunningJob, current_job
+from genba.client.job import Group, Job
+from genba.client.lock import Lock
+from genba.client.message import Subscription
+from genba.client.schedule import Schedule, Tick
+from genba.client.task import Call, Task
 from genba.domain.retry import Retry
 from genba.errors import (
     BadArguments,
@@ -33,13 +38,8 @@ from genba.errors import (
     WaitTimeout,
     WaitWouldDeadlock,
 )
-from genba.job import Group, Job
-from genba.locks import Lock
-from genba.messages import Subscription
-from genba.ready import ready
-from genba.schedule import Schedule, Tick
-from genba.tasks import Call, Task
-from genba.values import Dep, Limit, Rate, Wait
+from genba.options.conditions import ready
+from genba.options.values import Dep, Limit, Rate, Wait
 
 __all__ = [
     "BadArguments",

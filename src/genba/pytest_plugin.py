@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from genba.app import Genba
+    from genba.client.app import Genba
     from genba.testing import Testing
 
 

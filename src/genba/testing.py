@@ -19,18 +19,19 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from genba import context, wire
+from genba import wire
+from genba.client import current_job
+from genba.client.job import Job
 from genba.domain.clock import Clock, ManualClock, SystemClock
 from genba.domain.duration import Duration, Micros, duration, to_datetime
 from genba.domain.states import FINAL
 from genba.errors import GenbaError, Stopped, WaitTimeout
-from genba.job import Job
-from genba.node.here import Here
-from genba.worker.here import run_here
-from genba.worker.questioning import Questioning
+from genba.node.foreground import Here
+from genba.worker.conditions import Questioning
+from genba.worker.foreground import run_here
 
 if TYPE_CHECKING:
-    from genba.app import Genba
+    from genba.client.app import Genba
 
 FAR = 1 << 55  # micros: a thousand years, no lease ends in a test
 LONG = "366d"  # to wait for the last job
@@ -164,11 +165,11 @@ class Testing:
                 assert record is not None
                 if not self._here.may_start(claimed, claim, self._ask):
                     return self._run_next()
-                outer = context.enter(None)
+                outer = current_job.enter(None)
                 try:
                     self._here.go(record, claimed, claim, self._call)
                 finally:
-                    context.enter(outer)
+                    current_job.enter(outer)
                 return claimed.id
         return None
 

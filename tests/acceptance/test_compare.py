@@ -7,9 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.support import without_settings
+from tests.support import ROOT, without_settings
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+BENCHMARKS = ROOT / "benchmarks"
 
 
 def compare(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.support import NodeProcess, sqlite_url, without_settings
+from tests.support import ROOT, NodeProcess, sqlite_url, without_settings
 
-HOWTO = Path(__file__).parents[2] / "docs" / "howto"
+HOWTO = ROOT / "docs" / "howto"
 PYTHON = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 

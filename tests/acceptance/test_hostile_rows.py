@@ -19,9 +19,9 @@ from tests.support import eventually
 
 from genba.cli import main
 from genba.domain.schedule import Rule
-from genba.storage.database import TABLES
+from genba.storage.engines.database import TABLES
 from genba.storage.records import NewJob
-from genba.storage.series import Wanted
+from genba.storage.schedules.rows import Wanted
 
 TEXTS = [
     "not json",

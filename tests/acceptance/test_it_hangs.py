@@ -10,15 +10,14 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 
 import psutil
 from click.testing import CliRunner
-from tests.support import NodeProcess, eventually, sqlite_url
+from tests.support import ROOT, NodeProcess, eventually, sqlite_url
 
 from genba.cli import main
 
-DOCUMENT = (Path(__file__).parents[2] / "docs" / "howto" / "it-hangs.md").read_text()
+DOCUMENT = (ROOT / "docs" / "howto" / "it-hangs.md").read_text()
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 WRITES = {"enqueue", "cancel", "start", "wait"}   # once; what only asks is asked until it says so
 

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from tests.acceptance.test_readme import blocks
-from tests.support import eventually, load_module
+from tests.support import ROOT, eventually, load_module
 
 from genba import Genba
 from genba.cli import main
 from genba.domain.duration import DAY
 from genba.errors import BadOption
 
-PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "coming-from-kojo.md"
+PAGE = ROOT / "docs" / "explanation" / "coming-from-kojo.md"
 COLUMNS = {
     *("type_code", "name", "worker_uri", "worker_method", "can_work_in_parallel", "default_importance"),
     *("cron_expression", "schedule_limit", "schedule_limit_allowance", "is_enabled", "auto_complete_success"),

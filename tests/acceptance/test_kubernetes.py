@@ -5,18 +5,18 @@ from __future__ import annotations
 import json
 import re
 from http import HTTPStatus
-from pathlib import Path
 
 import click
+from tests.support import ROOT
 
 from genba.cli import main
 from genba.domain.duration import duration
-from genba.node.meter import Meter
-from genba.node.metrics import Vitals, text
-from genba.node.port import Port
-from genba.storage.levels import Level, Levels
+from genba.node.watch.counters import Meter
+from genba.node.watch.http import Port
+from genba.node.watch.metrics import Vitals, text
+from genba.storage.jobs.counts import Level, Levels
 
-DOCUMENT = (Path(__file__).parents[2] / "docs" / "howto" / "kubernetes.md").read_text()
+DOCUMENT = (ROOT / "docs" / "howto" / "kubernetes.md").read_text()
 
 
 def test_the_command_of_the_pod_is_one_that_a_node_understands():
@@ -42,7 +42,7 @@ def test_every_probe_and_every_metric_is_told():
             assert port.answer(path)[0] != HTTPStatus.NOT_FOUND
     finally:
         port.close()
-    watch = (Path(__file__).parents[2] / "docs" / "howto" / "telemetry.md").read_text()
+    watch = (ROOT / "docs" / "howto" / "telemetry.md").read_text()
     told = text(Vitals("n1"), Meter(), Levels(0, [Level("waiting", "default", "t", 1, 0)], frozenset(), 0, 0, None))
     for metric in re.findall(r"genba_\w+", DOCUMENT + watch):
         assert f"# TYPE {metric} " in told

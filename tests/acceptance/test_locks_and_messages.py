@@ -13,11 +13,11 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
-from tests.support import NodeProcess, genba_command, without_settings
+from tests.support import ROOT, NodeProcess, genba_command, without_settings
 
 from genba import Genba
 
-HOWTO = Path(__file__).parents[2] / "docs" / "howto"
+HOWTO = ROOT / "docs" / "howto"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.moved_clock import MovedClock, moved_clock
-from tests.support import NodeProcess, eventually, lines, load_module
+from tests.support import ROOT, NodeProcess, eventually, lines, load_module
+from tests.support.moved_clock import MovedClock, moved_clock
 
-HOWTO = Path(__file__).parents[2] / "docs" / "howto"
+HOWTO = ROOT / "docs" / "howto"
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 

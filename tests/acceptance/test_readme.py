@@ -11,9 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.support import NodeProcess, without_settings
+from tests.support import ROOT, NodeProcess, without_settings
 
-ROOT = Path(__file__).parents[2]
 DOCUMENTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)#:\s]+)(?:#[^)\s]*)?\)")

@@ -21,8 +21,8 @@ MODULES = {"pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle", "jso
 CALLS = {"eval", "exec", "compile", "__import__", "import_module", "system", "popen", "load_module", "exec_module"}
 REVIEWED = {  # where it is, and what is imported there: never a name out of the database
     ("worker/zygote.py", "import_module"),  # a module of ours, before the first fork
-    ("worker/load.py", "import_module"),  # the app that a command was given on its command line
-    ("app.py", "import_module"),  # "genba.testing", written out
+    ("worker/load_app.py", "import_module"),  # the app that a command was given on its command line
+    ("client/app.py", "import_module"),  # "genba.testing", written out
 }
 
 

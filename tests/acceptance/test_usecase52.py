@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 
 import psutil
 import pytest
-from tests.support import NodeProcess, eventually, lines, load_module
+from tests.support import APPS, NodeProcess, eventually, lines, load_module
 
-SOURCE = Path(__file__).parents[1] / "striped.py"
+SOURCE = APPS / "striped.py"
 NODES = 4
 
 

@@ -1,6 +1,6 @@
 """Kōjō's fitness cases that are about execution, with assertions; the number in a name is that of the use case.
 
-43 is tests/process/test_steering.py, 45 tests/process/test_outcomes.py, 51 tests/process/test_exactly_once.py.
+43 is tests/node/running/test_operators.py, 45 tests/worker/test_outcomes.py, 51 tests/worker/test_exactly_once.py.
 """
 
 from __future__ import annotations

@@ -22,12 +22,12 @@ from typing import Any
 import psutil
 import psycopg
 from tests.chaos.network import Network, Proxy
-from tests.server import Server
 from tests.support import NodeProcess, eventually, lines, load_module, without_settings
+from tests.support.postgres_server import Server
 
 from genba.errors import StoreError
-from genba.node.guard import children
-from genba.storage.turns import Turns
+from genba.node.processes.guard import children
+from genba.storage.engines.sqlite.write_queue import Turns
 
 LEASE = 2.0
 PAST = LEASE * 1.5

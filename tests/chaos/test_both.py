@@ -15,7 +15,7 @@ import pytest
 from tests.chaos.fire import kill_at_once
 from tests.support import NodeProcess, eventually, lines, load_module
 
-from genba.storage.burial import judged
+from genba.storage.nodes.take_over import judged
 
 APP = """
 import os, subprocess, time

@@ -206,7 +206,7 @@ def test_a_task_that_nobody_knows_is_told_of_within_a_minute(shop):
 STUMBLES = """
 import os, sys
 if "genba.cli" in " ".join(sys.orig_argv):
-    from genba.node.keeper import Keeper
+    from genba.node.database.maintenance import Keeper
     chores = Keeper._chores
 
     def stumble(*args):

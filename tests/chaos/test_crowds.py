@@ -127,7 +127,7 @@ def test_jobs_go_on_while_an_old_transaction_keeps_every_dead_row(jobs, url, sta
 RACE = """
 import os, sys, time
 from genba import Genba
-from genba.storage.presence import ServerPresence
+from genba.storage.nodes.wakeups import ServerPresence
 
 url, count, each, rings = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "True"
 if not rings:

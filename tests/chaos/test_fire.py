@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from tests.chaos.fire import EVERYWHERE, LEASE, Disk, Fire, Kind, Way, load, plan
 from tests.chaos.network import Network, Proxy, no_network_of_our_own
-from tests.server import a_server
 from tests.support import NodeProcess, sqlite_url
+from tests.support.postgres_server import a_server
 
 
 @dataclass

@@ -19,13 +19,13 @@ import psutil
 import psycopg
 import pytest
 from tests.chaos.fire import Disk, Producer, load
-from tests.server import a_server
 from tests.storage.builders import one
 from tests.support import eventually, genba_command, lines, load_module, sqlite_url, without_settings
+from tests.support.postgres_server import a_server
 
-from genba.doctor import examine
 from genba.errors import StoreError, StoreUnreachable
-from genba.storage import sqlite, turns
+from genba.reports.doctor import examine
+from genba.storage.engines.sqlite import database, write_queue
 
 
 def test_a_full_disk_loses_nothing_says_so_and_all_goes_on_when_it_is_freed(start_node, tmp_path):
@@ -140,11 +140,11 @@ def test_while_a_producer_is_paused_in_a_sqlite_write_others_wait_or_hear_who_it
     app, paused, tmp_path, monkeypatch
 ):
     eventually(lambda: any(finding.kind == "writer" for finding in examine(app.app.store)))
-    for module in (sqlite, turns):
+    for module in (database, write_queue):
         monkeypatch.setattr(module, "BUSY", 0.5)
     with pytest.raises(StoreUnreachable, match="another process has kept it locked"):
         app.work.enqueue(str(tmp_path / "effects"), "refused")
-    for module in (sqlite, turns):
+    for module in (database, write_queue):
         monkeypatch.setattr(module, "BUSY", 60.0)
     app.app.close()   # its connections have the patience of before
 

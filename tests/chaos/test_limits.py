@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from tests.chaos.test_kills import Killer
 from tests.storage.builders import rows
-from tests.support import eventually, lines, load_module
+from tests.support import APPS, eventually, lines, load_module
 
-SOURCE = Path(__file__).parents[1] / "narrow.py"
+SOURCE = APPS / "narrow.py"
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from tests.support import eventually, load_jobs
 
 from genba import Genba
 from genba.errors import StoreUnreachable
-from genba.storage import deadline
+from genba.storage.engines.postgres import deadline
 
 HANG_UP = (
     "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity "

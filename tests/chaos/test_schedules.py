@@ -17,8 +17,9 @@ from tests.support import eventually
 from genba.domain.clock import ManualClock
 from genba.domain.duration import HOUR, MINUTE
 from genba.domain.schedule import Rule
-from genba.storage import postgres, sqlite
-from genba.storage.series import Wanted
+from genba.storage.engines.postgres import database as postgres
+from genba.storage.engines.sqlite import database as sqlite
+from genba.storage.schedules.rows import Wanted
 from genba.storage.store import Store, open_store
 
 START = 1_767_225_600_000_000
@@ -31,7 +32,7 @@ def a_schedule(name: str, **rule: Any) -> Wanted:
 def after_statement(hit: Callable[[], None]) -> Iterator[None]:
     """Call `hit` after every statement of a transaction, on both engines."""
     with pytest.MonkeyPatch.context() as patch:
-        for engine in (sqlite.Tx, postgres.Tx):
+        for engine in (postgres.Tx, sqlite.Tx):
             for name in ("all", "one", "run", "batch"):
                 patch.setattr(engine, name, _followed(getattr(engine, name), hit))
         yield

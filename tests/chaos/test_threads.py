@@ -12,8 +12,8 @@ from tests.support import eventually, without_settings
 INTRUDER = """
 import os, sys
 if "genba.cli" in " ".join(sys.orig_argv):
-    from genba.node.desk import Desk
-    from genba.node.keeper import Keeper
+    from genba.node.database.writer import Desk
+    from genba.node.database.maintenance import Keeper
 
     def until_told(step):
         def intruded(*args):

@@ -1,6 +1,6 @@
 """Ten thousand ticks of twenty schedules, by three nodes that are killed and paused at random, while minutes fly.
 
-The clock is moved for real, see tests/moved_clock.py.  What must hold is read from the tables.
+The clock is moved for real, see tests/support/moved_clock.py.  What must hold is read from the tables.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.moved_clock import MovedClock, moved_clock
 from tests.storage.builders import rows
 from tests.support import NodeProcess, eventually, lines, load_module
+from tests.support.moved_clock import MovedClock, moved_clock
 
 APP = """
 import os

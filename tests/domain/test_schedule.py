@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from genba.client.schedule import changed_rule, read_rule
 from genba.domain.cron import cron
 from genba.domain.duration import DAY, MILLISECOND, MINUTE, SECOND
 from genba.domain.schedule import LONGEST_BACKOFF, MOST_AT_ONCE, Rule, after_run, due, first, spread, upcoming
 from genba.errors import BadOption
-from genba.schedule import changed_rule, read_rule
 
 UTC = ZoneInfo("UTC")
 NOW = 1_767_225_600_000_000

@@ -10,9 +10,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from genba import locks
+from genba.client import lock
+from genba.client.lock import Asking, Grant, Keyring, Lock
 from genba.errors import LeaseLost, LockLost, StoreError
-from genba.locks import Asking, Grant, Keyring, Lock
 from genba.storage.store import Store
 from tests.sim.world import BOOT, MS, SECOND, Gone, Process, World, a_store
 
@@ -44,7 +44,7 @@ class Monotonic:
 @contextmanager
 def played(world: World) -> Iterator[None]:
     """In here `genba.locks` lives in that world."""
-    names = vars(locks)
+    names = vars(lock)
     before = {name: names[name] for name in ("time", "boot_id")}
     names.update(time=Monotonic(world), boot_id=lambda: BOOT)
     try:
@@ -180,7 +180,7 @@ class Wish:
         self.hold.ended = self._world.now
         with suppress(StoreError, Gone):   # then it goes with its owner
             try:
-                locks._give_back(self.app, NAME, self.grant)   # type: ignore[arg-type]
+                lock._give_back(self.app, NAME, self.grant)   # type: ignore[arg-type]
                 self._world.hits.add("gave a lock back")
             except LockLost:
                 good = self.hold.good_until

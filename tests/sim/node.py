@@ -11,15 +11,15 @@ from typing import Any
 
 from genba import wire
 from genba.errors import StoreError
-from genba.node import actions as do
-from genba.node.brain import Brain
-from genba.node.desk import ClaimedDedicated, ClaimedJobs, Desk, Ended, Handed, Marked, Refused, Slotted
-from genba.node.doubts import Doubts
-from genba.node.hands import Sight
-from genba.node.keeper import Commands, DeclaredDead, Disabled, Found, Keeper, Renewed, Work
+from genba.node.database.lost_claims import Doubts
+from genba.node.database.maintenance import Commands, DeclaredDead, Disabled, Found, Keeper, Renewed, Work
+from genba.node.database.writer import ClaimedDedicated, ClaimedJobs, Desk, Ended, Handed, Marked, Refused, Slotted
+from genba.node.decide import actions as do
+from genba.node.decide.brain import Brain
+from genba.node.decide.worker_state import Sight
 from genba.node.settings import NodeSettings
 from genba.storage.records import NewNode
-from genba.storage.series import Wanted
+from genba.storage.schedules.rows import Wanted
 from tests.sim.locks import Hold, SimJob, Wish
 from tests.sim.world import BOOT, LEASE, MS, SECOND, Gone, Process, Run, World, a_store
 

@@ -11,11 +11,11 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
-from genba.domain.limit import LIMIT, Need, Rule
+from genba.domain.limits import LIMIT, Need, Rule
 from genba.domain.schedule import Rule as When
 from genba.errors import StoreError
 from genba.storage.records import Edge, NewJob
-from genba.storage.series import Wanted
+from genba.storage.schedules.rows import Wanted
 from tests.sim.locks import Visitor
 from tests.sim.node import COMPANY, DOOR, TASK, SimNode
 from tests.sim.world import LEASE, SECOND, START, Mood, Run, World, a_store

@@ -7,14 +7,15 @@ from typing import Any
 import pytest
 
 from genba.errors import StoreError
-from genba.node.doubts import Doubts
-from genba.node.floor import Floor
-from genba.node.hands import Held
-from genba.storage import burial, sessions
-from genba.storage.dependencies import Dependencies
-from genba.storage.intake import Intake
-from genba.storage.limits import Limits
-from genba.storage.rescuer import Patience
+from genba.node.database.lost_claims import Doubts
+from genba.node.decide.state import Floor
+from genba.node.decide.worker_state import Held
+from genba.storage.clients import sessions
+from genba.storage.jobs.dependencies import Dependencies
+from genba.storage.jobs.enqueue import Intake
+from genba.storage.limits.slots import Limits
+from genba.storage.nodes import take_over
+from genba.storage.nodes.dead_nodes import Patience
 from tests.sim.story import Story
 from tests.sim.test_seeds import play, silence
 from tests.sim.world import Stage
@@ -75,7 +76,7 @@ def _anew(intake: Any, jobs: Any, ids: Any, epoch: Any) -> Any:
 
 # With a seed that has found it once: hours of luck are not what a test should need.
 BROKEN: dict[str, tuple[int, Any, str, Any]] = {
-    "nodes are buried without waiting": (2, burial, "dead", _hasty),
+    "nodes are buried without waiting": (2, take_over, "dead", _hasty),
     "nodes are buried right after an outage": (128, Patience, "lasted", lambda patience, now: 1 << 60),
     "jobs of a claim without an answer are not looked for": (16, Doubts, "note", lambda doubts, claim: None),
     "an enqueue without an answer is repeated as another": (0, Intake, "_commit_again", _anew),

@@ -17,12 +17,12 @@ from typing import Any
 
 from genba.domain.clock import ManualClock
 from genba.errors import StoreUnreachable
-from genba.storage.bells import FileBells
-from genba.storage.database import TABLES, AnswerLost, Query
-from genba.storage.place import Place
-from genba.storage.presence import FilePresence
+from genba.storage.clients.wakeups import FileBells
+from genba.storage.engines.database import TABLES, AnswerLost, Query
+from genba.storage.engines.sqlite.database import SqliteDatabase, Tx
+from genba.storage.engines.sqlite.file_checks import Place
+from genba.storage.nodes.wakeups import FilePresence
 from genba.storage.records import NodeRecord
-from genba.storage.sqlite import SqliteDatabase, Tx
 from genba.storage.store import Store
 from genba.storage.store import queries as all_queries
 

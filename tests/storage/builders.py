@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import apsw
 import psycopg
 
-from genba.storage.membership import Orphan
+from genba.storage.nodes.nodes import Orphan
 from genba.storage.records import Claimed, Edge, Ending, Enqueued, JobId, NewJob, NewNode, Success
 from genba.storage.store import Store, open_store
 

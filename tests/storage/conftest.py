@@ -13,7 +13,7 @@ import pytest
 from tests.storage.builders import install
 from tests.support import Databases, sqlite_url
 
-from genba.storage.database import TABLES
+from genba.storage.engines.database import TABLES
 
 
 @pytest.fixture(scope="session")

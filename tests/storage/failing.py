@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from genba.client.event import unfold
 from genba.errors import StoreError, StoreUnreachable
-from genba.events import unfold
-from genba.storage.database import TABLES, AnswerLost
+from genba.storage.engines.database import TABLES, AnswerLost
 from genba.storage.store import Store
 
 REFUSED, UNDONE, LOST = WAYS = ("refused", "undone", "lost")

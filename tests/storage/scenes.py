@@ -28,20 +28,20 @@ from tests.storage.builders import (
     running,
     success,
 )
+from tests.storage.clients.test_locks import owner_of, session, take
 from tests.storage.failing import until_it_answers
-from tests.storage.test_inside import DONE, REPORT, fence
-from tests.storage.test_limits import limited, rated
-from tests.storage.test_locks import owner_of, session, take
-from tests.storage.test_questions import OPTIONS, READY, key, no
-from tests.storage.test_schedules import wanted
+from tests.storage.jobs.test_conditions import OPTIONS, READY, key, no
+from tests.storage.jobs.test_own_writes import DONE, REPORT, fence
+from tests.storage.limits.test_slots import limited, rated
+from tests.storage.schedules.test_schedules import wanted
 
 from genba.domain.clock import ManualClock
 from genba.domain.duration import DAY, MINUTE, SECOND
 from genba.errors import LeaseLost, ScheduleNotFound, StoreError
-from genba.storage.burial import judged
-from genba.storage.locks import Taken, Waiting
-from genba.storage.messages import Listening
-from genba.storage.questions import Wanted
+from genba.storage.clients.locks import Taken, Waiting
+from genba.storage.clients.messages import Listening
+from genba.storage.jobs.conditions import Wanted
+from genba.storage.nodes.take_over import judged
 from genba.storage.records import Claimed, JobId
 from genba.storage.store import Store
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from tests.storage.builders import CLAIM, a_job, claimed, connection, ending, enqueued, joined, one, running, success
 
+from genba.client.event import KINDS, kinds_of, unfold
 from genba.errors import BadOption, CursorExpired
-from genba.events import KINDS, kinds_of, unfold
 from genba.storage.events import PAGE, Position
 
 

@@ -22,7 +22,7 @@ from tests.storage.scenes import SCENES, Play, Scene
 
 from genba.domain.clock import ManualClock
 from genba.errors import StoreError, StoreUnreachable
-from genba.storage.database import TABLES
+from genba.storage.engines.database import TABLES
 from genba.storage.store import LEASE, Store, open_store
 
 START = 1_767_225_600_000_000

@@ -12,13 +12,13 @@ from typing import Any
 import apsw
 import pytest
 from tests.storage.builders import TASK, claimed, connection, install, joined, one, rows, spoken, success
-from tests.storage.test_retention import sweep
+from tests.storage.jobs.test_prune import sweep
 from tests.support import eventually, sqlite_url
 
 from genba.domain.clock import SystemClock
 from genba.domain.duration import DAY, SECOND
-from genba.node.doubts import Doubts
-from genba.node.keeper import Keeper, Renewed
+from genba.node.database.lost_claims import Doubts
+from genba.node.database.maintenance import Keeper, Renewed
 from genba.storage.store import open_store
 
 FILL = """

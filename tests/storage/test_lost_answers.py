@@ -11,9 +11,9 @@ import pytest
 from tests.storage.builders import CLAIM, finish, joined, one, running
 
 from genba.errors import StoreUnreachable
-from genba.storage.database import AnswerLost
+from genba.storage.engines.database import AnswerLost
+from genba.storage.jobs.search import Filter
 from genba.storage.records import NewJob
-from genba.storage.search import Filter
 from genba.storage.store import Store, open_store
 
 HANG_UP = (

@@ -23,8 +23,8 @@ from tests.storage.builders import (
     success,
 )
 
-from genba.domain.limit import LIMIT, Need, Rule
-from genba.domain.replay import Kind
+from genba.domain.history_check import Kind
+from genba.domain.limits import LIMIT, Need, Rule
 from genba.storage.store import Store, open_store
 
 GPU = Need("gpu", "gpu", LIMIT)
@@ -107,7 +107,7 @@ def test_a_history_of_everything_is_sound(shop):
 
 def _everything() -> Any:
     from genba.domain.states import State
-    from genba.storage.search import Filter
+    from genba.storage.jobs.search import Filter
 
     return Filter(states=frozenset(State))
 

@@ -22,9 +22,9 @@ from genba.bench.limits import Raw, Seen, raw
 from genba.bench.node import READY_WITHIN, Node, started
 from genba.bench.server import Databases
 from genba.bench.tasks import alone, app, forgotten, limited, number, remembered
+from genba.client.job import Job
 from genba.domain.clock import SystemClock
 from genba.errors import GenbaError
-from genba.job import Job
 
 CHUNK = 10_000  # jobs of one enqueue_many
 LIMIT_SECONDS = 1.0  # a shorter look at a limit shows the noise of the machine

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from genba import Genba, Limit
-from genba.tasks import Call
+from genba.client.task import Call
 
 TARGET = "genba.bench.tasks:app"
 

@@ -23,8 +23,8 @@ from genba.cli.demo import demo
 from genba.cli.doctor import doctor
 from genba.cli.event import event
 from genba.cli.job import job
+from genba.cli.job_actions import MOVES
 from genba.cli.lock import lock
-from genba.cli.move import MOVES
 from genba.cli.node import node
 from genba.cli.output import clean, common, note, say_json
 from genba.cli.queue import queue

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-    from genba.app import Genba
-    from genba.demo import Case
-    from genba.job import Job
+    from genba.cli.demo_app import Case
+    from genba.client.app import Genba
+    from genba.client.job import Job
 
 DEADLINE = 22.0  # seconds; the longest job takes 6
 LOOK_EVERY = 0.1
@@ -195,7 +195,7 @@ class Stage:
 
 @contextmanager
 def _stage() -> Iterator[Stage]:
-    from genba.demo import app, cases
+    from genba.cli.demo_app import app, cases
 
     folder = Path(tempfile.mkdtemp(prefix="genba-demo-"))
     stage: Stage | None = None
@@ -217,7 +217,7 @@ def _stage() -> Iterator[Stage]:
 
 
 def _start_node(app: Genba, folder: Path) -> subprocess.Popen[bytes]:
-    handle = app.node("genba.demo:app", name="demo", min=2, max=5, grace="1s")
+    handle = app.node("genba.cli.demo_app:app", name="demo", min=2, max=5, grace="1s")
     path = os.pathsep.join(dict.fromkeys(entry or os.getcwd() for entry in sys.path))
     prctl = ctypes.CDLL(None).prctl
     with (folder / "node.log").open("wb") as log:

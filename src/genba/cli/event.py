@@ -10,7 +10,7 @@ import click
 from genba.cli.output import Asked, common, pass_asked, say
 
 if TYPE_CHECKING:
-    from genba.events import Event
+    from genba.client.event import Event
 
 
 @click.group()

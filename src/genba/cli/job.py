@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 import msgspec
 
-from genba.cli.choose import ID, chosen, named, which
 from genba.cli.event import say_event
+from genba.cli.job_selection import ID, chosen, named, which
 from genba.cli.output import (
     Asked,
     attempt_json,
@@ -33,8 +33,8 @@ from genba.domain.states import FINAL, State
 from genba.errors import BadArguments, UnknownTask, WaitTimeout
 
 if TYPE_CHECKING:
-    from genba.app import Genba
-    from genba.job import Attempt, Job
+    from genba.client.app import Genba
+    from genba.client.job import Attempt, Job
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -352,8 +352,8 @@ def run_job(asked: Asked, id: int, here: bool, target: str) -> int:
     Example:
       genba job run 42 --here --app tasks:app
     """
-    from genba.node.here import Here
-    from genba.worker.here import run_here
+    from genba.node.foreground import Here
+    from genba.worker.foreground import run_here
 
     app = asked.app(target)
     found = app.job(id)

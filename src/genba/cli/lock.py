@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from genba.cli.names import NameOf
+from genba.cli.name_arguments import NameOf
 from genba.cli.output import Asked, common, moment_text, note, pass_asked, say, say_json, table
 
 if TYPE_CHECKING:
-    from genba.locks import LockUser
+    from genba.client.lock import LockUser
 
 
 @click.group()

@@ -10,16 +10,16 @@ from typing import Any
 
 import click
 
-from genba.cli.names import NameOf
+from genba.cli.name_arguments import NameOf
 from genba.cli.output import Asked, clean, common, moment_text, pass_asked, say, say_json, table
+from genba.client.settings import read_node
 from genba.domain.duration import duration, to_datetime
-from genba.domain.pool import POOLS
+from genba.domain.pool_settings import POOLS
 from genba.errors import BadOption
-from genba.logs import FORMATS
-from genba.node.gates import Gate
+from genba.log_lines import FORMATS
 from genba.node.settings import SPAWNS, NodeSettings
-from genba.readers import NAME, size
-from genba.settings import read_node
+from genba.node.watch.load_gate import Gate
+from genba.options.parse import NAME, size
 
 _TARGET = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*(:[^\W\d]\w*(\.[^\W\d]\w*)*)?")
 _LONGEST_NAME = 200

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from genba.domain.plain import clean as clean
-from genba.domain.stored import shown
+from genba.domain.terminal_text import clean as clean
+from genba.domain.untrusted_json import shown
 from genba.errors import BadOption
 
 if TYPE_CHECKING:
-    from genba.app import Genba
-    from genba.job import Attempt, Job
+    from genba.client.app import Genba
+    from genba.client.job import Attempt, Job
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -41,7 +41,7 @@ class Asked:
 
     def app(self, target: str | None = None) -> Genba:
         """An app that knows no task; with `target` the user's own, and what was asked here over its settings."""
-        from genba.app import Genba
+        from genba.client.app import Genba
 
         if target is None:
             app = Genba(self.url, namespace=self.namespace)
@@ -54,8 +54,8 @@ class Asked:
 
 
 def _imported(target: str, show: bool) -> Genba:
-    from genba.app import Genba
-    from genba.worker.load import explain, load
+    from genba.client.app import Genba
+    from genba.worker.load_app import explain, load
 
     try:
         app = load(target)

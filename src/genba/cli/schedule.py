@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from genba.cli.job import read_arguments
-from genba.cli.names import NameOf
+from genba.cli.name_arguments import NameOf
 from genba.cli.output import Asked, common, moment_text, pass_asked, say, say_json, table
 from genba.domain.schedule import plain
-from genba.domain.stored import UNREADABLE
+from genba.domain.untrusted_json import UNREADABLE
 
 if TYPE_CHECKING:
-    from genba.schedule import Schedule, Tick, When
+    from genba.client.schedule import Schedule, Tick, When
 
 
 @click.group()

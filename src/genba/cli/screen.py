@@ -13,8 +13,8 @@ from rich.text import Text
 from genba.cli.output import clean
 
 if TYPE_CHECKING:
-    from genba.job import Job
-    from genba.overview import Overview
+    from genba.client.job import Job
+    from genba.reports.overview import Overview
 
 SECTIONS = ("queues", "nodes", "running", "failures")
 HELP = "↑↓ Tab choose   q quit   "

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from genba.cli.job import read_arguments
-from genba.cli.names import NameOf
+from genba.cli.name_arguments import NameOf
 from genba.cli.output import Asked, common, moment_text, pass_asked, say, say_json, table
 from genba.errors import BadOption
 

@@ -23,9 +23,9 @@ from genba.errors import BadOption, GenbaError
 if TYPE_CHECKING:
     from rich.live import Live
 
-    from genba.app import Genba
     from genba.cli.screen import Act, Screen
-    from genba.overview import Overview
+    from genba.client.app import Genba
+    from genba.reports.overview import Overview
 
 LIMIT = 100  # jobs of each kind that one can scroll through
 _NAP = 0.25  # seconds between two looks at the size of the terminal

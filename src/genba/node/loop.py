@@ -22,23 +22,21 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from genba.domain.clock import SystemClock, skew
-from genba.domain.stored import UNREADABLE, read
+from genba.domain.untrusted_json import UNREADABLE, read
 from genba.errors import BadOption, GenbaError, StoreError
-from genba.node import actions as do
-from genba.node.arrival import join, queues_of, set_title
-from genba.node.bell import Bell
-from genba.node.brain import Brain
-from genba.node.departure import Departure
-from genba.node.desk import ClaimedDedicated, ClaimedJobs, Ended, Handed, Marked, Refused, Slotted
-from genba.node.keeper import Commands, Company, DeclaredDead, Disabled, Found, Renewed, Work
-from genba.node.line import Line
-from genba.node.lines import Lines
-from genba.node.linux import keep_memory
-from genba.node.lookout import Lookout
-from genba.node.loud import log_environ, set_up_log, tell_of_ends, words
-from genba.node.machine import use_of
-from genba.node.office import Office
-from genba.node.pool import (
+from genba.node.database.exit_deadline import Departure
+from genba.node.database.join import join, queues_of, set_title
+from genba.node.database.maintenance import Commands, Company, DeclaredDead, Disabled, Found, Renewed, Work
+from genba.node.database.threads import Office
+from genba.node.database.writer import ClaimedDedicated, ClaimedJobs, Ended, Handed, Marked, Refused, Slotted
+from genba.node.decide import actions as do
+from genba.node.decide.brain import Brain
+from genba.node.decide.shared_workers import seats_of
+from genba.node.log import log_environ, set_up_log, tell_of_ends, words
+from genba.node.processes.channel import Line
+from genba.node.processes.channels import Lines
+from genba.node.processes.linux import keep_memory
+from genba.node.processes.pool import (
     Changed,
     GuardDied,
     Hello,
@@ -50,14 +48,16 @@ from genba.node.pool import (
     WorkerStarted,
     ZygoteDied,
 )
-from genba.node.seats import seats_of
+from genba.node.processes.wakeup import Bell
 from genba.node.settings import NodeSettings
-from genba.storage.leftovers import INCARNATION
+from genba.node.watch.machine import use_of
+from genba.node.watch.monitor import Lookout
+from genba.storage.nodes.leftover_processes import INCARNATION
 from genba.storage.records import Command, Micros
 from genba.storage.store import Store, open_store
 
 if TYPE_CHECKING:
-    from genba.node.port import Port
+    from genba.node.watch.http import Port
 
 log = logging.getLogger("genba.node")
 
@@ -686,6 +686,6 @@ class Node:
 def _open_port(settings: NodeSettings) -> Port | None:
     if settings.metrics is None:
         return None
-    from genba.node.port import Port  # most nodes have none, and need not have http.server in memory
+    from genba.node.watch.http import Port  # most nodes have none, and need not have http.server in memory
 
     return Port(settings.metrics, settings.name, settings.slots)

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from genba.domain.duration import Micros
-from genba.domain.pool import CHANGEABLE, check_changes, check_pool
+from genba.domain.pool_settings import CHANGEABLE, check_changes, check_pool
 from genba.errors import BadOption
-from genba.logs import FORMATS
-from genba.node.gates import Gate
+from genba.log_lines import FORMATS
+from genba.node.watch.load_gate import Gate
 
 SPAWNS = ("fork", "exec")
 

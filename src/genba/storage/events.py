@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from genba.errors import BadOption, CursorExpired
-from genba.storage.database import Database, Tx
+from genba.storage.engines.database import Database, Tx
 from genba.storage.records import JobId, Micros
 
 PAGE = 200  # rows

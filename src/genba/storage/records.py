@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from genba.domain.limit import Needs, Rule
-from genba.domain.stored import UNREADABLE, read
+from genba.domain.limits import Needs, Rule
+from genba.domain.untrusted_json import UNREADABLE, read
 
 Micros = int
 JobId = int

@@ -14,31 +14,36 @@ from urllib.parse import parse_qs, unquote
 from genba.domain.clock import Clock, SystemClock
 from genba.domain.rank import AGE_STEP
 from genba.domain.states import stopped_by
-from genba.domain.stored import read
+from genba.domain.untrusted_json import read
 from genba.domain.url import masked, split
 from genba.errors import BadOption, StoreError
-from genba.storage import migrate
-from genba.storage.bells import Bells, FileBells, ServerBells
-from genba.storage.bulk import GONE_TOO, Bulk
-from genba.storage.checkup import Checkup
-from genba.storage.database import Database, Query, Tx, Writer, load_queries
-from genba.storage.dependencies import Dependencies
-from genba.storage.ear import Ear
+from genba.storage.clients.listener import Ear
+from genba.storage.clients.locks import Locks
+from genba.storage.clients.messages import Messages
+from genba.storage.clients.sessions import Sessions
+from genba.storage.clients.wakeups import Bells, FileBells, ServerBells
+from genba.storage.clock_set_back import Setback
+from genba.storage.doctor_facts import Checkup
+from genba.storage.engines import migrate
+from genba.storage.engines.database import Database, Query, Tx, Writer, load_queries
+from genba.storage.engines.postgres.database import PostgresDatabase
+from genba.storage.engines.sqlite.database import SqliteDatabase
+from genba.storage.engines.sqlite.file_checks import Place
 from genba.storage.events import Events, operator
-from genba.storage.fairness import Fairness
-from genba.storage.inside import Inside
-from genba.storage.intake import Intake
-from genba.storage.levels import Gauge
-from genba.storage.limits import Limits
-from genba.storage.locks import Locks
-from genba.storage.membership import Membership
-from genba.storage.messages import Messages
-from genba.storage.place import Place
-from genba.storage.policy import Policies, Rules
-from genba.storage.postgres import PostgresDatabase
-from genba.storage.presence import FilePresence, Presence, ServerPresence
-from genba.storage.pruner import Pruner
-from genba.storage.questions import Questions, Steering
+from genba.storage.jobs.attempts import Running
+from genba.storage.jobs.bulk import GONE_TOO, Bulk
+from genba.storage.jobs.conditions import Questions, Steering
+from genba.storage.jobs.counts import Gauge
+from genba.storage.jobs.dependencies import Dependencies
+from genba.storage.jobs.enqueue import Intake
+from genba.storage.jobs.fairness import Fairness
+from genba.storage.jobs.own_writes import Inside
+from genba.storage.jobs.prune import Pruner
+from genba.storage.jobs.search import Search
+from genba.storage.limits.slots import Limits
+from genba.storage.nodes.nodes import Membership
+from genba.storage.nodes.wakeups import FilePresence, Presence, ServerPresence
+from genba.storage.operators import Policies, Rules
 from genba.storage.records import (
     BOOST,
     HISTORY,
@@ -54,12 +59,7 @@ from genba.storage.records import (
     Success,
     is_quiet,
 )
-from genba.storage.running import Running
-from genba.storage.schedules import Schedules
-from genba.storage.search import Search
-from genba.storage.sessions import Sessions
-from genba.storage.setback import Setback
-from genba.storage.sqlite import SqliteDatabase
+from genba.storage.schedules.schedules import Schedules
 from genba.storage.verify import Certificate, verify
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)  # claims come in few sizes, each a prepared statement

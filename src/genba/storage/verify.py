@@ -12,12 +12,12 @@ from heapq import heappop, heappush
 from itertools import pairwise
 from typing import NamedTuple
 
-from genba.domain.limit import LIMIT, RATE, STRIPE, Needs, read_needs
-from genba.domain.replay import Fault, Kind, Replay
+from genba.client.event import unfold
+from genba.domain.history_check import Fault, Kind, Replay
+from genba.domain.limits import LIMIT, RATE, STRIPE, Needs, read_needs
 from genba.domain.states import FINAL, State
-from genba.domain.stored import UNREADABLE
-from genba.events import unfold
-from genba.storage.database import Database, Row, Snapshot
+from genba.domain.untrusted_json import UNREADABLE
+from genba.storage.engines.database import Database, Row, Snapshot
 from genba.storage.records import JobId, Micros
 
 SHOWN = 1000  # faults that are kept in words; all are counted

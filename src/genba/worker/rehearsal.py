@@ -11,10 +11,10 @@ import socket
 from typing import Any
 
 from genba import wire
-from genba.options import Options, Policy
-from genba.tasks import Task
-from genba.worker.apart import Box
-from genba.worker.run import Worker
+from genba.client.task import Task
+from genba.options.table import Options, Policy
+from genba.worker.fork_per_job import Box
+from genba.worker.worker import Worker
 
 TIMES = 20  # Python has learnt after eight
 

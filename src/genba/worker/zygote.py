@@ -34,8 +34,8 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from genba.worker import loops
-from genba.worker.load import App, explain, load
+from genba.worker import event_loop
+from genba.worker.load_app import App, explain, load
 from genba.worker.process import adopt_orphans, give_back_memory, leave, use_huge_pages
 from genba.worker.reload import Watch, suspects
 
@@ -169,7 +169,7 @@ class _Zygote:
         title, zygote = f"{self._title}/listener", os.getpid()
         if thread_names():
             os.set_inheritable(ready, True)
-            argv = [sys.executable, "-m", "genba.worker.listen", self._target, title, str(zygote), str(ready)]
+            argv = [sys.executable, "-m", "genba.worker.event_listener", self._target, title, str(zygote), str(ready)]
             return os.posix_spawn(sys.executable, argv, os.environ, setsigdef=(*_IGNORED, signal.SIGCHLD))
         pid = os.fork()
         if pid:
@@ -177,7 +177,7 @@ class _Zygote:
         try:
             os.close(out)
             self._leave_zygote(0)
-            from genba.worker.listen import serve
+            from genba.worker.event_listener import serve
 
             serve(self._app, title, zygote, ready)
         except BaseException:  # noqa: BLE001 - the last frame of the listener
@@ -254,7 +254,7 @@ class _Zygote:
         try:
             return os.posix_spawn(
                 sys.executable,
-                [sys.executable, "-m", "genba.worker.fresh", self._target, self._worker_title(slot), str(slot)],
+                [sys.executable, "-m", "genba.worker.exec_worker", self._target, self._worker_title(slot), str(slot)],
                 {**os.environ, "GENBA_WORKER": "1"},
                 file_actions=[(os.POSIX_SPAWN_DUP2, fd, NODE_FD + i) for i, fd in enumerate(far)],
                 setpgroup=0,
@@ -345,14 +345,14 @@ def _tasks(app: App) -> dict[str, Any]:
 
 def _loop(app: App) -> str | None:
     """The name of what async tasks run on; who has none need not have it in memory."""
-    return loops.name() if any(task.is_async for task in _tasks(app).values()) else None
+    return event_loop.name() if any(task.is_async for task in _tasks(app).values()) else None
 
 
 def _real_run() -> Run:
-    importlib.import_module("genba.worker.shared")  # all before the first fork, so that workers have it in common
-    from genba.worker.apart import chosen_fork
+    importlib.import_module("genba.worker.shared_worker")  # before the first fork, so workers share it
+    from genba.worker.fork_per_job import chosen_fork
     from genba.worker.rehearsal import rehearse
-    from genba.worker.run import main as run
+    from genba.worker.worker import main as run
 
     rehearse()
     return partial(run, fork=chosen_fork())

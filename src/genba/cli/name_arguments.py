@@ -1,0 +1,53 @@
+"""Names on the command line, which the shell can complete from what is in the database."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+import click
+from click.shell_completion import CompletionItem
+
+from genba.cli.output import Asked, clean
+from genba.domain.states import State
+from genba.errors import GenbaError
+
+if TYPE_CHECKING:
+    from genba.client.app import Genba
+
+_MOST = 200  # names that a shell is offered
+
+_LISTED: dict[str, Callable[[Genba], Iterable[str]]] = {
+    "node": lambda app: [node.name for node in app.nodes()],
+    "queue": lambda app: app.queues,
+    "task": lambda app: app.tasks,
+    "schedule": lambda app: [schedule.name for schedule in app.schedules()],
+    "lock": lambda app: [lock.name for lock in app.locks()],
+}
+
+
+class NameOf(click.types.StringParamType):
+    """Any text; `kind` says what it names."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Nothing if the database cannot be asked: Tab is no place for errors."""
+        if self._kind == "state":
+            names: Iterable[str] = ["open", "final", "any", *State]
+        else:
+            with ctx:
+                names = self._known((ctx.find_object(Asked) or Asked()).app())
+        fitting = [str(name) for name in names if str(name).startswith(incomplete) and clean(name) == name]
+        return [CompletionItem(name) for name in fitting[:_MOST]]
+
+    def _known(self, app: Genba) -> list[str]:
+        file = app.url.removeprefix("sqlite:///").partition("?")[0]
+        if file != app.url and not os.path.exists(file):
+            return []  # to look would make it
+        try:
+            return sorted(_LISTED[self._kind](app))
+        except GenbaError:
+            return []

@@ -1,0 +1,1 @@
+"""What user code holds: no SQL, no processes."""

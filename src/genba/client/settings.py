@@ -1,0 +1,128 @@
+"""Where settings come from: `[tool.genba]` of the project, then GENBA_*, then arguments; later wins."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from genba.domain.duration import Micros, duration
+from genba.domain.rank import AGE_STEP
+from genba.errors import BadOption
+from genba.options.parse import NAME
+
+NAMES = ("url", "namespace", "lease", "tz", "age_step", "keep_events", "max_events")
+NODE_NAMES = (
+    *("queues", "pool", "min", "max", "grace"),
+    *("max_dedicated", "recycle_after", "max_load", "min_free_memory", "metrics", "log_format", "log_jobs"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    url: str = field(default="sqlite:///genba.db", repr=False)  # it may have a password
+    namespace: str = "default"
+    lease: Micros = 15_000_000
+    tz: str = "UTC"
+    age_step: Micros = AGE_STEP
+    keep_events: Micros = 7 * 86_400_000_000
+    max_events: int = 5_000_000
+
+    @property
+    def zone(self) -> ZoneInfo:
+        return ZoneInfo(self.tz)
+
+
+def read(given: Mapping[str, Any], environ: Mapping[str, str] | None = None, folder: Path | None = None) -> Settings:
+    """What holds, after all three places were asked; BadOption names the place that is wrong."""
+    environ = os.environ if environ is None else environ
+    found = Settings()
+    project = {name: value for name, value in _project(folder).items() if name != "node"}
+    layers: list[tuple[str, Mapping[str, Any]]] = [
+        ("[tool.genba]", project),
+        ("the environment", {n: environ[f"GENBA_{n.upper()}"] for n in NAMES if environ.get(f"GENBA_{n.upper()}")}),
+        ("Genba(…)", {name: value for name, value in given.items() if value is not None}),
+    ]
+    for place, values in layers:
+        for name, value in values.items():
+            found = _with(found, place, name, value)
+    return found
+
+
+def read_node(environ: Mapping[str, str] | None = None, folder: Path | None = None) -> dict[str, Any]:
+    """What `[tool.genba.node]` and GENBA_NODE_* say of a node, as it is written there."""
+    environ = os.environ if environ is None else environ
+    table = _project(folder).get("node", {})
+    unknown = [name for name in table if name not in NODE_NAMES]
+    if unknown:
+        raise BadOption(f"[tool.genba.node]: there is no setting {unknown[0]!r}; there are {', '.join(NODE_NAMES)}")
+    told = {name: environ.get(f"GENBA_NODE_{name.upper()}") for name in NODE_NAMES}
+    return {**table, **{name: value for name, value in told.items() if value}}
+
+
+def _project(folder: Path | None) -> Mapping[str, Any]:
+    path = (folder or Path.cwd()) / "pyproject.toml"
+    try:
+        table: Mapping[str, Any] = tomllib.loads(path.read_text()).get("tool", {}).get("genba", {})
+    except OSError:
+        return {}
+    except tomllib.TOMLDecodeError as error:
+        raise BadOption(f"{path} cannot be read: {error}") from error
+    return table
+
+
+def _with(settings: Settings, place: str, name: str, value: Any) -> Settings:
+    if name not in NAMES:
+        raise BadOption(f"{place}: there is no setting {name!r}; there are {', '.join(NAMES)}")
+    known = {field: getattr(settings, field) for field in NAMES}
+    try:
+        known[name] = _READ[name](value)
+    except (BadOption, ValueError, TypeError, ZoneInfoNotFoundError) as error:
+        raise BadOption(f"{place}: {name} = {value!r}: {error}") from error
+    return Settings(**known)
+
+
+def _namespace(value: Any) -> str:
+    if not isinstance(value, str) or not NAME.fullmatch(value):
+        raise BadOption("a namespace is a letter or _, then letters, digits, _ . : # -")
+    return value
+
+
+def _time(value: Any) -> Micros:
+    """A duration; in the environment a number is a text."""
+    return duration(float(value) if isinstance(value, str) and value.replace(".", "", 1).isdigit() else value)
+
+
+def _age_step(value: Any) -> Micros:
+    micros = _time(value)
+    if micros < 1:
+        raise BadOption("a priority must be worth some time, or it would be worth nothing")
+    return micros
+
+
+def _lease(value: Any) -> Micros:
+    micros = _time(value)
+    if micros < 1_000_000:
+        raise BadOption("a lease shorter than 1 s would call healthy nodes dead")
+    return micros
+
+
+def _most(value: Any) -> int:
+    if isinstance(value, bool) or int(value) < 1:
+        raise BadOption("at least 1 event must be kept")
+    return int(value)
+
+
+_READ: dict[str, Any] = {
+    "url": str,
+    "namespace": _namespace,
+    "lease": _lease,
+    "tz": lambda v: ZoneInfo(v).key,
+    "age_step": _age_step,
+    "keep_events": duration,
+    "max_events": _most,
+}

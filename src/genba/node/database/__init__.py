@@ -1,0 +1,1 @@
+"""The threads of a node that talk to the database."""

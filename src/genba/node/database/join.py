@@ -1,0 +1,80 @@
+"""How a node comes: under which name others see it, and what dead ones have left on its machine."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from genba.node.settings import NodeSettings
+from genba.storage.clients.sessions import born
+from genba.storage.nodes.leftover_processes import end_leftovers
+from genba.storage.nodes.nodes import Diffs
+from genba.storage.nodes.take_over import judged
+from genba.storage.records import Micros, NewNode
+from genba.storage.schedules.rows import wanted_schedules
+from genba.storage.store import Store
+
+log = logging.getLogger("genba.node")
+
+
+def join(store: Store, id: int, settings: NodeSettings, lease: Micros, tasks: Sequence[dict[str, Any]]) -> None:
+    """From now on it counts as alive; what dead nodes of this machine have left running is ended before."""
+    node = NewNode(
+        id=id,
+        name=settings.name,
+        host=socket.gethostname(),
+        boot_id=boot_id(),
+        pid=os.getpid(),
+        slots=settings.slots,
+        pool=settings.staff,
+        lease=lease,
+        queues=tuple(settings.queues),
+        tasks=tuple(tasks),
+        version=version(),
+    )
+    free = [other for other in store.nodes.live() if other.host == node.host and store.presence.gone(other)]
+    gone = [other for other in free if other.name == node.name or born(other.pid) is None]
+    ended = end_leftovers([*store.nodes.past(node.host, node.boot_id), *(other.id for other in gone)])
+    if ended:
+        log.warning("ended %d processes that dead nodes had left behind", ended)
+    for other in gone:
+        if other.name == node.name:
+            store.nodes.bury(other.id, judged)
+    tell_changes(store.nodes.join(node))
+
+
+def tell_changes(changed: Diffs) -> None:
+    """One line, if tasks are otherwise than nodes before this one have told; old and new are in the events."""
+    if changed:
+        tasks = "; ".join(f"{task} ({', '.join(diff)})" for task, diff in sorted(changed.items()))
+        log.info("the code of this node has changed tasks: %s", tasks)
+
+
+def queues_of(contents: Mapping[str, Any]) -> set[str]:
+    """Those that the tasks and schedules of an app name."""
+    named = {task.get("queue", "default") for task in contents["tasks"]}
+    return named | {wanted.job.queue for wanted in wanted_schedules(contents)}
+
+
+def boot_id() -> str:
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        return file.read().strip()
+
+
+def set_title(title: str) -> None:
+    os.environ["SPT_NOENV"] = "1"  # or it wipes the environment, and with it the incarnation
+    from setproctitle import setproctitle
+
+    setproctitle(title)
+
+
+def version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("genba")
+    except PackageNotFoundError:
+        return "0"

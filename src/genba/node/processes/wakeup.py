@@ -1,0 +1,28 @@
+"""The bell of a node in its selector; a connection that was lost and made anew brings another descriptor."""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+
+from genba.storage.nodes.wakeups import Presence
+
+
+class Bell:
+    """That has often the number of the one before, which the selector has forgotten with its end."""
+
+    def __init__(self, selector: selectors.BaseSelector) -> None:
+        self._selector = selector
+        self._fileno = -1
+        self._hung = 0
+
+    def follow(self, presence: Presence) -> None:
+        """Listen where it rings now."""
+        if (presence.fileno(), presence.hung) == (self._fileno, self._hung):
+            return
+        if self._fileno >= 0:
+            with contextlib.suppress(KeyError, ValueError):  # closed descriptors leave the selector by themselves
+                self._selector.unregister(self._fileno)
+        self._fileno, self._hung = presence.fileno(), presence.hung
+        if self._fileno >= 0:
+            self._selector.register(self._fileno, selectors.EVENT_READ, "bell")

@@ -1,0 +1,1 @@
+"""What a node observes and reports."""

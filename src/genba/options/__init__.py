@@ -1,0 +1,1 @@
+"""Options of jobs and tasks: read, checked and merged."""

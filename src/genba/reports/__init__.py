@@ -1,0 +1,1 @@
+"""Read-only answers about jobs and installations."""

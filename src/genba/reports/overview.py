@@ -1,0 +1,111 @@
+"""One look at all that is under way, for those who watch; it costs the same however much is finished or waits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from genba.client.job import Job
+from genba.domain.duration import to_datetime
+from genba.storage.jobs.search import Filter
+
+if TYPE_CHECKING:
+    from genba.client.client import Client
+
+_FAILURES = frozenset({"failed", "timed_out"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueView:
+    """`more`: there are more than were counted."""
+
+    name: str
+    paused: bool
+    waiting: int
+    more: bool
+    parked: int
+    scheduled: int
+    running: int
+    oldest: datetime | None  # since when the first of those that wait was due
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeView:
+    name: str
+    state: str
+    host: str
+    pid: int
+    slots: int
+    busy: int  # jobs that it holds, started or about to
+    queues: list[str]
+    started: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overview:
+    """`running` and `failures` are the newest ones; `states` counts what is open."""
+
+    at: datetime
+    states: dict[str, int]
+    queues: list[QueueView]
+    nodes: list[NodeView]
+    running: list[Job[Any]]
+    failures: list[Job[Any]]
+    node_names: dict[int, str]
+
+
+def look(app: Client, limit: int) -> Overview:
+    store = app.store
+    store.install()
+    levels = store.gauge.look()
+    records = {record.name: record for record in store.policy.queues()}
+    live = store.nodes.live()
+    busy = store.search.busy_nodes()
+    names = {level.queue for level in levels.jobs if level.state in ("waiting", "parked", "running")}
+    states: dict[str, int] = {}
+    for level in levels.jobs:
+        states[level.state] = states.get(level.state, 0) + level.jobs
+
+    def queue(name: str) -> QueueView:
+        mine = [level for level in levels.jobs if level.queue == name]
+        count = {state: sum(one.jobs for one in mine if one.state == state) for state in states}
+        waiting = [one.oldest for one in mine if one.state == "waiting"]
+        record = records.get(name)
+        over = record is not None and record.paused_until is not None and record.paused_until <= levels.now
+        return QueueView(
+            name=name,
+            paused=record is not None and record.paused and not over,
+            waiting=count.get("waiting", 0),
+            more=("waiting", name) in levels.more,
+            parked=count.get("parked", 0),
+            scheduled=count.get("scheduled", 0),
+            running=count.get("running", 0),
+            oldest=to_datetime(min(waiting)) if waiting else None,
+        )
+
+    return Overview(
+        at=to_datetime(levels.now),
+        states=states,
+        queues=[queue(name) for name in sorted(records.keys() | names)],
+        nodes=[
+            NodeView(
+                name=node.name,
+                state=node.state,
+                host=node.host,
+                pid=node.pid,
+                slots=node.slots,
+                busy=busy.get(node.id, 0),
+                queues=sorted(node.serves),
+                started=to_datetime(node.started_at),
+            )
+            for node in live
+        ],
+        running=_jobs(app, frozenset({"running"}), limit),
+        failures=_jobs(app, _FAILURES, limit),
+        node_names={node.id: node.name for node in live},
+    )
+
+
+def _jobs(app: Client, states: frozenset[str], limit: int) -> list[Job[Any]]:
+    return [Job(app, record.id, record=record) for record in app.store.search.jobs(Filter(states=states), limit)]

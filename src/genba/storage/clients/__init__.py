@@ -1,0 +1,1 @@
+"""What client processes hold: sessions, locks, messages."""

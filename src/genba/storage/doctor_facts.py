@@ -1,0 +1,79 @@
+"""Checkup: what the database and its nodes tell about themselves, for `doctor` to judge."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from genba.domain.clock import Clock
+from genba.storage.engines.database import Database, Home, Writer
+from genba.storage.nodes.wakeups import Presence
+from genba.storage.records import Micros, NodeRecord
+
+LATE = 60_000_000  # micros; what should have happened before that, nobody does
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vitals:
+    """All that was seen, at one moment; what does not exist on an engine is empty."""
+
+    now: Micros  # by the store's clock
+    skew: Micros  # how much this machine's clock is ahead of it
+    engine: str
+    version: str
+    home: Home
+    writer: Writer | None  # where only one can write
+    waste: Sequence[tuple[str, int, int]]  # what, bytes in all, bytes of it that hold nothing
+    long_transactions: Sequence[tuple[int, str, int, str]]  # pid, program, seconds, state
+    nodes: Sequence[NodeRecord]
+    deaf: frozenset[int]  # nodes that a knock does not reach
+    echo: bool  # whether what is rung through this connection can be heard
+    queues: Sequence[tuple[str, int, Micros]]  # queue, how many may start now, since when the first
+    parked: Sequence[tuple[str, str, int]]  # why, queue, how many
+    overdue: tuple[int, Micros | None]  # scheduled jobs whose moment has passed, and the first moment
+    held: Sequence[tuple[str | None, int]]  # why, how many
+    late_schedules: Sequence[tuple[str, Micros]]
+    stopped_schedules: Sequence[tuple[str, str | None]]
+    abandoned: Sequence[tuple[int, str]]  # job, its node that has ended
+
+
+class Checkup:
+    def __init__(self, database: Database, presence: Presence, namespace: str, clock: Clock) -> None:
+        self._db = database
+        self._presence = presence
+        self._namespace = namespace
+        self._clock = clock
+
+    def vitals(self, nodes: Sequence[NodeRecord], parked: Sequence[tuple[str, str, int]], patience: int) -> Vitals:
+        """`patience`: seconds after which a transaction is long."""
+        mine = {"namespace": self._namespace}
+        with self._db.statement() as tx:
+            before = self._clock.now()
+            now = tx.now()
+            skew = (before + self._clock.now()) // 2 - now
+            engine = tx.one("engine")
+            assert engine is not None
+            overdue = tx.one("overdue", **mine, before=now - LATE)
+            assert overdue is not None
+            return Vitals(
+                now=now,
+                skew=skew,
+                engine=engine[0],
+                version=engine[1],
+                home=self._db.home(),
+                writer=self._db.writer(whoever=True),
+                waste=[(row[0], row[1], row[2]) for row in tx.all("waste")],
+                long_transactions=[
+                    (row[0], row[1], row[2], row[3]) for row in tx.all("long_transactions", seconds=patience)
+                ],
+                nodes=nodes,
+                deaf=frozenset(node.id for node in nodes if self._presence.deaf(node)),
+                echo=self._presence.echo(),
+                queues=[(row[0], row[1], row[2]) for row in tx.all("oldest_of_queues", **mine)],
+                parked=parked,
+                overdue=(overdue[0], overdue[1]),
+                held=[(row[0], row[1]) for row in tx.all("held_reasons", **mine)],
+                late_schedules=[(row[0], row[1]) for row in tx.all("late_schedules", **mine, before=now - LATE)],
+                stopped_schedules=[(row[0], row[1]) for row in tx.all("stopped_schedules", **mine)],
+                abandoned=[(row[0], row[1]) for row in tx.all("left_behind", **mine, before=now - LATE)],
+            )

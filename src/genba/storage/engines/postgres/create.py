@@ -1,0 +1,36 @@
+"""Make the database itself, where it does not exist yet."""
+
+from __future__ import annotations
+
+import os
+from contextlib import closing
+from urllib.parse import unquote
+
+from genba.domain.url import masked, scrubbed, split
+from genba.errors import BadOption, StoreError, StoreUnreachable
+from genba.storage.engines.postgres.database import PostgresDatabase
+
+_THERE = "SELECT 1 FROM pg_database WHERE datname = %s"
+
+
+def create_database(url: str) -> None:
+    """On PostgreSQL by way of the database `postgres`; for SQLite the folder."""
+    parts = split(url)
+    name = unquote(parts.path)[1:]
+    if parts.scheme == "sqlite":
+        try:
+            os.makedirs(os.path.dirname(os.path.abspath(name)), exist_ok=True)
+        except OSError as error:
+            raise StoreUnreachable(f"cannot make the folder of {name}: {error.strerror}") from error
+        return
+    if not name:
+        raise BadOption(f"{masked(url)} names no database: postgresql://host/NAME")
+    query = f"?{parts.query}" if parts.query else ""
+    server = PostgresDatabase(f"{parts.scheme}://{parts.netloc}/postgres{query}", {}, None)
+    with closing(server.connect()) as conn:
+        try:
+            if not conn.execute(_THERE, (name,)).fetchone():
+                conn.execute('CREATE DATABASE "{}"'.format(name.replace('"', '""')))
+        except server.errors as error:
+            if not conn.execute(_THERE, (name,)).fetchone():  # another one may have been quicker
+                raise StoreError(f"cannot make {masked(url)}: {scrubbed(str(error), url)}") from error

@@ -1,0 +1,113 @@
+"""What roles of a PostgreSQL server may do with our tables: a producer, a worker, a reader, an admin.
+
+A producer asks for jobs and sees what becomes of them, but not their arguments and results.  It cannot claim or end
+one, nor change what it is, does or has become; but an enqueue moves jobs, its own and those that wait beside it
+(for a slot, a turn, a key), and so a producer may write seven columns of every job: it can make others wait.  A
+worker is a node, with its jobs.  A reader looks at everything and changes nothing.  An admin also steers: tasks,
+queues, limits and locks.  None of them may change the tables themselves; that is for who has made them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from types import MappingProxyType
+
+from genba.domain.url import masked, scrubbed, split
+from genba.errors import BadOption, StoreError
+from genba.storage.engines.database import TABLES
+from genba.storage.engines.postgres.database import SEQUENCES, PostgresDatabase
+from genba.storage.jobs.enqueue import ENQUEUED
+
+_ALL = "SELECT, INSERT, UPDATE, DELETE"
+_SECRET = frozenset({"args", "result", "saved", "error", "progress"})  # of a job: not for producers
+# What an enqueue changes in rows that are there.  PostgreSQL narrows that to columns, not to rows: a slot goes to who
+# is first in line (parked_on, granted_at, rank), a key is taken from a job that is final (key_hash), and a job that is
+# unique or of a fair queue gets the rest after its insert (buckets, capped, fair_key, rank).
+_MOVED = ("parked_on", "granted_at", "rank", "buckets", "capped", "fair_key", "key_hash")
+_OPERATORS: Mapping[str, Sequence[str]] = MappingProxyType(
+    {  # what a node writes there; the other columns are an operator's
+        "task": ("title", "definition", "changed_at", "changed_by"),
+        "queue": ("vtime", "fair_by", "paused", "paused_until", "changed_at", "changed_by"),
+        "bucket_limit": ("n", "most", "ordered", "per", "burst"),
+    }
+)
+_COLUMNS = (
+    "SELECT table_name, array_agg(column_name::text ORDER BY ordinal_position) FROM information_schema.columns "
+    "WHERE table_schema = 'genba' GROUP BY table_name"
+)
+KINDS = ("producer", "worker", "reader", "admin")
+
+
+def grant(url: str, role: str, kind: str) -> None:
+    """Give `role`, which must exist, the rights of `kind`, and take all others of ours from it."""
+    if kind not in KINDS:
+        raise BadOption(f"a role is one of {', '.join(KINDS)}, not {kind!r}")
+    if split(url).scheme not in ("postgresql", "postgres"):
+        raise BadOption("only PostgreSQL has roles; a SQLite file belongs to its owner (mode 0600)")
+    database = PostgresDatabase(url, {}, None)
+    with closing(database.connect()) as conn:
+        try:
+            with conn.transaction():
+                for statement in _statements(_quoted(role), kind, dict(conn.execute(_COLUMNS).fetchall())):
+                    conn.execute(statement)
+        except database.errors as error:
+            text = scrubbed(str(error).strip(), url)
+            raise StoreError(f"{masked(url)}: cannot make {role!r} a {kind}: {text}") from error
+
+
+def _statements(role: str, kind: str, columns: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    if "job" not in columns:
+        raise StoreError("there are no tables yet: genba db install")
+    yield f"REVOKE ALL ON ALL TABLES IN SCHEMA genba FROM {role}"
+    yield f"REVOKE ALL ON ALL SEQUENCES IN SCHEMA genba FROM {role}"
+    yield f"GRANT USAGE ON SCHEMA genba TO {role}"
+    for table in sorted(TABLES & columns.keys()):
+        for rights in _rights(kind, table, columns[table]):
+            yield f"GRANT {rights} ON genba.{table} TO {role}"
+    if kind != "reader":
+        for sequence in SEQUENCES:
+            yield f"GRANT USAGE ON SEQUENCE genba.{sequence} TO {role}"
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _rights(kind: str, table: str, columns: Sequence[str]) -> list[str]:
+    if kind == "reader" or table == "migration":
+        return ["SELECT"]
+    if kind == "admin":
+        return [_ALL]
+    if kind == "worker":
+        own = _OPERATORS.get(table)
+        return [_ALL] if own is None else ["SELECT, INSERT", _some("UPDATE", own)]
+    return _of_producer(table, columns)
+
+
+def _of_producer(table: str, columns: Sequence[str]) -> list[str]:
+    match table:
+        case "job":
+            shown = [column for column in columns if column not in _SECRET]
+            return [_some("SELECT", shown), _some("INSERT", ENQUEUED), _some("UPDATE", _MOVED)]
+        case "event":
+            return ["INSERT"]
+        case "tag" | "dependency" | "unsettled" | "recheck":
+            return ["SELECT, INSERT"]
+        case "bucket":
+            return ["SELECT, INSERT", _some("UPDATE", ["taken", "owner", "full_at", "next_at"])]
+        case "question":
+            return ["SELECT, INSERT", _some("UPDATE", ["look_at"])]
+        case "fair":
+            return ["SELECT, INSERT", _some("UPDATE", ["last"])]
+        case "bucket_limit":
+            return ["SELECT, INSERT"]
+        case "node":
+            return ["SELECT", _some("UPDATE", ["hungry"])]
+        case "namespace" | "task" | "queue":
+            return ["SELECT"]
+    return []
+
+
+def _some(right: str, columns: Sequence[str]) -> str:
+    return f"{right} ({', '.join(columns)})"

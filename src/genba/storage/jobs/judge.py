@@ -1,0 +1,80 @@
+"""From how an attempt ended to what is written about its job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache
+
+import msgspec
+
+from genba.domain.states import Cause, stopped_by
+from genba.domain.verdict import End, Standing, judge
+from genba.options.table import Snapshot
+from genba.storage.nodes.nodes import Orphan
+from genba.storage.records import Claimed, Ending, Micros
+
+PLAIN = Snapshot()
+UNREADABLE = Snapshot(retry={"times": 0})  # somebody has written options by hand
+
+
+@lru_cache(maxsize=256)  # jobs of a task have the same, as a rule
+def read_options(written: str | None) -> Snapshot | None:
+    """None if all is as usual; what somebody has written by hand must not stop a node."""
+    try:
+        return None if written is None else Snapshot.read(written.encode())
+    except (msgspec.MsgspecError, ValueError):
+        return UNREADABLE
+
+
+def judged(job: Claimed | Orphan, claim: int, options: Snapshot, end: End, wall: Micros, jitter: float) -> Ending:
+    verdict = judge(
+        end,
+        Standing(
+            priority=job.priority,
+            retries=job.retries,
+            crashes=job.crashes,
+            losses=job.losses,
+            retry=options.retry_rule(),
+            max_crashes=options.max_crashes,
+            on_exception=options.on_exception,
+            at_most_once=options.at_most_once,
+        ),
+        wall,
+        jitter,
+    )
+    return Ending(
+        id=job.id,
+        attempt=job.attempt,
+        claim=claim,
+        state=verdict.state,
+        cause=verdict.cause,
+        retries=verdict.retries,
+        crashes=verdict.crashes,
+        losses=verdict.losses,
+        due_at=verdict.due_at,
+        wait=verdict.wait,
+        rank_priority=verdict.rank_priority or 0,
+        reason=verdict.reason,
+        ended=wall,
+        told=isinstance(job, Orphan) and job.started_mark is not None,
+        quiet=options.history == "final",
+        hooked=options.on_final is not None,
+        task=job.task if isinstance(job, Claimed) else "",
+        queue=job.queue if isinstance(job, Claimed) else "",
+    )
+
+
+def judge_orphan(orphan: Orphan, wall: Micros, random: Callable[[], float]) -> Ending:
+    """What becomes of a job whose node is gone.
+
+    Nobody can know whether an unmarked one had started: it counts as lost, and its number is not given again.
+    """
+    options = read_options(orphan.options) or PLAIN
+    end = End(
+        cause=Cause.NODE_LOST,
+        started=orphan.started_mark is not None,
+        cancel_requested=orphan.cancel_requested is not None,
+        reason=stopped_by(orphan.cancel_requested) if orphan.cancel_requested else None,
+    )
+    return replace(judged(orphan, orphan.claim, options, end, wall, random()), locks=True)

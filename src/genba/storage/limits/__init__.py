@@ -1,0 +1,1 @@
+"""Slots of limits, and the queues in front of them."""

@@ -1,0 +1,1 @@
+"""Nodes in the database: alive, dead, taken over."""

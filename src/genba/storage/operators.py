@@ -1,0 +1,334 @@
+"""What operators have decided about tasks and queues, and what everybody must know of it.
+
+The rules are read once and kept.  Each change of them makes the namespace's epoch grow, and a claim or an enqueue
+shows the epoch it knows: if that is not the present one nothing happens, and the rules are read again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from genba.domain.untrusted_json import read
+from genba.errors import BadOption, GenbaError, StoreError, UnknownTask
+from genba.options.limits import RUNNING
+from genba.options.parse import Keep, read_keep
+from genba.storage.engines.database import Database, Tx
+from genba.storage.limits.slots import UNLIMITED, Limits
+from genba.storage.records import Micros
+
+DISABLED = "disabled task "
+PARK = 2000  # jobs in one transaction, as the query has it
+_LOWEST = -(2**63)
+
+
+class RulesChanged(GenbaError):
+    """An operator has changed the rules since they were read: read them again, then decide again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What holds now; `epoch` is its version."""
+
+    epoch: int
+    disabled: frozenset[str] = frozenset()
+    paused: frozenset[str] = frozenset()
+    fair: Mapping[str, str] = field(default_factory=dict)  # queues that are shared by virtual time, and by what
+    overrides: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    unreadable: frozenset[str] = frozenset()  # tasks whose override is damaged: what the code says holds
+
+    @property
+    def concern_tasks(self) -> bool:
+        return bool(self.disabled or self.overrides)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRecord:
+    """A task as nodes have declared it and operators have changed it (the order is that of the query)."""
+
+    name: str
+    title: str | None
+    definition: str
+    override: str | None
+    enabled: bool
+    changed_at: Micros
+    changed_by: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class QueueRecord:
+    """A queue (the order is that of the query)."""
+
+    name: str
+    paused: bool
+    paused_until: Micros | None
+    fair_by: str | None
+    changed_at: Micros
+    changed_by: str | None
+
+
+def _task(row: tuple[Any, ...]) -> TaskRecord:
+    name, title, definition, override, enabled, changed_at, changed_by = row
+    return TaskRecord(name, title, definition, override, bool(enabled), changed_at, changed_by)
+
+
+def kept_for(said: Keep, override: Mapping[str, Any] | None) -> Keep:
+    """How long final jobs of a task are kept, by its code and what an operator says; None: for ever."""
+    if override is None or "keep" not in override:
+        return said
+    try:
+        return read_keep("keep", override["keep"])
+    except BadOption:  # nobody could have said that to us
+        return said
+
+
+class Policies:
+    def __init__(
+        self,
+        database: Database,
+        namespace: str,
+        install: Callable[[], None],
+        spread: Callable[[], None],
+        limits: Limits,
+    ) -> None:
+        self._limits = limits
+        self._db = database
+        self._namespace = namespace
+        self._install = install
+        self._spread = spread  # tells the nodes to look
+        self._rules: Rules | None = None
+
+    # what holds
+
+    def rules(self) -> Rules:
+        """As last read; whoever acts on them shows their epoch."""
+        return self._rules or self.refresh()
+
+    def rules_in(self, tx: Tx) -> Rules:
+        """The same for one who is in a transaction, and must not open another."""
+        return self._rules or self.read(tx)
+
+    def refresh(self) -> Rules:
+        self._install()
+        with self._db.statement() as tx:
+            return self.read(tx)
+
+    def read(self, tx: Tx) -> Rules:
+        """The epoch first: if a change comes between, the rules are newer than they say, and are read once more."""
+        row = tx.one("epoch", namespace=self._namespace)
+        tasks = tx.all("ruled_tasks", namespace=self._namespace)
+        queues = tx.all("ruled_queues", namespace=self._namespace)
+        spoken = {name: read(override, dict[str, Any], {}) for name, override, _ in tasks if override}
+        self._rules = Rules(
+            epoch=row[0] if row else 0,
+            disabled=frozenset(name for name, _, enabled in tasks if not enabled),
+            paused=frozenset(name for name, paused, _, _ in queues if paused),
+            fair={name: fair_by for name, _, _, fair_by in queues if fair_by is not None},
+            overrides={name: said for name, said in spoken.items() if said},
+            unreadable=frozenset(name for name, said in spoken.items() if not said),
+        )
+        return self._rules
+
+    def stale(self, tx: Tx) -> bool:
+        row = tx.one("epoch", namespace=self._namespace)
+        return self._rules is None or row is None or row[0] != self._rules.epoch
+
+    # tasks
+
+    def tasks(self) -> list[TaskRecord]:
+        self._install()
+        with self._db.statement() as tx:
+            return [_task(row) for row in tx.all("all_tasks", namespace=self._namespace)]
+
+    def task(self, name: str) -> TaskRecord | None:
+        self._install()
+        with self._db.statement() as tx:
+            row = tx.one("one_task", namespace=self._namespace, name=name)
+            return _task(row) if row else None
+
+    def switch(
+        self, name: str, enabled: bool, by: str, reason: str | None, definition: Mapping[str, Any] | None
+    ) -> bool:
+        """Enable or disable a task, and move what waits out of the claim index or back; False if it was so already."""
+        self._install()
+        with self._db.transaction() as tx:
+            self._known(tx, name, by, definition)
+            changed = tx.one("switch_task", namespace=self._namespace, name=name, enabled=enabled, by=by)
+            if changed:
+                self._changed(tx, "task_enabled" if enabled else "task_disabled", task=name, by=by, reason=reason)
+        if changed:
+            self._spread()
+        with suppress(StoreError):  # it is so already; keepers do what is left
+            if enabled:
+                self.unpark_task(name)
+            else:
+                self.park_task(name)
+        self._spread()
+        return changed is not None
+
+    def override(
+        self,
+        name: str,
+        change: Callable[[dict[str, Any]], dict[str, Any]],
+        by: str,
+        definition: Mapping[str, Any] | None,
+    ) -> dict[str, Any]:
+        """Let `change` make another override out of the present one; gives what holds now."""
+        self._install()
+        with self._db.transaction() as tx:
+            self._known(tx, name, by, definition)
+            tx.run("next_epoch", namespace=self._namespace)  # first: two operators take turns
+            row = tx.one("override_of", namespace=self._namespace, name=name)
+            before = read(row[0], dict[str, Any], {}) if row else {}
+            after = change(dict(before))
+            written = msgspec.json.encode(after).decode() if after else None
+            tx.run("override_task", namespace=self._namespace, name=name, override=written, by=by)
+            changes = {key: after.get(key) for key in {*before, *after} if before.get(key) != after.get(key)}
+            self._tell(tx, "task_changed", task=name, by=by, changes=changes, override=after)
+            if changes.keys() & {"max_running", "exclusive"}:
+                self._limits.overrule(tx, RUNNING + name, _most_running(after))
+        self._rules = None
+        self._spread()
+        return after
+
+    def _known(self, tx: Tx, name: str, by: str, definition: Mapping[str, Any] | None) -> None:
+        """A task that some node has declared, or that the caller's app has."""
+        if definition is not None:
+            written = msgspec.json.encode(definition, order="deterministic").decode()
+            title = definition.get("title")
+            tx.run("add_task", namespace=self._namespace, name=name, title=title, definition=written, by=by)
+        elif tx.one("one_task", namespace=self._namespace, name=name) is None:
+            raise UnknownTask(f"no node has declared a task {name!r}, and this app has none: see `genba task ls`")
+
+    def park_task(self, name: str) -> int:
+        """Take what waits of a disabled task out of the claim index; how many."""
+        parked, queue = 0, ""
+        while (found := self._next_queue(queue)) is not None:
+            queue, last = found, (_LOWEST, 0)
+            while True:
+                with self._db.transaction() as tx:
+                    rows = tx.all(
+                        "park_task",
+                        namespace=self._namespace,
+                        queue=queue,
+                        task=name,
+                        parked_on=DISABLED + name,
+                        rank=last[0],
+                        id=last[1],
+                    )
+                parked += len(rows)
+                if len(rows) < PARK:
+                    break
+                last = max((rank, id) for rank, id in rows)
+        return parked
+
+    def _next_queue(self, after: str) -> str | None:
+        with self._db.statement() as tx:
+            row = tx.one("next_queue", namespace=self._namespace, queue=after)
+            return str(row[0]) if row else None
+
+    def unpark_task(self, name: str) -> int:
+        return self.unpark(DISABLED + name)
+
+    def unpark(self, reason: str) -> int:
+        """Everything that was parked for this reason is back; how many."""
+        back = 0
+        while True:
+            with self._db.transaction() as tx:
+                rows = tx.all("unpark", namespace=self._namespace, parked_on=reason)
+                self._limits.moved(tx, [id for id, buckets in rows if buckets is not None])
+            moved = len(rows)
+            back += moved
+            if not moved:
+                return back
+
+    def keep_parked(self) -> bool:
+        """A keeper's part: what an operator's program, stopped half-way, has left to do.  True if jobs are back."""
+        for task in self.rules().disabled:
+            self.park_task(task)
+        with self._db.statement() as tx:
+            enabled = [(DISABLED + row[0],) for row in tx.all("enabled_tasks", namespace=self._namespace)]
+            ended = [row[0] for row in tx.batch("parked_among", enabled, namespace=self._namespace)]
+        return sum(map(self.unpark, ended)) > 0
+
+    # queues
+
+    def queues(self) -> list[QueueRecord]:
+        self._install()
+        with self._db.statement() as tx:
+            rows = tx.all("all_queues", namespace=self._namespace)
+            return [QueueRecord(row[0], bool(row[1]), *row[2:]) for row in rows]
+
+    def waiting(self) -> dict[str, int]:
+        """How many jobs may start now, by queue."""
+        with self._db.statement() as tx:
+            return {row[0]: row[1] for row in tx.all("waiting_of_queues", namespace=self._namespace)}
+
+    def parked(self) -> Sequence[tuple[str, str, int]]:
+        """(why, queue, how many) of what is parked."""
+        with self._db.statement() as tx:
+            return [(row[0], row[1], row[2]) for row in tx.all("parked_reasons", namespace=self._namespace)]
+
+    def pause(self, queue: str, until: Micros | None, by: str, reason: str | None) -> None:
+        """Nothing of this queue starts any more; its jobs need not move, because claims go queue by queue."""
+        self._install()
+        with self._db.transaction() as tx:
+            tx.run("pause_queue", namespace=self._namespace, name=queue, until=until, by=by)
+            self._changed(tx, "queue_paused", queue=queue, by=by, reason=reason, until=until)
+        self._spread()
+
+    def resume(self, queue: str, by: str) -> bool:
+        """False if it was not paused."""
+        self._install()
+        with self._db.transaction() as tx:
+            resumed = tx.one("resume_queue", namespace=self._namespace, name=queue, by=by)
+            if resumed:
+                self._changed(tx, "queue_resumed", queue=queue, by=by)
+        self._spread()
+        return resumed is not None
+
+    def set_limit(self, template: str, n: int | None, by: str) -> None:
+        """An operator's n for all buckets of a template, over what the code says; None: as the code says."""
+        self._install()
+        with self._db.transaction() as tx:
+            self._limits.set_limit(tx, template, n)
+            self._tell(tx, "limit_changed", template=template, n=n, by=by)
+        self._spread()
+
+    def end_pauses(self) -> list[str]:
+        """Resume the queues whose pause is over."""
+        with self._db.transaction() as tx:
+            over = [str(row[0]) for row in tx.all("pauses_over", namespace=self._namespace)]
+            resumed = [q for q in over if tx.one("resume_queue", namespace=self._namespace, name=q, by="its time")]
+            for queue in resumed:
+                self._changed(tx, "queue_resumed", queue=queue, by="its time")
+        if resumed:
+            self._spread()
+        return resumed
+
+    def make_fair(self, tx: Tx, queue: str, fair_by: str) -> None:
+        """From now on the keys of this queue take turns; it stays so."""
+        if queue not in self.rules_in(tx).fair and tx.one(
+            "make_fair", namespace=self._namespace, name=queue, fair_by=fair_by
+        ):
+            self._changed(tx, "queue_changed", queue=queue, fair_by=fair_by)
+
+    def _changed(self, tx: Tx, kind: str, **told: Any) -> None:
+        tx.run("next_epoch", namespace=self._namespace)
+        self._tell(tx, kind, **told)
+        self._rules = None
+
+    def _tell(self, tx: Tx, kind: str, **told: Any) -> None:
+        data = msgspec.json.encode({key: value for key, value in told.items() if value is not None})
+        tx.run("enqueued", namespace=self._namespace, kind=kind, job_id=None, data=data)
+
+
+def _most_running(changes: Mapping[str, Any]) -> int | None:
+    """How many an operator lets run at a time; None: as the code says."""
+    if changes.get("exclusive"):
+        return 1
+    return changes["max_running"] or UNLIMITED if "max_running" in changes else None

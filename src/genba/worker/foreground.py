@@ -1,0 +1,42 @@
+"""One job in this process: as a worker runs it, but with the terminal, and nobody who would stop it."""
+
+from __future__ import annotations
+
+import os
+import socket
+from contextlib import closing
+from typing import Any
+
+from genba import wire
+from genba.domain.clock import Clock
+from genba.worker.worker import App, Worker
+
+
+class _Outbox(socket.socket):
+    """Takes what a worker would send to its node."""
+
+    def __init__(self) -> None:
+        super().__init__(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._frames = wire.Frames()
+        self.results: list[list[Any]] = []
+
+    def sendall(self, data: Any, flags: int = 0, /) -> None:
+        for message in self._frames.feed(bytes(data)):
+            if message[0] == wire.RESULTS:
+                self.results += message[1]
+
+
+def run_here(
+    app: App, serial: int, job: wire.Job, slate: wire.Slate, clock: Clock | None = None
+) -> list[list[Any]]:
+    """Run it inside the app's lifespans; gives its result, as a worker sends it."""
+    tokens, token_in = os.pipe()
+    with _Outbox() as outbox:
+        try:
+            worker = Worker(app, outbox, tokens, slate, clock)
+            with closing(worker), worker.surroundings():
+                worker.run_one(serial, job)
+            return [*slate.take(), *outbox.results]
+        finally:
+            os.close(tokens)
+            os.close(token_in)

@@ -1,0 +1,145 @@
+"""A desk: when it writes."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Iterator
+
+import pytest
+from tests.storage.builders import TASK, claimed, enqueued, joined, state, states, success
+
+from genba.domain.clock import SystemClock
+from genba.node.database.lost_claims import Doubts
+from genba.node.database.writer import FLOW, MANY, ClaimedJobs, Desk, Ended
+from genba.storage.records import Success
+from genba.storage.store import Store
+
+LONG = 600.0  # seconds, in which the test would have failed
+SOON = 30.0
+
+
+@pytest.fixture
+def posts() -> queue.Queue:
+    return queue.Queue()
+
+
+@pytest.fixture
+def desk(store: Store, posts: queue.Queue) -> Iterator[Desk]:
+    joined(store, 1)
+    desk = Desk("writer", store, 1, [TASK], Doubts(SystemClock()), posts.put)
+    desk.start()
+    yield desk
+    desk.finish(SOON)
+    assert not desk.is_alive()
+
+
+def ends(store: Store, count: int) -> list[Success]:
+    return [success(job) for job in claimed(store, count)]
+
+
+def nothing_is_said(posts: queue.Queue) -> bool:
+    with pytest.raises(queue.Empty):
+        posts.get(timeout=0.2)
+    return True
+
+
+def test_successes_that_can_wait_are_written_with_the_next_that_cannot(store, desk, posts):
+    ids = enqueued(store, 2)
+    first, second = ends(store, 2)
+
+    desk.add(succeeded=[first], patience=LONG)
+    assert nothing_is_said(posts)
+    desk.add(succeeded=[second])
+
+    assert isinstance(posts.get(timeout=SOON), Ended)
+    assert states(store, ids) == ["succeeded", "succeeded"]
+    assert posts.empty()  # it was one commit
+
+
+def test_one_that_cannot_wait_does_not_wait_for_those_who_can(store, posts):
+    joined(store, 1)
+    enqueued(store, 2)
+    first, second = ends(store, 2)
+    desk = Desk("writer", store, 1, [TASK], Doubts(SystemClock()), posts.put)
+    desk.add(succeeded=[first])
+    desk.add(succeeded=[second], patience=LONG)
+
+    desk.start()  # it finds both
+
+    assert isinstance(posts.get(timeout=SOON), Ended)
+    desk.finish(SOON)
+
+
+def test_they_wait_no_longer_than_they_may(store, desk, posts):
+    (id,) = enqueued(store, 1)
+
+    desk.add(succeeded=ends(store, 1), patience=0.01)
+
+    assert isinstance(posts.get(timeout=SOON), Ended)
+    assert state(store, id) == "succeeded"
+
+
+def test_nor_longer_than_it_takes_to_have_many(store, desk, posts):
+    enqueued(store, MANY)
+    many = ends(store, MANY)
+
+    for at in range(0, MANY, 100):
+        desk.add(succeeded=many[at : at + 100], patience=LONG)
+
+    assert isinstance(posts.get(timeout=SOON), Ended)
+
+
+def test_whoever_wants_work_does_not_wait_for_them(store, desk, posts):
+    enqueued(store, 2)
+
+    desk.add(succeeded=ends(store, 1), patience=LONG)
+    desk.add(wants={"default": 1})
+
+    assert isinstance(posts.get(timeout=SOON), Ended)
+    claimed = posts.get(timeout=SOON)
+    assert isinstance(claimed, ClaimedJobs)
+    assert len(claimed.jobs) == 1
+
+
+def test_nor_in_full_flow_for_more_of_them(store, desk, posts, monkeypatch):
+    monkeypatch.setattr("genba.node.database.writer.GATHER", LONG)
+    enqueued(store, FLOW + 2)
+    desk.add(succeeded=ends(store, FLOW))
+    assert isinstance(posts.get(timeout=SOON), Ended)
+
+    desk.add(succeeded=ends(store, 1))
+    assert nothing_is_said(posts)
+    desk.add(wants={"default": 1})
+
+    assert isinstance(posts.get(timeout=SOON), Ended)
+    assert len(posts.get(timeout=SOON).jobs) == 1
+
+
+def test_a_desk_that_ends_writes_them(store, desk, posts):
+    (id,) = enqueued(store, 1)
+    desk.add(succeeded=ends(store, 1), patience=LONG)
+
+    desk.finish(SOON)
+
+    assert state(store, id) == "succeeded"
+
+
+def test_a_desk_that_is_called_while_it_still_says_that_it_is_hungry_says_so_again(store, desk, posts, monkeypatch):
+    """It once took the answer for the flag, which the caller had cleared, and nobody called it any more."""
+    told: list[bool] = []
+    say = store.nodes.hungry
+
+    def say_and_be_called(node: int, hungry: bool) -> None:
+        say(node, hungry)
+        if not told:
+            say(node, False)  # as whoever enqueues does
+            desk.rung()
+        told.append(hungry)
+
+    monkeypatch.setattr(store.nodes, "hungry", say_and_be_called)
+    for _ in range(2):
+        desk.add(wants={"default": 1})
+        claims = iter(lambda: posts.get(timeout=SOON), None)
+        assert next(post for post in claims if isinstance(post, ClaimedJobs)).jobs == []
+
+    assert told == [True, True]

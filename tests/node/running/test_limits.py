@@ -1,0 +1,187 @@
+"""Limits, rates and full tasks, with a node; one for all tests of an engine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support import APPS, NodeProcess, eventually, lines, load_module
+
+from genba import Genba, Limit, Rate, TaskFull
+from genba.errors import BadArguments, BadOption, BadTask
+
+SOURCE = APPS / "narrow.py"
+
+
+@pytest.fixture(scope="module")
+def narrow(home: tuple[str, Path]) -> Iterator[Any]:
+    """narrow.py, as a client has it, and a node for it."""
+    url, folder = home
+    with ExitStack() as stack:
+        (folder / "narrow.py").write_bytes(SOURCE.read_bytes())
+        module = load_module("narrow", folder, url)
+        stack.callback(module.app.close)
+        node = NodeProcess.start("narrow:app", url, "--max", "6", "-q", "default:4,units:2", cwd=folder)
+        stack.callback(lambda: print(node.log))
+        stack.callback(node.end)
+        eventually(module.app.nodes, within=15)
+        yield module
+
+
+def started(path: Path, count: int) -> list[list[str]]:
+    return eventually(lambda: (told := lines(f"{path}.started"))[: len(told) * (len(told) >= count)], within=10)
+
+
+def test_a_limit_is_filled_from_the_arguments_and_holds_for_each_bucket(narrow, path):
+    group = narrow.app.enqueue_many([narrow.serve.call(tenant, str(path)) for tenant in "aaab"])
+
+    assert sorted(tenant for tenant, _ in started(path, 3)) == ["a", "a", "b"]
+    assert group[2].refresh().record.parked_on == "limit tenant:a"
+    path.touch()
+    group.wait(timeout=10)
+
+    assert len(lines(f"{path}.started")) == 4
+
+
+def test_a_client_without_the_code_is_bound_by_the_same_limits(narrow, path):
+    other = Genba(narrow.app.url)
+    jobs = [other.enqueue("narrow.serve", "c", str(path)), other.enqueue("narrow.serve", path=str(path), tenant="c")]
+    jobs.append(other.enqueue("narrow.serve", "c", path=str(path)))
+
+    assert [job.refresh().record.parked_on for job in jobs] == [None, None, "limit tenant:c"]
+    started(path, 2)
+    path.touch()
+    other.wait(jobs, timeout=10)
+    other.close()
+
+
+@pytest.mark.parametrize(("task", "most"), [("few", 2), ("lone", 1)])
+def test_so_many_jobs_of_a_task_run_at_a_time(narrow, path, task, most):
+    group = narrow.app.enqueue_many([getattr(narrow, task).call(str(path)) for _ in range(most + 2)])
+
+    started(path, most)
+    assert [job.refresh().record.parked_on for job in group[most:]] == [f"limit max_running narrow.{task}"] * 2
+    assert len(lines(f"{path}.started")) == most
+    path.touch()
+    group.wait(timeout=10)
+
+
+def test_a_freed_slot_starts_the_next_job_at_once(narrow, tmp_path):
+    first, second = tmp_path / "first", tmp_path / "second"
+    jobs = [narrow.lone.enqueue(str(first)), narrow.lone.enqueue(str(second))]
+    started(first, 1)
+    first.touch()
+    began = time.monotonic()
+
+    started(second, 1)
+
+    assert time.monotonic() - began < 0.5
+    second.touch()
+    narrow.app.wait(jobs, timeout=10)
+
+
+def test_a_rate_spreads_the_starts(narrow, tmp_path):
+    path = tmp_path / "asked"
+    narrow.app.enqueue_many([narrow.ask.call("p", str(path)) for _ in range(7)]).wait(timeout=15)
+
+    at = [float(words[0]) for words in lines(path)]
+    assert len(at) == 7
+    assert max(at) - min(at) >= 0.45  # two at once, five more with a tenth of a second each
+
+
+def test_a_delegator_bows_out_when_its_task_is_full_and_loses_nothing(narrow, tmp_path):
+    """UseCase52, the throttled delegator."""
+    path = tmp_path / "units"
+
+    assert narrow.delegate.enqueue(25, str(path)).result(timeout=30) == 25
+    eventually(lambda: len(lines(path)) == 25, within=10)
+
+    assert sorted(int(number) for (number,) in lines(path)) == list(range(25))
+    assert narrow.app.count(state="waiting", task="narrow.unit") == 0
+
+
+def test_one_more_than_may_wait_is_refused_and_a_batch_as_a_whole(narrow, tmp_path):
+    path = str(tmp_path / "x")
+    later = narrow.unit.using(at="+1 hour")
+    jobs = narrow.app.enqueue_many([later.call(i, path) for i in range(2)])
+
+    with pytest.raises(TaskFull, match=r"narrow\.unit.*max_waiting is 3"):
+        narrow.app.enqueue_many([later.call(i, path) for i in range(2)])
+    jobs = [*jobs, later.enqueue(9, path)]
+    with pytest.raises(TaskFull):
+        later.enqueue(10, path)
+
+    for job in jobs:
+        job.cancel()
+
+
+def test_an_operator_changes_a_limit_while_jobs_run(narrow, path):
+    group = narrow.app.enqueue_many([narrow.serve.call("live", str(path)) for _ in range(4)])
+    started(path, 2)
+
+    narrow.app.set_limit("tenant:{tenant}", 3)
+
+    started(path, 3)
+    narrow.app.set_limit("tenant:{tenant}", None)
+    told = [(event.data["template"], event.data.get("n")) for event in narrow.app.events(kinds="limit_changed")]
+    assert told == [("tenant:{tenant}", 3), ("tenant:{tenant}", None)]
+    path.touch()
+    group.wait(timeout=10)
+
+
+# what is refused at once
+
+
+def test_two_tasks_that_disagree_about_a_template_are_an_error():
+    app = Genba("sqlite:///never.db")
+
+    @app.task(limits=[Limit("gpu", 2)])
+    def one() -> None: ...
+
+    with pytest.raises(BadTask, match=r"'gpu' has 3, but task .* has 2"):
+        @app.task(limits=[Limit("gpu", 3)])
+        def other() -> None: ...
+
+    with pytest.raises(BadOption, match="'gpu' has 5"):
+        one.using(limits=[Limit("gpu", 5)]).enqueue()
+
+
+def test_a_template_names_arguments_of_its_task():
+    app = Genba("sqlite:///never.db")
+
+    with pytest.raises(BadTask, match=r"'tenant:{tenant}' needs an argument 'tenant'"):
+        @app.task(limits=[Limit("tenant:{tenant}", 2)])
+        def one(x: int) -> None: ...
+
+    @app.task
+    def two(x: int) -> None: ...
+
+    with pytest.raises(BadArguments, match="no argument 'y'"):
+        two.using(limits=[Limit("y:{y}", 1)]).enqueue(1)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"limits": [Limit("a", 1, ordered=True), Limit("b", 1, ordered=True)]},
+        {"limits": [Limit("a", 1), Limit("a", 2)]},
+        {"limits": ["a"]},
+        {"exclusive": True, "max_running": 2},
+        {"max_running": -1},
+        {"rate": "fast"},
+    ],
+)
+def test_what_makes_no_sense_is_refused_at_registration(given):
+    with pytest.raises(BadOption):
+        Genba("sqlite:///never.db").task(**given)(lambda: None)
+
+
+def test_names_of_buckets_that_are_ours_are_refused():
+    for name in ("max_running x", "rate x"):
+        with pytest.raises(BadOption, match="those of tasks"):
+            Limit(name, 1)
+    assert Rate("x", "1/s").n == 1

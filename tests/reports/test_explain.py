@@ -1,0 +1,340 @@
+"""An explanation is true: what it names first is in the way, and without it the explanation is another one."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from tests.storage.builders import (
+    CLAIM,
+    HOUR,
+    SECOND,
+    TASK,
+    a_job,
+    a_node,
+    after,
+    claimed,
+    ending,
+    finish,
+    joined,
+    one,
+    success,
+)
+
+from genba.domain.duration import to_datetime
+from genba.domain.limits import Rule, needs_of
+from genba.reports.explain import Explanation, explain
+from genba.storage.clients.locks import Owner, Taken
+from genba.storage.jobs.conditions import Answer, question_of
+
+READY = ("shop.open",)
+OPTIONS = '{"ready":["shop.open"]}'
+
+
+def told(store: Any, id: int) -> Explanation:
+    return explain(store, store.job(id))
+
+
+class Situation:
+    """A job with obstacles in its way, each of which can be taken away; keepers are played by hand."""
+
+    def __init__(self, store: Any, clock: Any, kinds: set[str]) -> None:
+        self.store, self.clock, self.left = store, clock, set(kinds)
+        self.store.install()
+        self.nodes = 0
+        self.parent = one(store, delay=9 * HOUR) if "blocked" in kinds else None
+        self.ready = "condition" in kinds
+        rules = tuple(rule for kind, rule in RULES.items() if kind in kinds)
+        if "bucket_full" in kinds:
+            self.holder = one(store, queue="afar", needs=needs_of([GPU], {}), rules=(GPU,))
+        if "rate" in kinds:
+            self.use_up()
+        self.id = store.enqueue(
+            [
+                a_job(
+                    args=b'{"mine":1}',
+                    after=after(self.parent, wants="finished") if self.parent else (),
+                    delay=HOUR if "scheduled" in kinds else 0,
+                    ready=READY if self.ready else (),
+                    options=OPTIONS if self.ready else None,
+                    needs=needs_of(rules, {}),
+                    rules=rules,
+                )
+            ]
+        )[0].id
+        if "no_slot" in kinds:
+            one(store, priority=5)
+        if "no_node" not in kinds:
+            self.join()
+        if "queue_paused" in kinds:
+            store.policy.pause("default", None, "me", None)
+        if "task_disabled" in kinds:
+            self.switch(False)
+        if "held" in kinds:
+            store.hold(self.id, "the moon is full")
+        self.keep()
+
+    def join(self) -> None:
+        self.nodes += 1
+        if self.nodes > 1:
+            self.store.nodes.leave(self.nodes - 1)
+        tasks = () if "unknown_task" in self.left else ({"name": TASK},)
+        queues = ("other",) if "unserved_queue" in self.left else ("default",)
+        self.store.nodes.join(a_node(self.nodes, tasks=tasks, queues=queues))
+
+    def use_up(self) -> None:
+        """A job that is over by now had what the rate allows."""
+        node = joined(self.store, 1000)
+        one(self.store, needs=needs_of([PARTNER], {}), rules=(PARTNER,))
+        (job,) = claimed(self.store, node=node)
+        self.store.finish(node, [success(job)])
+        self.store.nodes.leave(node)
+
+    def switch(self, enabled: bool) -> None:
+        self.store.policy.switch(TASK, enabled, "me", None, {"name": TASK})
+
+    def keep(self) -> None:
+        """What a keeper does from time to time."""
+        self.store.promote()
+        self.store.limits.ripen()
+        self.store.limits.recheck()
+        if self.nodes:
+            self.store.park_unknown("default", self.store.nodes.known_tasks())
+            if "unknown_task" not in self.left:
+                self.store.unpark([f"unknown task {TASK}"])
+        self.store.policy.keep_parked()
+
+    def remove(self, kind: str) -> None:
+        self.left.discard(kind)
+        getattr(self, f"_{kind}")()
+        self.keep()
+
+    def _held(self) -> None:
+        self.store.resume(self.id)
+
+    def _blocked(self) -> None:
+        self.store.cancel(self.parent, None)
+
+    def _scheduled(self) -> None:
+        self.clock.advance("1h")
+
+    _rate = _scheduled
+
+    def _no_node(self) -> None:
+        self.join()
+
+    _unknown_task = _unserved_queue = _no_node
+
+    def _queue_paused(self) -> None:
+        self.store.policy.resume("default", "me")
+
+    def _task_disabled(self) -> None:
+        self.switch(True)
+
+    def _bucket_full(self) -> None:
+        self.store.cancel(self.holder, None)
+
+    def _condition(self) -> None:
+        self.store.questions.opened(question_of(TASK, READY, b'{"mine":1}', OPTIONS))
+
+    def _no_slot(self) -> None:
+        job = self.claim()
+        if job.id != self.id:
+            self.store.finish(self.nodes, [success(job)])
+
+    def claim(self) -> Any:
+        (job,) = claimed(self.store, node=self.nodes)
+        return job
+
+
+GPU, PARTNER = Rule("gpu", 1), Rule("partner", 1, False, HOUR, 1)
+RULES = {"bucket_full": GPU, "rate": PARTNER}
+KINDS = (
+    *("held", "blocked", "scheduled", "queue_paused", "no_node", "unknown_task", "unserved_queue", "condition"),
+    *("task_disabled", "bucket_full", "rate", "no_slot"),
+)
+
+
+def possible(kinds: set[str]) -> set[str]:
+    """Less what cannot be together."""
+    if "no_node" in kinds:
+        kinds = kinds - {"unknown_task", "unserved_queue"}
+    if kinds & {"blocked", "scheduled", "bucket_full", "rate"}:
+        kinds = kinds - {"condition"}  # it is asked for when it is claimed
+    return kinds
+
+
+def check(store: Any, clock: Any, kinds: set[str]) -> Situation:
+    situation = Situation(store, clock, kinds)
+    for _ in range(len(KINDS) + 1):
+        explanation = told(store, situation.id)
+        first = explanation.reasons[0].kind
+        if store.job(situation.id).state == "running":
+            break
+        assert first in {*situation.left, "no_slot"}, (kinds, str(explanation))
+        situation.remove(first)
+        assert told(store, situation.id).reasons != explanation.reasons, (kinds, str(explanation))
+    assert store.job(situation.id).state == "running", (kinds, str(told(store, situation.id)))
+    return situation
+
+
+@pytest.mark.parametrize("seed", [*range(20), *(pytest.param(n, marks=pytest.mark.soak) for n in range(20, 400))])
+def test_the_first_reason_is_true_and_without_it_there_is_another_or_the_job_starts(store, clock, seed):
+    chance = random.Random(seed)
+    check(store, clock, possible({kind for kind in KINDS if chance.random() < 0.5}))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_alone_is_in_the_way_is_named(store, clock, kind):
+    situation = Situation(store, clock, {kind})
+    assert told(store, situation.id).reasons[0].kind == kind
+
+
+def test_a_job_that_runs_and_waits_for_a_lock_says_who_has_it_until_it_has_it(store, clock):
+    situation = check(store, clock, {"no_slot"})
+    job = store.job(situation.id)
+    holder, waiter = (
+        Owner(id, attempt, claim, None, 20)
+        for id, attempt, claim in (fence_of(store), (job.id, job.attempt, CLAIM))
+    )
+    has = store.locks.take(holder, "door", 1, 0, 5)
+    line = store.locks.take(waiter, "door", 1, 0, 6)
+
+    reasons = told(store, job.id).reasons
+    assert [reason.kind for reason in reasons] == ["running", "lock"]
+    assert f"it waits for lock 'door' since 00:00:00 UTC, held by job {holder.job_id}" in str(reasons[1])
+
+    store.locks.release("door", has.token)
+    assert isinstance(store.locks.take(waiter, "door", 1, line.seq, 6), Taken)
+    assert [reason.kind for reason in told(store, job.id).reasons] == ["running"]
+
+
+def test_what_a_rate_has_let_go_and_nobody_has_started_is_named(store, clock):
+    first, second = (
+        one(store, queue=queue, needs=needs_of([PARTNER], {}), rules=(PARTNER,)) for queue in ("afar", "default")
+    )
+    joined(store)
+    assert 'the rate of bucket "partner" is used up until 01:00:00 UTC, 1st in line' in str(told(store, second))
+    clock.advance("2h")
+    store.limits.ripen()
+
+    explanation = told(store, second)
+
+    assert f'bucket "partner" has let go job {first}, which has not started, 1st in line' in str(explanation)
+    assert explanation.reasons[0].data["jobs"] == [first]
+    store.limits.sweep()   # nobody serves its queue: the other one has its turn
+    assert told(store, second).reasons[0].kind == "no_slot"
+
+
+def fence_of(store: Any) -> tuple[int, int, int]:
+    """Of another job that runs."""
+    one(store)
+    (job,) = claimed(store)
+    return job.id, job.attempt, CLAIM
+
+
+# in words
+
+
+@pytest.fixture
+def node(store):
+    store.install()
+    store.nodes.join(a_node(1, slots=2))
+
+
+def test_it_waits_for_jobs_that_run_and_starts_when_they_usually_end(store, clock, node):
+    for _ in range(3):
+        one(store)
+        (job,) = claimed(store)
+        store.finish(1, [success(job, started=clock.now(), ended=clock.now() + 30 * SECOND)])
+    first, second = one(store), one(store)
+    claimed(store, 2)
+    child = one(store, after=after(first, second))
+    clock.advance(10)
+
+    explanation = told(store, child)
+
+    assert f"it waits for jobs {first} (running since 00:00:00 UTC) and {second} (running" in str(explanation)
+    assert explanation.reasons[0].data == {"jobs": [first, second]}
+    assert explanation.start is not None
+    assert f"{explanation.start:%H:%M:%S}" == "00:00:30"
+
+
+def test_jobs_ahead_and_the_usual_time_give_the_start(store, clock, node):
+    one(store)
+    (job,) = claimed(store)
+    store.finish(1, [success(job, started=clock.now(), ended=clock.now() + 10 * SECOND)])
+    for _ in range(41):
+        one(store)
+    last = one(store)
+
+    explanation = told(store, last)
+
+    assert "no free slot yet, 41 jobs of queue 'default' are ahead" in str(explanation)
+    assert f"{explanation.start:%H:%M:%S}" == "00:03:30"  # 42 × 10 s, two at a time
+
+
+def test_a_condition_said_no_and_is_asked_again(store, clock, node):
+    id = store.enqueue([a_job(ready=READY, options=OPTIONS)])[0].id
+    assert "condition shop.open has not been asked yet" in str(told(store, id))
+    no: dict[str, Any] = {"said": "shop.open"}
+    for answer, words in (
+        (no, "condition shop.open said no at 00:00:00 UTC, next look at 00:00:01 UTC"),
+        ({**no, "error": "E: x"}, "condition shop.open raised E: x at 00:00:05 UTC, next look at 00:00:07 UTC"),
+        ({**no, "unknown": "shop.open"}, "no live node knows condition 'shop.open'"),
+    ):
+        store.questions.look()
+        (job,) = claimed(store)
+        gone = ending(job, "waiting", "not ready", happened=False, quiet=True)
+        key = question_of(TASK, READY, b"{}", OPTIONS)
+        store.questions.answered(1, [Answer(ending=gone, key=key, task=TASK, conditions=READY, **answer)])
+        assert words in str(told(store, id))
+        clock.advance(5)
+
+
+def test_a_draining_node_is_of_no_help(store, node):
+    id = one(store)
+    store.nodes.drain(1)
+    assert told(store, id).reasons[0].kind == "no_node"
+
+
+def test_a_retry_says_after_which_attempt(store, node, clock):
+    id = one(store)
+    (job,) = claimed(store)
+    store.end(1, [ending(job, "scheduled", due_at=clock.now() + HOUR, retries=1)])
+    assert "it is not due until 2026-01-01 01:00:00 UTC, after attempt 1" in str(told(store, id))
+
+
+def test_what_is_final_or_runs_says_so(store, node):
+    id = one(store)
+    finish(store, id, "failed")
+    assert told(store, id).reasons[0].kind == "final"
+
+
+def test_a_job_whose_moment_has_come_is_not_said_to_have_none(store, node, clock):
+    id = one(store, delay=HOUR)
+    assert [reason.kind for reason in told(store, id).reasons] == ["scheduled"]
+    clock.advance("2h")
+    assert [reason.kind for reason in told(store, id).reasons] == ["due"]
+    store.promote()
+    assert [reason.kind for reason in told(store, id).reasons] == ["no_slot"]
+
+
+def test_a_pause_that_ends_says_when_and_slots_are_not_what_is_lacking(store, node, clock):
+    id, end = one(store), clock.now() + 26 * HOUR
+    late = one(store, delay=30 * HOUR)
+    store.policy.pause("default", end, "me", None)
+
+    explanation = told(store, id)
+    assert [(reason.kind, reason.data.get("until")) for reason in explanation.reasons] == [("queue_paused", end)]
+    assert "its queue 'default' is paused until 2026-01-02 02:00:00 UTC" in str(explanation)
+    assert explanation.start == to_datetime(end)
+    assert told(store, late).start == to_datetime(clock.now() + 30 * HOUR)
+
+    second = told(store, one(store))
+    assert [reason.text for reason in second.reasons][1:] == ["1 job of it is ahead"]
+    assert second.start == to_datetime(end)   # at the earliest
+    store.policy.pause("default", None, "me", None)
+    assert [reason.kind for reason in told(store, id).reasons] == ["queue_paused"]
+    assert told(store, id).start is None

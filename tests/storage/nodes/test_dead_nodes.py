@@ -1,0 +1,178 @@
+"""When is a node dead?"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from genba.storage.nodes.dead_nodes import Patience, Watch, dead
+from genba.storage.records import NodeRecord
+
+SECOND = 1_000_000
+LEASE = 15 * SECOND
+ME, OTHER = 1, 2
+
+
+def a_node(*, silent: int, id: int = OTHER, lease: int = LEASE, boot_id: str = "this boot") -> NodeRecord:
+    """One whose last beat was `silent` ago."""
+    seen_at = 1_000 * SECOND
+    facts: dict[str, Any] = {"name": "n", "host": "h", "pid": 1, "state": "live", "queues": "[]", "tasks": "[]"}
+    return NodeRecord(
+        id=id,
+        boot_id=boot_id,
+        beat_at=seen_at - silent,
+        lease_until=seen_at - silent + lease,
+        lease=lease,
+        seen_at=seen_at,
+        slots=1,
+        hungry=False,
+        started_at=0,
+        version="1",
+        **facts,
+    )
+
+
+def is_dead(
+    node: NodeRecord, *, suspect: bool = False, boot_id: str | None = None, lasted: int = 3600 * SECOND
+) -> bool:
+    return dead([node], {node.id} if suspect else set(), ME, boot_id, lasted) == [node]
+
+
+def test_a_node_that_beats_is_alive() -> None:
+    assert not is_dead(a_node(silent=0))
+    assert not is_dead(a_node(silent=LEASE - 1))
+
+
+def test_a_node_whose_lease_is_over_is_dead() -> None:
+    assert is_dead(a_node(silent=LEASE))
+
+
+def test_nobody_buries_himself() -> None:
+    assert not is_dead(a_node(silent=10 * LEASE, id=ME), suspect=True)
+
+
+def test_a_suspect_is_dead_after_one_missed_beat_long_before_its_lease_is_over() -> None:
+    assert not is_dead(a_node(silent=3 * SECOND), suspect=True)
+    assert is_dead(a_node(silent=4 * SECOND), suspect=True)
+    assert not is_dead(a_node(silent=4 * SECOND))
+
+
+@pytest.mark.parametrize("lease", [2 * SECOND, 3 * SECOND, 5 * SECOND])
+def test_no_suspect_is_dead_before_its_guard_had_the_time_to_end_its_tree(lease: int) -> None:
+    assert not is_dead(a_node(silent=2 * SECOND - 1, lease=lease), suspect=True)
+    assert is_dead(a_node(silent=2 * SECOND, lease=lease), suspect=True)
+
+
+def test_not_even_a_very_short_lease_lets_a_node_die_sooner() -> None:
+    assert not is_dead(a_node(silent=SECOND, lease=SECOND // 2), suspect=True)
+    assert not is_dead(a_node(silent=SECOND, lease=SECOND // 2))
+    assert is_dead(a_node(silent=2 * SECOND, lease=SECOND // 2))
+
+
+def test_after_an_outage_of_the_database_nobody_is_dead_before_one_full_lease() -> None:
+    patience = Patience()
+    patience.seen(0)
+    patience.broken()
+    patience.seen(100 * SECOND)
+    for second in range(101, 115):
+        patience.seen(second * SECOND)
+    silent = a_node(silent=60 * SECOND)
+
+    assert not is_dead(silent, lasted=patience.lasted(100 * SECOND + LEASE - 1))
+    assert not is_dead(silent, suspect=True, lasted=patience.lasted(100 * SECOND + LEASE - 1))
+    assert is_dead(silent, lasted=patience.lasted(100 * SECOND + LEASE))
+
+
+def test_who_was_suspended_has_not_watched_meanwhile_and_buries_nobody_right_after() -> None:
+    """As when a laptop wakes: whoever is the first to look must not bury the others, who could not renew either."""
+    patience = Patience(LEASE // 2)
+    for second in range(20):
+        patience.seen(second * SECOND)
+    woken = 19 * SECOND + 4 * LEASE
+    silent = a_node(silent=4 * LEASE)
+
+    assert not is_dead(silent, lasted=patience.lasted(woken))
+    assert not is_dead(silent, suspect=True, lasted=patience.lasted(woken))
+    patience.seen(woken)
+    assert patience.lasted(woken + SECOND) == SECOND
+
+
+def test_one_who_has_not_seen_the_database_yet_buries_nobody() -> None:
+    patience = Patience()
+
+    assert patience.lasted(3600 * SECOND) == 0
+    assert not is_dead(a_node(silent=60 * SECOND), suspect=True, lasted=0)
+
+
+def test_a_suspect_is_judged_only_by_one_who_was_there_before_its_last_beat() -> None:
+    suspect = a_node(silent=7 * SECOND)
+
+    assert not is_dead(suspect, suspect=True, lasted=7 * SECOND - 1)
+    assert is_dead(suspect, suspect=True, lasted=7 * SECOND)
+
+
+def test_a_suspect_that_has_long_been_silent_dies_by_its_lease_at_the_latest() -> None:
+    """A newcomer was not there at the last beat, and never will have been."""
+    assert is_dead(a_node(silent=3600 * SECOND), suspect=True, lasted=LEASE)
+
+
+def test_a_machine_that_was_started_anew_has_no_living_nodes_from_before() -> None:
+    old = a_node(silent=0, boot_id="an earlier boot")
+
+    assert is_dead(old, boot_id="this boot", lasted=0)
+    assert not is_dead(old, boot_id=None)
+    assert not is_dead(a_node(silent=0), boot_id="this boot")
+
+
+def test_a_suspect_whose_process_is_gone_is_dead_also_for_a_newcomer() -> None:
+    node = a_node(silent=2 * SECOND)
+    assert dead([node], {node.id}, ME, None, 0, {node.id}) == [node]
+    assert dead([node], set(), ME, None, 0, {node.id}) == []
+    early = a_node(silent=2 * SECOND - 1)
+    assert dead([early], {early.id}, ME, None, 0, {early.id}) == []
+
+
+# the store's clock may be set while nodes live
+
+
+def heard(watch: Watch, beat: int, seen: int, now: int) -> int:
+    """How long a node has been silent whose beat is `beat` when the store's clock says `seen`, and ours `now`."""
+    node = replace(a_node(silent=0), beat_at=beat * SECOND, seen_at=seen * SECOND)
+    return watch.silence([node], now * SECOND)[OTHER] // SECOND
+
+
+@pytest.mark.parametrize("jump", [-3600, 3600, -86_400, 86_400, 10 * 365 * 86_400])
+def test_a_clock_that_is_set_makes_nobody_silent_and_nobody_live_for_ever(jump: int) -> None:
+    watch = Watch()
+    assert heard(watch, 1000, 1001, 1) == 1
+    assert heard(watch, 1003, 1003, 3) == 0
+    assert heard(watch, 1003, 1005 + jump, 5) in (2, 4)  # between when we saw its beat, and the look before that
+    assert heard(watch, 1006 + jump, 1007 + jump, 7) in (0, 1, 2)  # it beats on, by the new time
+    assert heard(watch, 1006 + jump, 1027 + jump, 27) == 21  # and if it does not, it is silent as before
+
+
+def test_without_jumps_the_clock_of_the_store_is_believed() -> None:
+    watch = Watch()
+    assert heard(watch, 1000, 1060, 1) == 60  # we have just come
+    assert heard(watch, 1061, 1063, 4) == 2
+    assert heard(watch, 1061, 1065, 6) == 4
+
+
+def test_a_beat_from_the_future_is_as_old_as_we_know_it() -> None:
+    watch = Watch()
+    assert heard(watch, 5000, 1000, 1) == 0
+    assert heard(watch, 5000, 1015, 16) == 15
+
+
+def test_one_who_has_slept_does_not_bury_who_beats_when_the_clock_is_set() -> None:
+    watch = Watch()
+    assert heard(watch, 1000, 1000, 1) == 0
+    assert heard(watch, 1060, 4660, 61) == 3  # a minute later, and the clock was set just now
+
+
+def test_a_newcomer_is_not_dead_because_the_clock_was_set_after_it_came() -> None:
+    watch = Watch()
+    watch.silence([], SECOND)
+    assert heard(watch, 1000, 4600, 3) == 2

@@ -1,0 +1,96 @@
+"""What a worker does with what is printed."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from genba import wire
+from genba.node.processes.channel import Murmur
+from genba.worker.capture import Capture, Stream
+
+
+@pytest.fixture
+def slate() -> Iterator[wire.Slate]:
+    fd = wire.Slate.create()
+    slate = wire.Slate(fd)
+    yield slate
+    slate.close()
+    os.close(fd)
+
+
+@pytest.fixture
+def before() -> Iterator[tuple[int, int]]:
+    """Where output went so far: the end to read from, and the other."""
+    read, write = os.pipe()
+    yield read, write
+    os.close(read)
+    os.close(write)
+
+
+@pytest.fixture
+def stream(slate: wire.Slate, before: tuple[int, int]) -> Iterator[Stream]:
+    capture = Capture(slate)
+    stream = Stream(capture, sys.stdout, before[1])
+    capture.on = True
+    yield stream
+    stream.outside.stream.close()
+
+
+def test_what_is_printed_while_a_job_runs_is_its_log(
+    slate: wire.Slate, stream: Stream, before: tuple[int, int]
+) -> None:
+    print("words", 7, file=stream, flush=True)
+    stream.buffer.write(b"bytes\n")
+    handler = logging.StreamHandler(stream)
+    handler.emit(logging.LogRecord("x", logging.INFO, "", 0, "record %d", (8,), None))
+
+    assert slate.log() == "words 7\nbytes\nrecord 8\n"
+    assert (stream.fileno(), stream.isatty(), stream.writable()) == (before[1], False, True)
+
+
+def test_between_jobs_it_goes_where_it_always_went(
+    slate: wire.Slate, stream: Stream, before: tuple[int, int]
+) -> None:
+    stream._capture.on = False
+    print("to the node", file=stream, flush=True)
+
+    assert slate.log() is None
+    assert os.read(before[0], 100) == b"to the node\n"
+
+
+def test_a_huge_text_is_cut_before_it_costs_anything(slate: wire.Slate, stream: Stream) -> None:
+    stream.write("a" + "é" * 50_000_000 + "z")
+
+    log = slate.log()
+    assert log is not None
+    assert len(log) < 70_000
+    assert (log[0], log[-1]) == ("a", "z")
+
+
+def test_what_comes_from_other_processes_follows_and_all_is_bounded() -> None:
+    murmur = Murmur()
+    assert not murmur
+    for _ in range(1000):
+        murmur.add(b"x" * 999 + b"\n")
+
+    told = murmur.after("y" * 70_000)
+
+    assert len(told) < 2 * wire.LOG_END + 500
+    assert told.startswith("yyy")
+    assert told.endswith("x\n")
+    assert told.count("left out]") == 2
+    assert "from other processes" in told
+
+
+@pytest.mark.parametrize("sizes", [[5], [Murmur.ROOM], [Murmur.ROOM + 3, 4], [1, 2 * Murmur.ROOM - 1]])
+def test_a_short_murmur_is_kept_whole(sizes: list[int]) -> None:
+    murmur = Murmur()
+    for i, size in enumerate(sizes):
+        murmur.add(b"%d" % i * size)
+
+    assert murmur.after(None) == "".join(str(i) * size for i, size in enumerate(sizes))
