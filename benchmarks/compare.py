@@ -34,9 +34,13 @@ def main() -> int:
     asked = _asked()
     if asked.list:
         for adapter in adapters():
-            print(f"{adapter.name:16} {adapter.title}, on {', '.join(adapter.on)}: {adapter.settings}")
+            print(
+                f"{adapter.name:16} {adapter.title}, on {', '.join(adapter.on)}: {adapter.settings}"
+            )
         return 0
-    signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(128 + signum))  # what was started ends with us
+    signal.signal(
+        signal.SIGTERM, lambda signum, frame: sys.exit(128 + signum)
+    )  # what was started ends with us
     plan = Plan.quick() if asked.quick else Plan()
     given = {"backlog": asked.backlog, "rounds": asked.rounds}
     plan = replace(plan, **{name: value for name, value in given.items() if value})
@@ -50,7 +54,9 @@ def main() -> int:
             for name in workloads:
                 if name in LIMITED:
                     _limits({one.on for one in contenders}, services, plan, results)
-                for contender in random.Random(f"{name} {turn}").sample(contenders, len(contenders)):
+                for contender in random.Random(f"{name} {turn}").sample(
+                    contenders, len(contenders)
+                ):
                     if not results.is_absent(contender, name):
                         _measure(contender, name, services, plan, results, turn)
     results.seconds = time.monotonic() - began
@@ -63,16 +69,22 @@ def main() -> int:
 
 
 def _asked() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--list", action="store_true", help="who there is, and how each is run")
     parser.add_argument("--only", metavar="PEER,…", help="names of files in benchmarks/peers")
-    parser.add_argument("--on", metavar="NAME,…", help="sqlite, postgres, redis, rabbitmq; by default all")
+    parser.add_argument(
+        "--on", metavar="NAME,…", help="sqlite, postgres, redis, rabbitmq; by default all"
+    )
     some = f"{', '.join(WORKLOADS)}; by default all but {', '.join(LONG)}"
     parser.add_argument("--workloads", metavar="NAME,…", help=some)
     parser.add_argument("--backlog", type=int)
     parser.add_argument("--rounds", type=int)
-    parser.add_argument("--write", action="store_true", help="docs/explanation/peers.md and docs/peers.svg")
+    parser.add_argument(
+        "--write", action="store_true", help="docs/explanation/peers.md and docs/peers.svg"
+    )
     return parser.parse_args()
 
 
@@ -80,7 +92,9 @@ def _words(text: str | None) -> list[str]:
     return text.split(",") if text else []
 
 
-def _contenders(only: list[str], services_only: list[str], services: Services, results: Results) -> list[Contender]:
+def _contenders(
+    only: list[str], services_only: list[str], services: Services, results: Results
+) -> list[Contender]:
     ready = []
     for adapter in adapters():
         if not only or adapter.is_ours or adapter.name in only:
@@ -111,12 +125,16 @@ def _limits(engines: set[str], services: Services, plan: Plan, results: Results)
                 results.limits[on].append(plain.drain(plan.backlog))
 
 
-def _measure(contender: Contender, name: str, services: Services, plan: Plan, results: Results, turn: int) -> None:
+def _measure(
+    contender: Contender, name: str, services: Services, plan: Plan, results: Results, turn: int
+) -> None:
     _say(f"round {turn + 1} of {plan.rounds}: {name}, {contender.title}")
     try:
         figures = WORKLOADS[name](contender, services, plan)
     except Unavailable as reason:
-        results.absent[contender.title if name == "drain" else f"{contender.title}, {name}"] = str(reason)
+        results.absent[contender.title if name == "drain" else f"{contender.title}, {name}"] = str(
+            reason
+        )
     except Wrong as fault:
         results.wrong.append(f"{contender.title}, {name}, round {turn + 1}: {fault}")
     else:

@@ -88,14 +88,19 @@ def guard(engine: str, fresh: Databases, recorded: float, verbose: bool) -> bool
                 flush=True,
             )
             if verbose:
-                print("          " + " ".join(f"{ours:,.0f}/{limit:,.0f}" for limit, ours in rounds), flush=True)
+                print(
+                    "          " + " ".join(f"{ours:,.0f}/{limit:,.0f}" for limit, ours in rounds),
+                    flush=True,
+                )
             if ratio >= least:
                 return True
     return False
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--verbose", action="store_true")
     asked = parser.parse_args()
     recorded = json.loads(RECORDED.read_text())
@@ -106,7 +111,9 @@ def main() -> int:
             if not guard(engine, fresh, recorded[engine], asked.verbose):
                 fallen.append(engine)
     for engine in fallen:
-        print(f"the drain on {engine} has become slower by more than a third: see docs/explanation/speed.md")
+        print(
+            f"the drain on {engine} has become slower by more than a third: see docs/explanation/speed.md"
+        )
     return 1 if fallen else 0
 
 

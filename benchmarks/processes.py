@@ -99,7 +99,12 @@ class Place:
         command = [sys.executable, "-m", "genba.cli", "node", "start", "bench_tasks:app", *options]
         with (self.folder / "node.log").open("w") as log:
             node = subprocess.Popen(
-                command, cwd=self.folder, stdout=log, stderr=log, preexec_fn=end_with_parent, start_new_session=True
+                command,
+                cwd=self.folder,
+                stdout=log,
+                stderr=log,
+                preexec_fn=end_with_parent,
+                start_new_session=True,
             )
         try:
             yield
@@ -113,7 +118,9 @@ class Place:
             deadline = time.monotonic() + WITHIN
             while self.app.count(state="final") + self.app.count(state="held") < len(jobs):
                 if time.monotonic() > deadline:
-                    raise SystemExit(f"not drained in {WITHIN} s:\n{(self.folder / 'node.log').read_text()}")
+                    raise SystemExit(
+                        f"not drained in {WITHIN} s:\n{(self.folder / 'node.log').read_text()}"
+                    )
                 time.sleep(0.05)
         return [job.attempts for job in jobs]
 
@@ -128,7 +135,7 @@ def pace(attempts: Sequence[Sequence[Any]]) -> float:
 def places(engine: str) -> Iterator[Callable[[], Any]]:
     from genba.bench.server import postgres_databases, sqlite_databases
 
-    with (postgres_databases(None) if engine == "postgres" else sqlite_databases()) as fresh:
+    with postgres_databases(None) if engine == "postgres" else sqlite_databases() as fresh:
 
         @contextmanager
         def place() -> Iterator[Place]:
@@ -163,7 +170,9 @@ def ondemand(engine: str, jobs: int, rounds: int) -> bool:
     print(f"{f'RQ {version}':12}{median(theirs):>10,.0f}   {shown(theirs)}")
     print(f"{'genba':12}{median(ours):>10,.0f}   {shown(ours)}   {engine}, --pool ondemand")
     print(f"{'ratio':12}{ratio:>10.1f}   bar: 5")
-    print(f"{jobs} no-op jobs, 2 processes at a time, a fork for each job; from the first start to the last end")
+    print(
+        f"{jobs} no-op jobs, 2 processes at a time, a fork for each job; from the first start to the last end"
+    )
     return ratio >= 5
 
 
@@ -217,16 +226,24 @@ def poison(engine: str, jobs: int, rounds: int) -> bool:
     print(f"{'clean':12}{median(clean):>10,.1f}   {shown(clean)}")
     print(f"{'poisoned':12}{median(poisoned):>10,.1f}   {shown(poisoned)}")
     print(f"{'ratio':12}{ratio:>10.0%}   bar: 70 %")
-    print(f"{engine}; {jobs} jobs of 20 ms, 2 workers; poisoned: {max(1, jobs // 100)} more that segfault")
+    print(
+        f"{engine}; {jobs} jobs of 20 ms, 2 workers; poisoned: {max(1, jobs // 100)} more that segfault"
+    )
     return ratio >= 0.7
 
 
 def poison_drain(place: Place, jobs: int, bad: int, seed: int) -> float:
-    calls = [place.tasks.brief.call(n) for n in range(jobs)] + [place.tasks.segfault.call(n) for n in range(bad)]
+    calls = [place.tasks.brief.call(n) for n in range(jobs)] + [
+        place.tasks.segfault.call(n) for n in range(bad)
+    ]
     random.Random(seed).shuffle(calls)
     given = place.app.enqueue_many(calls)
     attempts = place.drain(given, "--max", "2")
-    good = [each for job, each in zip(given, attempts, strict=True) if job.refresh().task.endswith("brief")]
+    good = [
+        each
+        for job, each in zip(given, attempts, strict=True)
+        if job.refresh().task.endswith("brief")
+    ]
     for job, each in zip(given, attempts, strict=True):
         causes = [attempt.cause for attempt in each]
         if job.task.endswith("brief"):
@@ -255,17 +272,24 @@ def forks(count: int) -> bool:
     fine = True
     print(f"{'until ready':18}{'p50 ms':>10}{'p99 ms':>10}   bar for p99")
     for name, text, forked, bar in kinds:
-        with tempfile.TemporaryDirectory() as folder, starter(Path(folder), text, forked) as started:
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            starter(Path(folder), text, forked) as started,
+        ):
             rounds = count if forked else max(1, count // 20)
             times = sorted(started.round(slot) * 1000 for slot in range(rounds))
         late = times[int(len(times) * 0.99)]
-        print(f"{name:18}{times[len(times) // 2]:>10.1f}{late:>10.1f}   {bar or '-'}   {rounds} starts")
+        print(
+            f"{name:18}{times[len(times) // 2]:>10.1f}{late:>10.1f}   {bar or '-'}   {rounds} starts"
+        )
         fine = fine and (bar is None or late < bar)
     return fine
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=["ondemand", "poison", "forks"])
     parser.add_argument("--engine", choices=["sqlite", "postgres"], default="postgres")
     parser.add_argument("--jobs", type=int)

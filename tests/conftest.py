@@ -26,9 +26,18 @@ import hypothesis
 import pytest
 
 from genba.bench.server import own_server
-from tests.support import Databases, NodeProcess, eventually, load_jobs, sqlite_url, without_settings
+from tests.support import (
+    Databases,
+    NodeProcess,
+    eventually,
+    load_jobs,
+    sqlite_url,
+    without_settings,
+)
 
-if TYPE_CHECKING:   # imported by the fixtures that need them: the tests of the pure rules start without a driver
+if (
+    TYPE_CHECKING
+):  # imported by the fixtures that need them: the tests of the pure rules start without a driver
     from genba.domain.clock import ManualClock
     from genba.storage.store import Store
 
@@ -47,13 +56,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         files.setdefault(item.path, []).append(item)
     waiting = [path for path in files if path.parent.name in _WAIT]
     computing = [path for path in files if path.parent.name not in _WAIT]
-    places = {path: (i + 1) / len(some) for some in (waiting, computing) for i, path in enumerate(some)}
-    items[:] = [item for path in sorted(files, key=lambda path: places[path]) for item in files[path]]
+    places = {
+        path: (i + 1) / len(some) for some in (waiting, computing) for i, path in enumerate(some)
+    }
+    items[:] = [
+        item for path in sorted(files, key=lambda path: places[path]) for item in files[path]
+    ]
 
 
 _WAIT = {"acceptance", "chaos", "cli", "client", "processes", "running", "worker"}
 _POSTGRES = os.environ.get("GENBA_TEST_POSTGRES_URL")
-_START = 1_767_225_600_000_000   # 2026-01-01 00:00 UTC
+_START = 1_767_225_600_000_000  # 2026-01-01 00:00 UTC
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -146,7 +159,7 @@ def start_node(tmp_path: Path) -> Iterator[Callable[..., NodeProcess]]:
     yield start
     for node in nodes:
         node.end()
-        print(f"node {node.pid}:\n{node.log}")   # pytest shows it when the test has failed
+        print(f"node {node.pid}:\n{node.log}")  # pytest shows it when the test has failed
 
 
 @dataclass(frozen=True)
@@ -161,7 +174,9 @@ class Shop:
 
 
 @pytest.fixture(scope="module", params=["sqlite", "postgres"])
-def home(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
+def home(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[str, Path]]:
     folder = tmp_path_factory.mktemp("home")
     if request.param == "sqlite":
         yield sqlite_url(folder), folder
@@ -180,7 +195,9 @@ def shop(home: tuple[str, Path]) -> Iterator[Shop]:
         node = NodeProcess.start("jobs:app", url, "--max", "4", "--name", "shop", cwd=folder)
         stack.callback(lambda: print(node.log))
         stack.callback(node.end)
-        eventually(jobs.app.nodes, within=60)   # a busy machine is no reason to fail; how soon is asked elsewhere
+        eventually(
+            jobs.app.nodes, within=60
+        )  # a busy machine is no reason to fail; how soon is asked elsewhere
         yield Shop(url, jobs, node)
 
 

@@ -28,25 +28,39 @@ class Judged(NamedTuple):
 def judged(results: Results) -> Iterator[Judged]:
     """Those for which the run has figures."""
     drains = {title: median(values) for title, values in results.rounds["drain, 2"].items()}
-    peers = {title: rate for title, rate in drains.items() if not results.peers[title][0].adapter.is_ours}
+    peers = {
+        title: rate for title, rate in drains.items() if not results.peers[title][0].adapter.is_ours
+    }
     if POSTGRES in drains:
         ours = drains[POSTGRES]
         yield from _times("drain on PostgreSQL, to the fastest peer", ours, peers, 1.1)
-        python = {title: rate for title, rate in peers.items() if results.peers[title][0].adapter.file.suffix == ".py"}
+        python = {
+            title: rate
+            for title, rate in peers.items()
+            if results.peers[title][0].adapter.file.suffix == ".py"
+        }
         yield from _times("drain on PostgreSQL, to the fastest peer in Python", ours, python, 2.0)
-        yield _share("drain on PostgreSQL, to the raw limit", ours / median(results.limits["postgres"]), 0.45)
+        yield _share(
+            "drain on PostgreSQL, to the raw limit", ours / median(results.limits["postgres"]), 0.45
+        )
     if SQLITE in drains:
         ours = drains[SQLITE]
         huey = {title: rate for title, rate in peers.items() if title == "Huey (SQLite)"}
         yield from _times("drain on SQLite, to Huey", ours, huey, 15.0)
-        yield _share("drain on SQLite, to the raw limit", ours / median(results.limits["sqlite"]), 0.35)
+        yield _share(
+            "drain on SQLite, to the raw limit", ours / median(results.limits["sqlite"]), 0.35
+        )
     for figure, wanted in LEAST.items():
         for title, found in _medians(results, figure):
             yield Judged(f"{figure}, {title}", f"≥ {wanted:g} %", f"{found:.0f} %", found >= wanted)
     for figure, (most, unit) in MOST.items():
         for title, found in _medians(results, figure):
-            yield Judged(f"{figure}, {title}", f"≤ {most:g} {unit}", f"{found:.2g} {unit}", found <= most)
-    forks = {title: median(values) for title, values in results.rounds["a process for each job"].items()}
+            yield Judged(
+                f"{figure}, {title}", f"≤ {most:g} {unit}", f"{found:.2g} {unit}", found <= most
+            )
+    forks = {
+        title: median(values) for title, values in results.rounds["a process for each job"].items()
+    }
     for title in (SQLITE, POSTGRES):
         if title in forks:
             rq = {name: rate for name, rate in forks.items() if name.startswith("RQ")}

@@ -82,16 +82,28 @@ class Adapter:
             self._run(_found("npm"), "install", "--silent", "--no-fund", "--no-audit", *needs)
         else:
             self._run(_interpreter(self.head["requires-python"]), "-m", "venv", str(self._home))
-            self._run(self.python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *needs)
+            self._run(
+                self.python,
+                "-m",
+                "pip",
+                "install",
+                "--quiet",
+                "--disable-pip-version-check",
+                *needs,
+            )
         made.write_text(wanted)
 
     def _run(self, *command: str) -> str:
         try:
-            ended = subprocess.run(command, cwd=self._home, capture_output=True, text=True, timeout=WITHIN)
+            ended = subprocess.run(
+                command, cwd=self._home, capture_output=True, text=True, timeout=WITHIN
+            )
         except (OSError, subprocess.TimeoutExpired) as error:
             raise Unavailable(f"{Path(command[0]).name}: {error}") from error
         if ended.returncode:
-            said = (ended.stderr.strip() or ended.stdout.strip() or "it said nothing").splitlines()[-1]
+            said = (ended.stderr.strip() or ended.stdout.strip() or "it said nothing").splitlines()[
+                -1
+            ]
             raise Unavailable(f"{Path(command[0]).name} failed: {said[:200]}")
         return ended.stdout.strip()
 
@@ -110,16 +122,28 @@ class Adapter:
     def version(self) -> str:
         package = re.split(r"[\[<>=~@ ]", self.head["dependencies"][0])[0]
         if self.file.suffix == ".mjs":
-            return str(json.loads((self._home / "node_modules" / package / "package.json").read_text())["version"])
-        return self._run(self.python, "-c", f"import importlib.metadata as m; print(m.version({package!r}))")
+            return str(
+                json.loads((self._home / "node_modules" / package / "package.json").read_text())[
+                    "version"
+                ]
+            )
+        return self._run(
+            self.python, "-c", f"import importlib.metadata as m; print(m.version({package!r}))"
+        )
 
 
 def adapters() -> list[Adapter]:
     """All peers, genba first."""
     found = []
     for file in sorted(PEERS.iterdir()):
-        if file.suffix in (".py", ".mjs") and (head := _HEAD.search(file.read_text())) and file.name != "__init__.py":
-            found.append(Adapter(file, tomllib.loads(re.sub(r"^(//|#) ?", "", head[1], flags=re.MULTILINE))))
+        if (
+            file.suffix in (".py", ".mjs")
+            and (head := _HEAD.search(file.read_text()))
+            and file.name != "__init__.py"
+        ):
+            found.append(
+                Adapter(file, tomllib.loads(re.sub(r"^(//|#) ?", "", head[1], flags=re.MULTILINE)))
+            )
     return sorted(found, key=lambda one: not one.is_ours)
 
 

@@ -20,9 +20,13 @@ CHARTED = "drain, 2"
 UNITS = {
     **dict.fromkeys(("pick-up p50", "pick-up p99", "half load p50", "half load p99"), "ms"),
     **dict.fromkeys(("steady load, left over", "steady load, dead rows at most"), "jobs"),
-    **dict.fromkeys(("steady load, memory in the beginning", "steady load, memory in the end"), "MB"),
+    **dict.fromkeys(
+        ("steady load, memory in the beginning", "steady load, memory in the end"), "MB"
+    ),
     "steady load, stored": "bytes a job",
-    **dict.fromkeys(("enqueue, of a bare commit", "enqueue, bulk, of a copy of the same rows"), "%"),
+    **dict.fromkeys(
+        ("enqueue, of a bare commit", "enqueue, bulk, of a copy of the same rows"), "%"
+    ),
     "idle node, of a core": "%",
     "idle node, supervisor": "MB",
 }
@@ -35,7 +39,13 @@ def lines(results: Results) -> Iterator[str]:
         yield f"| {one.bar} | {one.wanted} | {one.found} | {'met' if one.met else '**missed**'} |"
     for figure in [figure for figure, rounds in results.rounds.items() if rounds]:
         yield from ("", f"### {_heading(figure)}", "", *_table(results, figure))
-    yield from ("", "### Who ran, and how", "", "| | version | a job is run in | settings |", "|---|---|---|---|")
+    yield from (
+        "",
+        "### Who ran, and how",
+        "",
+        "| | version | a job is run in | settings |",
+        "|---|---|---|---|",
+    )
     for title, (contender, version) in results.peers.items():
         yield f"| {title} | {version} | {contender.adapter.runs} | {contender.adapter.settings} |"
     yield ""
@@ -51,8 +61,13 @@ def write(results: Results) -> None:
     before, rest = PAGE.read_text().split(BEGIN)
     after = rest.split(END)[1]
     PAGE.write_text("\n".join([before + BEGIN, "", *lines(results), "", END + after]))
-    bars = [_bar(title, values, title.startswith("genba")) for title, values in results.rounds[CHARTED].items()]
-    bars += [_bar(f"raw limit ({TITLES[on]})", values, False) for on, values in results.limits.items()]
+    bars = [
+        _bar(title, values, title.startswith("genba"))
+        for title, values in results.rounds[CHARTED].items()
+    ]
+    bars += [
+        _bar(f"raw limit ({TITLES[on]})", values, False) for on, values in results.limits.items()
+    ]
     below = f"jobs/s, 2 workers, backlog of {results.plan.backlog:,}; median and spread of {results.plan.rounds} rounds"
     CHART.write_text(chart("Drain of jobs that do nothing", below, bars))
 
@@ -64,7 +79,9 @@ def _bar(title: str, values: Sequence[float], ours: bool) -> Bar:
 def _about(results: Results) -> str:
     plan, machine = results.plan, f"{os.cpu_count()} cores, Python {platform.python_version()}"
     rounds = f"{plan.rounds} round{'s' * (plan.rounds > 1)}"
-    busy = f"load {results.load:.1f} before it began" + ": **others were at work**" * (results.load > 1)
+    busy = f"load {results.load:.1f} before it began" + ": **others were at work**" * (
+        results.load > 1
+    )
     return f"{machine}, {busy}; {rounds} in {results.seconds / 60:.0f} minutes, a backlog of {plan.backlog:,}."
 
 
@@ -88,7 +105,11 @@ def _table(results: Results, figure: str) -> Iterator[str]:
         yield "| " + " | ".join(row) + " |"
     if limited:
         for on, values in results.limits.items():
-            yield "| " + " | ".join([f"raw limit ({TITLES[on]})", *_value(values), "–", "100%"]) + " |"
+            yield (
+                "| "
+                + " | ".join([f"raw limit ({TITLES[on]})", *_value(values), "–", "100%"])
+                + " |"
+            )
 
 
 def _value(values: Sequence[float]) -> tuple[str, str]:

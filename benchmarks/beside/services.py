@@ -97,7 +97,9 @@ def _until_it_answers(host: str, port: int, name: str, within: float = 10.0) -> 
             socket.create_connection((host, port), timeout=1).close()
         except OSError as error:
             if time.monotonic() > deadline:
-                raise Unavailable(f"{name} does not answer on port {port}: {error.strerror or error}") from error
+                raise Unavailable(
+                    f"{name} does not answer on port {port}: {error.strerror or error}"
+                ) from error
             time.sleep(0.05)
         else:
             return

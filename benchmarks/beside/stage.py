@@ -24,7 +24,10 @@ LOOK = 0.005  # seconds between two looks at the marks
 MANY = 1 << 16  # bytes
 START_WITHIN = 60.0
 END_WITHIN = 10.0
-FILLERS, FEW = 4, 500  # processes that enqueue a backlog one by one, and what is not worth a second one
+FILLERS, FEW = (
+    4,
+    500,
+)  # processes that enqueue a backlog one by one, and what is not worth a second one
 PREFETCHED = 2_000  # jobs that a peer may have taken from its store and not yet run
 
 
@@ -154,7 +157,9 @@ class Stage:
     def wait_for(self, jobs: int, within: float) -> int:
         """How many of the first `jobs` have run, when all have or time is up."""
         deadline = time.monotonic() + within
-        first = 0  # that has not run: each mark is read about once, to take no time from whom we watch
+        first = (
+            0  # that has not run: each mark is read about once, to take no time from whom we watch
+        )
         with self._marks.open("rb", buffering=0) as file:
             while time.monotonic() < deadline:
                 while first < jobs:
@@ -180,13 +185,17 @@ class Stage:
         deadline = time.monotonic() + START_WITHIN
         while not self._begun():
             if time.monotonic() > deadline or all(one.poll() is not None for one in self._workers):
-                raise Unavailable(f"no job ran in {START_WITHIN:g} s; {self._last_words('workers')}")
+                raise Unavailable(
+                    f"no job ran in {START_WITHIN:g} s; {self._last_words('workers')}"
+                )
             time.sleep(LOOK)
         if self.wait_for(jobs, within) < jobs:
             left = self.ask("left")["left"]
             marks = [mark for mark in self.marks()[:jobs] if mark]
             if jobs - left > len(marks) + PREFETCHED:
-                raise Wrong(f"{len(marks)} of {jobs} jobs have run, and it says that {left} are left")
+                raise Wrong(
+                    f"{len(marks)} of {jobs} jobs have run, and it says that {left} are left"
+                )
             return Drained((len(marks) - 1) / ((max(marks) - min(marks)) / 1e9), False)
         deadline = time.monotonic() + START_WITHIN
         while left := self.ask("left")["left"]:
@@ -238,11 +247,19 @@ def stage(
 ) -> Iterator[Stage]:
     """An empty place, prepared, for jobs 0 to `slots`."""
     fresh = services.fresh(contender.on)
-    with fresh() as url, tempfile.TemporaryDirectory(prefix="genba-peer-") as name, _memory() as marks:
+    with (
+        fresh() as url,
+        tempfile.TemporaryDirectory(prefix="genba-peer-") as name,
+        _memory() as marks,
+    ):
         folder = Path(name)
         marks.write_bytes(bytes(8 * slots))
         env = {
-            **{key: value for key, value in os.environ.items() if not key.startswith(("GENBA_", "PG"))},
+            **{
+                key: value
+                for key, value in os.environ.items()
+                if not key.startswith(("GENBA_", "PG"))
+            },
             "PYTHONPATH": str(BENCHMARKS),
             "PYTHONWARNINGS": "ignore",
             "BENCH_URL": url,

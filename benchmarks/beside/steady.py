@@ -65,7 +65,9 @@ class Watch:
                     found.append(int((conn.execute(text).fetchone() or (0,))[0] or 0))
         elif self._on == "sqlite":
             path = Path(urlsplit(self._place.url).path[1:])
-            self._sizes.append(sum(each.stat().st_size for each in path.parent.glob(f"{path.name}*")))
+            self._sizes.append(
+                sum(each.stat().st_size for each in path.parent.glob(f"{path.name}*"))
+            )
 
 
 def _memory(pid: int) -> float:

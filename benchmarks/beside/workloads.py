@@ -37,7 +37,10 @@ Figures = dict[str, float]  # by the name of the figure
 
 def drain(contender: Contender, services: Services, plan: Plan, *, workers: int = 2) -> Figures:
     """A backlog that is there before the workers come; on the way, how quick it was to make."""
-    with _filled(contender, services, plan.backlog, workers=workers, singles=plan.singles) as (place, made):
+    with _filled(contender, services, plan.backlog, workers=workers, singles=plan.singles) as (
+        place,
+        made,
+    ):
         place.start(workers)
         return {**made, f"drain, {workers}": place.drain(plan.backlog, plan.within).rate}
 
@@ -56,7 +59,9 @@ def middle_payload(contender: Contender, services: Services, plan: Plan) -> Figu
 
 
 def great_payload(contender: Contender, services: Services, plan: Plan) -> Figures:
-    return _with(contender, services, plan, "1 MB", jobs=max(20, plan.backlog // 300), size=1_000_000)
+    return _with(
+        contender, services, plan, "1 MB", jobs=max(20, plan.backlog // 300), size=1_000_000
+    )
 
 
 def cpu(contender: Contender, services: Services, plan: Plan) -> Figures:
@@ -132,7 +137,9 @@ def own(contender: Contender, services: Services, plan: Plan) -> Figures:
     """What `genba bench` measures of genba alone, each beside its own limit, as far as there are bars for it."""
     if not contender.adapter.is_ours:
         return {}
-    less = measure.Plan(repeat=3, singles=plan.singles, samples=plan.samples // 2, idle_seconds=plan.within)
+    less = measure.Plan(
+        repeat=3, singles=plan.singles, samples=plan.samples // 2, idle_seconds=plan.within
+    )
     bench = measure.Bench(contender.on, services.fresh(contender.on), less)
     bench.enqueue_singly()
     bench.enqueue_in_bulk()
@@ -170,7 +177,9 @@ def _filled(
     with stage(contender, services, slots=jobs, workers=workers, work=work) as place:
         made: Figures = {}
         if singles:
-            made["enqueue"] = singles / place.ask("singly", first=0, count=singles, size=size)["seconds"]
+            made["enqueue"] = (
+                singles / place.ask("singly", first=0, count=singles, size=size)["seconds"]
+            )
         seconds = place.fill(jobs - singles, singles, size)
         if seconds is not None:
             made["enqueue, bulk"] = (jobs - singles) / seconds
@@ -190,7 +199,10 @@ def pick_up(contender: Contender, services: Services, plan: Plan) -> Figures:
         if place.wait_for(warm + plan.samples, START_WITHIN) < warm + plan.samples:
             raise Wrong(f"{plan.samples} jobs did not run in {START_WITHIN:g} s")
         waits = sorted((ran - at) / 1e6 for ran, at in zip(place.marks()[warm:], sent, strict=True))
-        return {"pick-up p50": median(waits), "pick-up p99": waits[min(len(waits) - 1, int(len(waits) * 0.99))]}
+        return {
+            "pick-up p50": median(waits),
+            "pick-up p99": waits[min(len(waits) - 1, int(len(waits) * 0.99))],
+        }
 
 
 def half_load(contender: Contender, services: Services, plan: Plan) -> Figures:
@@ -208,8 +220,14 @@ def half_load(contender: Contender, services: Services, plan: Plan) -> Figures:
         sent = place.ask("at_pace", first=warm, count=count, pace=pace)["sent"]
         if place.wait_for(warm + count, START_WITHIN) < warm + count:
             raise Wrong(f"{count} jobs did not run in {START_WITHIN:g} s")
-        waits = sorted((ran - at) / 1e6 for ran, at in zip(place.marks()[warm : warm + count], sent, strict=True))
-        return {"half load p50": median(waits), "half load p99": waits[min(len(waits) - 1, int(len(waits) * 0.99))]}
+        waits = sorted(
+            (ran - at) / 1e6
+            for ran, at in zip(place.marks()[warm : warm + count], sent, strict=True)
+        )
+        return {
+            "half load p50": median(waits),
+            "half load p99": waits[min(len(waits) - 1, int(len(waits) * 0.99))],
+        }
 
 
 def steady(contender: Contender, services: Services, plan: Plan) -> Figures:

@@ -32,7 +32,9 @@ def one(n, payload):
 async def _prepare():
     await app.migrate()
     executor = "chancy.executors.asyncex.AsyncExecutor"
-    queue = Queue("default", concurrency=500, executor=executor, polling_interval=1, eager_polling=True)
+    queue = Queue(
+        "default", concurrency=500, executor=executor, polling_interval=1, eager_polling=True
+    )
     await app.declare(queue, upsert=True)
 
 
@@ -63,7 +65,9 @@ def enqueue_many(numbers, payload):
 def left():
     async def count():
         async with app.pool.connection() as conn, conn.cursor() as cursor:
-            await cursor.execute("SELECT count(*) FROM chancy_jobs WHERE state NOT IN ('succeeded', 'failed')")
+            await cursor.execute(
+                "SELECT count(*) FROM chancy_jobs WHERE state NOT IN ('succeeded', 'failed')"
+            )
             return (await cursor.fetchone())[0]
 
     return done(count())

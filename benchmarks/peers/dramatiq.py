@@ -50,7 +50,9 @@ def left():
 
 def workers(count):
     program = os.path.join(os.path.dirname(sys.executable), "dramatiq")
-    return [[program, "peers.dramatiq", "--processes", str(count), "--threads", "8", "--skip-logging"]]
+    return [
+        [program, "peers.dramatiq", "--processes", str(count), "--threads", "8", "--skip-logging"]
+    ]
 
 
 def clean():

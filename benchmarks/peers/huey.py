@@ -16,7 +16,9 @@ import huey as package
 from peers.effects import FOLDER, ON, URL, job
 
 if ON == "sqlite":
-    huey = package.SqliteHuey("bench", filename=os.path.join(FOLDER, "huey.db"), results=False, fsync=True)
+    huey = package.SqliteHuey(
+        "bench", filename=os.path.join(FOLDER, "huey.db"), results=False, fsync=True
+    )
 else:
     huey = package.RedisHuey("bench", url=URL, results=False)
 
@@ -40,5 +42,10 @@ def left():
 
 def workers(count):
     consumer = os.path.join(os.path.dirname(sys.executable), "huey_consumer")
-    often = ["-d", "0.01", "-m", "0.05"]  # an idle worker looks every 10 to 50 ms, not every 0.1 to 10 s
+    often = [
+        "-d",
+        "0.01",
+        "-m",
+        "0.05",
+    ]  # an idle worker looks every 10 to 50 ms, not every 0.1 to 10 s
     return [[consumer, "peers.huey.huey", "-k", "process", "-w", str(count), "-n", "-q", *often]]

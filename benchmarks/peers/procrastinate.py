@@ -59,4 +59,7 @@ def left():
 
 def workers(count):
     program = os.path.join(os.path.dirname(sys.executable), "procrastinate")
-    return [[program, "--app", "peers.procrastinate.app", "worker", "--concurrency", "100"] for _ in range(count)]
+    return [
+        [program, "--app", "peers.procrastinate.app", "worker", "--concurrency", "100"]
+        for _ in range(count)
+    ]

@@ -82,7 +82,9 @@ ANSWERS: dict[str, Callable[..., dict[str, Any]]] = {
     "verify": lambda peer, jobs: {"fault": peer.verify(jobs) if hasattr(peer, "verify") else None},
     "clean": lambda peer: {"done": hasattr(peer, "clean") and peer.clean() is None},
     "workers": lambda peer, count: {"commands": peer.workers(count)},
-    "ondemand": lambda peer, count: {"commands": peer.ondemand(count) if hasattr(peer, "ondemand") else []},
+    "ondemand": lambda peer, count: {
+        "commands": peer.ondemand(count) if hasattr(peer, "ondemand") else []
+    },
 }
 
 

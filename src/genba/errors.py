@@ -41,7 +41,9 @@ class GenbaError(Exception):
 class JobFailed(GenbaError):
     """The awaited job failed; `str()` has the remote error, `traceback` the remote traceback."""
 
-    def __init__(self, message: str, *, job_id: int | None = None, error: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self, message: str, *, job_id: int | None = None, error: dict[str, Any] | None = None
+    ) -> None:
         super().__init__(message)
         self.job_id = job_id
         self.error = error or {}

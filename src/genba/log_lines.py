@@ -27,7 +27,9 @@ LONGEST = 4096  # bytes: a pipe takes so much as one piece, whoever else writes 
 JOBS_AS = "GENBA_LOG_JOBS"  # in the environment of workers: a format, and the name of their node
 CHAIN = 20  # causes of an error
 _CUTS = (1500, 600, 200, 60, 20)  # characters that a text keeps, until the line is short enough
-_KNOWN = frozenset({*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"})  # the rest is `extra`
+_KNOWN = frozenset(
+    {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"}
+)  # the rest is `extra`
 _LONG = ("message", "error", "data")
 _OF_JOB = ("job", "task", "attempt")
 
@@ -71,7 +73,9 @@ def fitted(write: Callable[[Mapping[str, Any]], str], told: Mapping[str, Any]) -
     for most in _CUTS:
         if len(line.encode(errors="replace")) < LONGEST:
             return line
-        line = write({name: _cut(value, most) if name in _LONG else value for name, value in told.items()})
+        line = write(
+            {name: _cut(value, most) if name in _LONG else value for name, value in told.items()}
+        )
     if len(line.encode(errors="replace")) < LONGEST:
         return line
     bare = {name: value for name, value in told.items() if name not in _LONG}
@@ -84,10 +88,16 @@ def _cut(value: Any, most: int) -> Any:
         case str() if len(value) > most:
             return f"{value[:most]}… [{len(value) - most} characters left out]"
         case {"traceback": str(trace), **others} if len(trace) > most:
-            return {**_cut(others, most), "traceback": f"[{len(trace) - most} characters left out] …{trace[-most:]}"}
+            return {
+                **_cut(others, most),
+                "traceback": f"[{len(trace) - most} characters left out] …{trace[-most:]}",
+            }
         case Mapping():
             rest = {"…": f"[{len(value) - most} left out]"} if len(value) > most else {}
-            return {**{_cut(name, most): _cut(one, most) for name, one in list(value.items())[:most]}, **rest}
+            return {
+                **{_cut(name, most): _cut(one, most) for name, one in list(value.items())[:most]},
+                **rest,
+            }
         case list() | tuple():
             left_out = [f"[{len(value) - most} left out]"] if len(value) > most else []
             return [*(_cut(one, most) for one in value[:most]), *left_out]
@@ -143,7 +153,9 @@ def _json(told: Mapping[str, Any]) -> str:
 def _pretty(told: Mapping[str, Any]) -> str:
     where = "".join(f" {name}={clean(told[name])}" for name in _OF_JOB if name in told)
     more = f" {_json(told['data'])}" if "data" in told else ""
-    head = f"{told['time']} {told['level'].upper()} {told['logger']}: {told['message']}{where}{more}"
+    head = (
+        f"{told['time']} {told['level'].upper()} {told['logger']}: {told['message']}{where}{more}"
+    )
     return clean(head + _error_lines(told.get("error")), lines=True).replace("\n", "\n  ")
 
 

@@ -22,7 +22,9 @@ def genba_app(request: pytest.FixtureRequest) -> Genba:
     """The app under test: what `genba_app` in the settings of pytest names, or what your own fixture gives."""
     target = request.config.getini("genba_app")
     if not target:
-        raise pytest.UsageError('genba_queue: which app?  Set genba_app = "module:app" in the settings of pytest')
+        raise pytest.UsageError(
+            'genba_queue: which app?  Set genba_app = "module:app" in the settings of pytest'
+        )
     app: Genba = resolve_name(str(target))
     return app
 

@@ -70,7 +70,10 @@ class Testing:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         assert self._before is not None
         assert self._folder is not None
@@ -127,7 +130,9 @@ class Testing:
             ran += more
         return ran
 
-    async def arun_until_idle(self, within: Duration | None = None, limit: int = MANY) -> list[Job[Any]]:
+    async def arun_until_idle(
+        self, within: Duration | None = None, limit: int = MANY
+    ) -> list[Job[Any]]:
         return await self._app.threads(self.run_until_idle, within, limit)
 
     def _next_moment(self, endless: bool) -> Micros | None:
@@ -173,7 +178,9 @@ class Testing:
                 return claimed.id
         return None
 
-    def _ask(self, job: wire.Job, conditions: Sequence[str]) -> tuple[bool, Micros | None, str, str | None]:
+    def _ask(
+        self, job: wire.Job, conditions: Sequence[str]
+    ) -> tuple[bool, Micros | None, str, str | None]:
         """Whether its conditions hold, when to ask again, who said no, and what it raised."""
         with asyncio.Runner() as runner:
             asking = Questioning(self._app.conditions, runner.get_loop, self._app.by_name)
@@ -198,8 +205,14 @@ class Testing:
         while ids and not done():
             if self._run_next() is None:
                 states = self._app.store.states(sorted(ids))
-                told = ", ".join(f"job {id} is {state}" for id, state in sorted(states.items()) if state not in FINAL)
-                raise WaitTimeout(f"in a test nobody else runs jobs, and {told}: q.advance(…) lets time pass")
+                told = ", ".join(
+                    f"job {id} is {state}"
+                    for id, state in sorted(states.items())
+                    if state not in FINAL
+                )
+                raise WaitTimeout(
+                    f"in a test nobody else runs jobs, and {told}: q.advance(…) lets time pass"
+                )
 
     # what was asked for
 
@@ -208,15 +221,25 @@ class Testing:
         name = None if task is None else str(getattr(task, "name", task))
         plain = msgspec.json.decode(msgspec.json.encode(arguments))
         found = self._app.jobs(state="any", task=name, limit=100_000)
-        return [job for job in reversed(found) if plain.items() <= job.args.items()] if plain else found[::-1]
+        return (
+            [job for job in reversed(found) if plain.items() <= job.args.items()]
+            if plain
+            else found[::-1]
+        )
 
-    def assert_enqueued(self, task: Any, count: int | None = None, /, **arguments: Any) -> list[Job[Any]]:
+    def assert_enqueued(
+        self, task: Any, count: int | None = None, /, **arguments: Any
+    ) -> list[Job[Any]]:
         """AssertionError unless a job (or `count` of them) of this task was enqueued with these arguments.
 
         `count=` by name is so many, too, unless the task has an argument of that name.
         """
         name = str(getattr(task, "name", task))
-        if count is None and type(arguments.get("count")) in (int, NoneType) and not self._takes(name, "count"):
+        if (
+            count is None
+            and type(arguments.get("count")) in (int, NoneType)
+            and not self._takes(name, "count")
+        ):
             count = arguments.pop("count", None)
         found = self.enqueued(task, **arguments)
         if found and count in (None, len(found)):
@@ -226,7 +249,9 @@ class Testing:
         there = [f"{job.task} {job.args}" for job in self.enqueued()]
         if count == 0 and not found:
             return []
-        raise AssertionError(f"{wanted} expected, {len(found)} found; enqueued were {there or 'none at all'}")
+        raise AssertionError(
+            f"{wanted} expected, {len(found)} found; enqueued were {there or 'none at all'}"
+        )
 
     def _takes(self, task: str, name: str) -> bool:
         known = self._app.arguments_of(task)

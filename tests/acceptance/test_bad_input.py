@@ -28,7 +28,9 @@ from genba import (
 def genba(url: str, *args: str, cwd: Path, within: float = 20) -> subprocess.CompletedProcess[str]:
     """The command line; it must come back by itself."""
     env = {**without_settings(os.environ), "GENBA_URL": url}
-    return subprocess.run(genba_command(*args), cwd=cwd, env=env, capture_output=True, text=True, timeout=within)
+    return subprocess.run(
+        genba_command(*args), cwd=cwd, env=env, capture_output=True, text=True, timeout=within
+    )
 
 
 @pytest.fixture
@@ -54,11 +56,15 @@ def client(shop):
         ((1.5,), {}, "x"),
         ((None,), {}, "x"),
         ((2**70,), {}, "x"),
-        pytest.param((object(),), {}, "x", id="object"),  # its address is no name: workers must agree on it
+        pytest.param(
+            (object(),), {}, "x", id="object"
+        ),  # its address is no name: workers must agree on it
     ],
     ids=repr,
 )
-def test_arguments_that_do_not_fit_the_signature_are_refused_at_the_enqueue(client, args, kwargs, told):
+def test_arguments_that_do_not_fit_the_signature_are_refused_at_the_enqueue(
+    client, args, kwargs, told
+):
     with pytest.raises(BadArguments, match=told) as caught:
         client.add.enqueue(*args, **kwargs)
 
@@ -144,20 +150,31 @@ def test_options_that_are_unknown_ill_typed_or_contradictory_are_refused(client,
 # what is neither an argument nor an option: the same on both databases
 
 
-@pytest.mark.parametrize("reason", ["a\0b", "\ud800", 5, b"why"], ids=["NUL", "surrogate", "int", "bytes"])
+@pytest.mark.parametrize(
+    "reason", ["a\0b", "\ud800", 5, b"why"], ids=["NUL", "surrogate", "int", "bytes"]
+)
 def test_a_reason_that_no_database_takes_is_refused(jobs, reason):
     app, job = jobs.app, jobs.add.using(delay="1h").enqueue(1)
     schedule = app.recur("s", jobs.add.call(1), cron="0 3 * * *")
     group = app.enqueue_many([jobs.add.using(delay="1h").call(1)])
     for ask in (
-        job.hold, job.cancel, job.kill, group.cancel, schedule.pause, app.tasks["jobs.add"].disable,
+        job.hold,
+        job.cancel,
+        job.kill,
+        group.cancel,
+        schedule.pause,
+        app.tasks["jobs.add"].disable,
         lambda why: app.queues["default"].pause(reason=why),
         lambda why: app.cancel_many(reason=why),
         lambda why: app.hold_many(reason=why),
     ):
-        with pytest.raises(BadOption, match="reason must be a text without NUL and lone surrogates, not"):
+        with pytest.raises(
+            BadOption, match="reason must be a text without NUL and lone surrogates, not"
+        ):
             ask(reason)
-    assert (job.refresh().state, group[0].refresh().state, schedule.refresh().paused) == ("scheduled",) * 2 + (False,)
+    assert (job.refresh().state, group[0].refresh().state, schedule.refresh().paused) == (
+        "scheduled",
+    ) * 2 + (False,)
 
 
 def test_a_hold_needs_a_reason(jobs):
@@ -196,8 +213,13 @@ def test_an_id_that_no_job_can_have_is_not_found(jobs, id):
 @pytest.mark.parametrize("id", ["x", "1", True, 1.0, b"1", [1]], ids=repr)
 def test_what_is_no_id_is_refused(jobs, id):
     app = jobs.app
-    for ask in (lambda: app.job(id), lambda: app.jobs(parent=id), lambda: app.jobs(before=id),
-                lambda: list(app.events(job=id)), lambda: jobs.add.using(parent=id).enqueue(1)):
+    for ask in (
+        lambda: app.job(id),
+        lambda: app.jobs(parent=id),
+        lambda: app.jobs(before=id),
+        lambda: list(app.events(job=id)),
+        lambda: jobs.add.using(parent=id).enqueue(1),
+    ):
         with pytest.raises(BadOption, match="must be a job or its id"):
             ask()
 
@@ -235,7 +257,7 @@ def test_a_task_cannot_be_registered_twice_or_under_no_name(jobs):
 
 
 def test_arguments_that_no_longer_fit_are_held_for_a_person(shop):
-    with closing(Genba(shop.url)) as older:   # it does not know the signature, so nothing is checked
+    with closing(Genba(shop.url)) as older:  # it does not know the signature, so nothing is checked
         job = older.enqueue("jobs.add", x="not a number")
         eventually(lambda: job.refresh().state == "held", within=10)
 
@@ -263,7 +285,10 @@ def test_an_unreachable_server_is_told_at_once_and_without_the_password(tmp_path
 def test_a_read_only_folder_is_told(tmp_path):
     folder = tmp_path / "locked"
     folder.mkdir(mode=0o500)
-    with closing(Genba(f"sqlite:///{folder}/genba.db")) as app, pytest.raises(StoreError, match="locked"):
+    with (
+        closing(Genba(f"sqlite:///{folder}/genba.db")) as app,
+        pytest.raises(StoreError, match="locked"),
+    ):
         app.enqueue("a.b")
 
 
@@ -279,12 +304,17 @@ def test_a_folder_in_which_nothing_can_be_made_is_told(tmp_path, place):
 def test_a_file_that_is_no_database_is_told_and_left_alone(tmp_path):
     file = tmp_path / "letter.txt"
     file.write_text("Dear reader, " * 1000)
-    with closing(Genba(f"sqlite:///{file}")) as app, pytest.raises(StoreError, match=r"letter\.txt"):
+    with (
+        closing(Genba(f"sqlite:///{file}")) as app,
+        pytest.raises(StoreError, match=r"letter\.txt"),
+    ):
         app.enqueue("a.b")
     assert file.read_text() == "Dear reader, " * 1000
 
 
-@pytest.mark.parametrize("url", ["mysql://x/y", "genba.db", "sqlite://genba.db", "sqlite:///a.db?driver=odbc"])
+@pytest.mark.parametrize(
+    "url", ["mysql://x/y", "genba.db", "sqlite://genba.db", "sqlite:///a.db?driver=odbc"]
+)
 def test_a_url_that_is_none_is_told(url):
     with closing(Genba(url)) as app, pytest.raises(BadOption, match="sqlite"):
         app.enqueue("a.b")
@@ -339,8 +369,8 @@ def test_a_node_whose_module_does_not_import_says_so_and_ends(tmp_path, source, 
 
     assert ran.returncode not in (0, None)
     assert told in ran.stderr
-    assert ran.stderr.count("genba:") == 1   # one message
-    assert "loop.py" not in ran.stderr       # of the user's module, not of ours
+    assert ran.stderr.count("genba:") == 1  # one message
+    assert "loop.py" not in ran.stderr  # of the user's module, not of ours
 
 
 def test_a_second_node_of_the_same_name_ends_and_the_first_goes_on(shop, tmp_path):

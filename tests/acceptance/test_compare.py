@@ -21,7 +21,11 @@ def compare(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
 def test_every_peer_says_in_its_head_how_it_is_run(tmp_path):
     listed = compare(tmp_path, "--list")
 
-    files = {file.stem for file in (BENCHMARKS / "peers").glob("*.*")} - {"__init__", "effects", "side"}
+    files = {file.stem for file in (BENCHMARKS / "peers").glob("*.*")} - {
+        "__init__",
+        "effects",
+        "side",
+    }
     assert {line.split()[0] for line in listed.stdout.splitlines()} == files, listed.stderr
 
 

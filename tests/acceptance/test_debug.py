@@ -101,8 +101,10 @@ def desk(url, start_node, tmp_path):
 def genba(url, tmp_path) -> Callable[..., subprocess.CompletedProcess[str]]:
     def run(*args: str) -> subprocess.CompletedProcess[str]:
         env = {**without_settings(os.environ), "GENBA_URL": url}
-        done = subprocess.run(genba_command(*args), cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60)
-        print(done.stdout, done.stderr)   # pytest shows it when the test has failed
+        done = subprocess.run(
+            genba_command(*args), cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60
+        )
+        print(done.stdout, done.stderr)  # pytest shows it when the test has failed
         return done
 
     return run
@@ -131,7 +133,9 @@ def test_a_changed_file_is_imported_again_and_running_jobs_end_on_the_old_code(d
 def test_a_task_that_is_new_after_a_change_is_known(desk, tmp_path):
     node = desk.start("--reload", "--max", "1")
     job = desk.app.enqueue("work.fresh", 3)
-    write(tmp_path / "work.py", _FIRST + "\n@app.task\ndef fresh(x: int) -> int:\n    return x + 1\n")
+    write(
+        tmp_path / "work.py", _FIRST + "\n@app.task\ndef fresh(x: int) -> int:\n    return x + 1\n"
+    )
 
     assert job.result(timeout=15) == 4
     assert "work.py has changed" in node.log
@@ -140,10 +144,18 @@ def test_a_task_that_is_new_after_a_change_is_known(desk, tmp_path):
 def test_a_queue_that_is_new_after_a_change_is_served(desk, tmp_path):
     desk.start("--reload", "--max", "1")
     job = desk.app.enqueue_many([desk.app.call("work.fresh", (3,), options={"queue": "away"})])[0]
-    write(tmp_path / "work.py", _FIRST + "\n@app.task(queue='away')\ndef fresh(x: int) -> int:\n    return x + 1\n")
+    write(
+        tmp_path / "work.py",
+        _FIRST + "\n@app.task(queue='away')\ndef fresh(x: int) -> int:\n    return x + 1\n",
+    )
 
     assert job.result(timeout=15) == 4
-    eventually(lambda: [sorted(node.queues) for node in desk.app.overview().nodes] == [["away", "default"]], within=5)
+    eventually(
+        lambda: (
+            [sorted(node.queues) for node in desk.app.overview().nodes] == [["away", "default"]]
+        ),
+        within=5,
+    )
 
 
 def test_a_change_that_breaks_the_app_is_told_and_mended_by_the_next(desk, tmp_path):
@@ -255,10 +267,12 @@ def test_a_running_job_is_left_to_its_node(desk, genba, tmp_path):
 
 def test_no_node_gets_a_job_while_a_person_has_it_in_the_debugger(desk, url, tmp_path):
     job = desk.stops.enqueue(21)
-    with Terminal(url, tmp_path, "job", "run", str(job.id), "--here", "--app", "work:app", GENBA_LEASE="1") as person:
+    with Terminal(
+        url, tmp_path, "job", "run", str(job.id), "--here", "--app", "work:app", GENBA_LEASE="1"
+    ) as person:
         person.expect("(Pdb)")
         desk.start("--max", "2", "--name", "other")
-        time.sleep(3)   # thrice the lease: the beats go on while the debugger waits
+        time.sleep(3)  # thrice the lease: the beats go on while the debugger waits
         assert job.refresh().state == "running"
         person.say("p y")
         person.expect("42")
@@ -276,7 +290,9 @@ def test_a_run_that_is_broken_off_leaves_the_job_as_it_was(desk, url, tmp_path, 
     job = desk.stops.enqueue(1)
     if state == "held":
         job.hold("ask Ann")
-    with Terminal(url, tmp_path, "job", "run", str(job.id), "--here", "--app", "work:app") as person:
+    with Terminal(
+        url, tmp_path, "job", "run", str(job.id), "--here", "--app", "work:app"
+    ) as person:
         person.expect("(Pdb)")
         person.say("q")
         assert person.end() == 1
@@ -288,7 +304,9 @@ def test_a_run_that_is_broken_off_leaves_the_job_as_it_was(desk, url, tmp_path, 
 
 def test_a_cancelled_job_in_the_foreground_sees_it_and_ends_cancelled(desk, url, tmp_path):
     job = desk.waits.enqueue()
-    with Terminal(url, tmp_path, "job", "run", str(job.id), "--here", "--app", "work:app", GENBA_LEASE="1") as person:
+    with Terminal(
+        url, tmp_path, "job", "run", str(job.id), "--here", "--app", "work:app", GENBA_LEASE="1"
+    ) as person:
         eventually(lambda: lines(tmp_path / "waits"), within=15)
         job.cancel()
         assert person.end() == 1
@@ -320,7 +338,7 @@ class Terminal:
         print(self._seen)
 
     def _read(self) -> None:
-        with suppress(OSError):   # nothing there, or it has hung up
+        with suppress(OSError):  # nothing there, or it has hung up
             text = os.read(self._ours, 1 << 16).decode(errors="replace")
             self._seen += re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text)
 

@@ -17,7 +17,9 @@ PYTHON = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 @pytest.mark.parametrize("document", ["dependencies.md", "conditions.md"])
-def test_the_examples_are_true(document: str, tmp_path: Path, start_node: Callable[..., NodeProcess]) -> None:
+def test_the_examples_are_true(
+    document: str, tmp_path: Path, start_node: Callable[..., NodeProcess]
+) -> None:
     url = sqlite_url(tmp_path)
     code, *more = PYTHON.findall((HOWTO / document).read_text())
     (tmp_path / "tasks.py").write_text("\n\n".join([code, *more]))
@@ -25,8 +27,11 @@ def test_the_examples_are_true(document: str, tmp_path: Path, start_node: Callab
 
     ran = subprocess.run(
         [sys.executable, "-m", "doctest", HOWTO / document],
-        cwd=tmp_path, env={**without_settings(os.environ), "GENBA_URL": url},
-        capture_output=True, text=True, timeout=90,
+        cwd=tmp_path,
+        env={**without_settings(os.environ), "GENBA_URL": url},
+        capture_output=True,
+        text=True,
+        timeout=90,
     )
 
     assert (ran.stdout, ran.returncode) == ("", 0), ran.stderr

@@ -43,7 +43,11 @@ TEXTS = [
 ]
 HUGE = [2**63 - 1, -(2**63), 2**53, -1]
 BASE = 8_000_000_000
-NOT_OURS = {"migration", "sequence", "namespace"}  # a number there is the state of the whole database, not a row
+NOT_OURS = {
+    "migration",
+    "sequence",
+    "namespace",
+}  # a number there is the state of the whole database, not a row
 IDS = {"id", "job_id", "seq", "child_id", "parent_id", "schedule_id"}
 
 
@@ -64,7 +68,11 @@ def columns(url: str, table: str) -> list[Column]:
     source = f"information_schema.columns WHERE table_schema = 'genba' AND table_name = '{table}'"
     found = rows(url, f"SELECT {asked} FROM {source} ORDER BY ordinal_position")
     return [
-        Column(name, kinds.get(kind, "int" if kind in ("bigint", "integer", "smallint") else kind), needed)
+        Column(
+            name,
+            kinds.get(kind, "int" if kind in ("bigint", "integer", "smallint") else kind),
+            needed,
+        )
         for name, kind, needed in found
     ]
 
@@ -91,24 +99,49 @@ RIGHT: dict[str, list[dict[str, Any]]] = {
             {"state": "succeeded", "finished_at": 1, "result": b"2"},
         )
     ],
-    "task": [{"definition": "{}", "enabled": True}, {"definition": '{"limits":[]}', "enabled": False}],
+    "task": [
+        {"definition": "{}", "enabled": True},
+        {"definition": '{"limits":[]}', "enabled": False},
+    ],
     "queue": [{}, {"paused": True, "paused_until": 1}],
     "node": [
-        {"state": "live", "queues": '["default"]', "tasks": '["jobs.add"]', "lease": 60_000_000, "lease_until": 2**61},
+        {
+            "state": "live",
+            "queues": '["default"]',
+            "tasks": '["jobs.add"]',
+            "lease": 60_000_000,
+            "lease_until": 2**61,
+        },
         {"state": "draining", "queues": "[]", "tasks": "[]", "lease": 1, "lease_until": 0},
         {"state": "dead", "queues": "[]", "tasks": "[]", "lease": 1, "lease_until": 0},
     ],
     "schedule": [
-        {"definition": a_schedule(cron="* * * * *"), "args": b'{"x":1}', "task": "jobs.add", "next_at": 1},
-        {"definition": a_schedule(every=60_000_000), "args": b'{"x":1}', "task": "jobs.add", "next_at": 1},
+        {
+            "definition": a_schedule(cron="* * * * *"),
+            "args": b'{"x":1}',
+            "task": "jobs.add",
+            "next_at": 1,
+        },
+        {
+            "definition": a_schedule(every=60_000_000),
+            "args": b'{"x":1}',
+            "task": "jobs.add",
+            "next_at": 1,
+        },
         {"definition": "{}", "args": b"{}", "next_at": 1},
         {"definition": "{}", "args": b"{}", "owner": "code"},
         {"definition": "{}", "args": b"{}", "paused": True},
     ],
     "question": [{"conditions": '["jobs.c"]', "look_at": 0}],
-    "event": [{"kind": "succeeded", "data": b"{}"}, {"kind": "failed", "data": b"{}", "job_id": None}],
+    "event": [
+        {"kind": "succeeded", "data": b"{}"},
+        {"kind": "failed", "data": b"{}", "job_id": None},
+    ],
     "dependency": [{"wants": "success", "state": "open"}],
-    "message": [{"job_id": None, "topic": "t", "data": b'{"message":1}'}, {"topic": None, "data": b'{"message":1}'}],
+    "message": [
+        {"job_id": None, "topic": "t", "data": b'{"message":1}'},
+        {"topic": None, "data": b'{"message":1}'},
+    ],
     "control": [{"verb": "set", "data": "{}"}],
     "bucket": [{"n": 1}, {"n": 1, "per": 1, "burst": 1, "next_at": 1}],
     "attempt": [{"cause": "exception"}],
@@ -143,14 +176,19 @@ class Planter:
         elif column.kind == "int" and table not in NOT_OURS and column.name not in IDS:
             yield from HUGE
 
-    def _write(self, table: str, known: list[Column], right: dict[str, Any], column: Column, value: Any) -> None:
+    def _write(
+        self, table: str, known: list[Column], right: dict[str, Any], column: Column, value: Any
+    ) -> None:
         number = next(self._numbers)
         told = [each for each in known if each.needed or each.name in ("id", "seq", "job_id")]
         row = {each.name: self._usual(each, number) for each in told}
         row |= {**right, column.name: value}
         if table == "control":
             row["node"] = self._node()
-        with suppress(Exception), self._saved():  # too long, too large, or there already: then it cannot be there
+        with (
+            suppress(Exception),
+            self._saved(),
+        ):  # too long, too large, or there already: then it cannot be there
             names, marks = ", ".join(row), ", ".join(["%s" if self._postgres else "?"] * len(row))
             how = "OVERRIDING SYSTEM VALUE " if self._postgres else ""
             text = f"INSERT INTO genba{self._dot}{table} ({names}) {how}VALUES ({marks})"
@@ -179,7 +217,15 @@ class Planter:
 
 
 LISTS = [
-    *("job ls --state any --limit 500", "node ls", "task ls", "queue ls", "schedule ls", "lock ls", "event tail"),
+    *(
+        "job ls --state any --limit 500",
+        "node ls",
+        "task ls",
+        "queue ls",
+        "schedule ls",
+        "lock ls",
+        "event tail",
+    ),
     *("top --once", "doctor", "db verify"),
 ]
 
@@ -192,7 +238,9 @@ def command(words: list[str], url: str) -> int:
 
 
 @pytest.mark.parametrize("table", sorted(TABLES - {"migration"}))
-def test_a_hostile_row_runs_nothing_breaks_nothing_and_hides_nothing(jobs, url, start_node, table, capfd):
+def test_a_hostile_row_runs_nothing_breaks_nothing_and_hides_nothing(
+    jobs, url, start_node, table, capfd
+):
     if not columns(url, table):
         pytest.skip("PostgreSQL needs no such table")
     node = start_node("jobs:app", url, "--max", "2", "--name", "good")
@@ -227,7 +275,12 @@ def looks(table: str, row: dict[str, Any]) -> Iterator[list[str]]:
     if table == "job":
         yield from (["job", "cancel", id], ["job", "hold", id], ["job", "requeue", id])
     if table == "schedule" and row["name"] and clean_name(row["name"]):
-        yield from ([["schedule", verb, row["name"]] for verb in ("next", "ticks", "pause", "resume", "delete")])
+        yield from (
+            [
+                ["schedule", verb, row["name"]]
+                for verb in ("next", "ticks", "pause", "resume", "delete")
+            ]
+        )
     if table == "task" and clean_name(row["name"]):
         yield from ([["task", verb, row["name"]] for verb in ("disable", "enable")])
         yield ["job", "enqueue", row["name"]]
@@ -240,7 +293,12 @@ def clean_name(name: str) -> bool:
 @pytest.mark.parametrize("engine", ["sqlite"], indirect=True)
 def test_a_value_of_another_type_is_refused_by_the_table(jobs, url, engine):
     job = jobs.add.enqueue(1)
-    for column, value in [("options", "X'7B7D'"), ("attempt", "'many'"), ("args", "'{}'"), ("attempt", str(2**63 - 1))]:
+    for column, value in [
+        ("options", "X'7B7D'"),
+        ("attempt", "'many'"),
+        ("args", "'{}'"),
+        ("attempt", str(2**63 - 1)),
+    ]:
         with pytest.raises(apsw.ConstraintError):
             rows(url, f"UPDATE genba.job SET {column} = {value} WHERE id = {job.id}")
 

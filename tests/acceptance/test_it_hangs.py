@@ -19,7 +19,7 @@ from genba.cli import main
 
 DOCUMENT = (ROOT / "docs" / "howto" / "it-hangs.md").read_text()
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-WRITES = {"enqueue", "cancel", "start", "wait"}   # once; what only asks is asked until it says so
+WRITES = {"enqueue", "cancel", "start", "wait"}  # once; what only asks is asked until it says so
 
 
 def steps(block: str) -> Iterator[tuple[str, str]]:
@@ -37,7 +37,7 @@ def fits(said: str, shown: str) -> bool:
 def title(pid: int) -> str:
     try:
         return " ".join(psutil.Process(pid).cmdline())
-    except psutil.Error:   # it has ended
+    except psutil.Error:  # it has ended
         return ""
 
 
@@ -54,17 +54,21 @@ def test_every_step_says_what_the_document_shows(tmp_path, start_node, monkeypat
     def run(command: str) -> str:
         if command.startswith("genba "):
             return CliRunner().invoke(main, shlex.split(command)[1:], catch_exceptions=False).output
-        if command.startswith("kill "):   # of this node only: others may run such a job too
+        if command.startswith("kill "):  # of this node only: others may run such a job too
             (pid,) = (pid for pid in nodes[0].tree() if "labels #1" in title(pid))
             psutil.Process(pid).send_signal(signal.SIGUSR1)
             return ""
-        if shutil.which("pgrep") is None:   # a small container may have no procps
-            return "\n".join(f"{pid} {title(pid)}" for pid in nodes[0].tree() if "labels #1" in title(pid))
-        return subprocess.run(command, shell=True, capture_output=True, text=True, timeout=30).stdout
+        if shutil.which("pgrep") is None:  # a small container may have no procps
+            return "\n".join(
+                f"{pid} {title(pid)}" for pid in nodes[0].tree() if "labels #1" in title(pid)
+            )
+        return subprocess.run(
+            command, shell=True, capture_output=True, text=True, timeout=30
+        ).stdout
 
     def check(command: str, shown: str) -> None:
         said = run(command)
-        if command == "genba job cancel 1":   # it may have obeyed before the command looks
+        if command == "genba job cancel 1":  # it may have obeyed before the command looks
             said = said.replace("1 cancelled", "1 running, asked to stop")
 
         def once_more() -> bool:
@@ -73,7 +77,7 @@ def test_every_step_says_what_the_document_shows(tmp_path, start_node, monkeypat
             return fits(said, shown)
 
         if not WRITES & set(shlex.split(command)):
-            with suppress(AssertionError):   # below it is said with the text
+            with suppress(AssertionError):  # below it is said with the text
                 eventually(once_more, within=30, every=0.2)
         assert fits(said, shown), f"$ {command}\n{said}"
 
@@ -82,7 +86,9 @@ def test_every_step_says_what_the_document_shows(tmp_path, start_node, monkeypat
             eventually(partial(logged, nodes[0], block), within=20)
         for command, shown in steps(block) if kind == "console" else ():
             if command.endswith(" &"):
-                nodes.append(start_node(*shlex.split(command)[3:4], url, *shlex.split(command)[4:-1]))
+                nodes.append(
+                    start_node(*shlex.split(command)[3:4], url, *shlex.split(command)[4:-1])
+                )
             else:
                 check(command, shown)
 

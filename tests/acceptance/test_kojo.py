@@ -19,8 +19,21 @@ from genba.errors import BadOption
 
 PAGE = ROOT / "docs" / "explanation" / "coming-from-kojo.md"
 COLUMNS = {
-    *("type_code", "name", "worker_uri", "worker_method", "can_work_in_parallel", "default_importance"),
-    *("cron_expression", "schedule_limit", "schedule_limit_allowance", "is_enabled", "auto_complete_success"),
+    *(
+        "type_code",
+        "name",
+        "worker_uri",
+        "worker_method",
+        "can_work_in_parallel",
+        "default_importance",
+    ),
+    *(
+        "cron_expression",
+        "schedule_limit",
+        "schedule_limit_allowance",
+        "is_enabled",
+        "auto_complete_success",
+    ),
     "auto_delete_interval_duration",
 }
 
@@ -28,7 +41,11 @@ COLUMNS = {
 def table() -> dict[str, tuple[str, str]]:
     """Of each column: its name in the definition, and the command that changes it; "–" for none."""
     part = PAGE.read_text().partition("## The columns of a job type")[2].partition("\n## ")[0]
-    rows = [[cell.strip(" `") for cell in line.split("|")] for line in part.splitlines() if line.startswith("| `")]
+    rows = [
+        [cell.strip(" `") for cell in line.split("|")]
+        for line in part.splitlines()
+        if line.startswith("| `")
+    ]
     return {row[1]: (row[3], row[4]) for row in rows}
 
 
@@ -72,7 +89,10 @@ def test_what_an_operator_may_change_of_a_job_type_can_be_changed(client):
     assert len(commands) == 9
     client.tasks["cleanup"].set(exclusive=False, max_running=3)
     for command in commands:
-        words = [re.sub("…$", "0 4 * * *" if "cron" in command else "Sweep", word) for word in shlex.split(command)[1:]]
+        words = [
+            re.sub("…$", "0 4 * * *" if "cron" in command else "Sweep", word)
+            for word in shlex.split(command)[1:]
+        ]
         if "exclusive" in command:
             client.tasks["cleanup"].set(max_running=1)
         if "max_running" in command:
@@ -88,7 +108,9 @@ def test_what_an_operator_may_change_of_a_job_type_can_be_changed(client):
 def test_an_operator_is_refused_what_would_let_no_job_in(client):
     """The code says that it is exclusive; with two of them no enqueue would know what holds."""
     task = client.tasks["cleanup"]
-    with pytest.raises(BadOption, match="exclusive means that one runs at a time, and max_running is 2"):
+    with pytest.raises(
+        BadOption, match="exclusive means that one runs at a time, and max_running is 2"
+    ):
         task.set(max_running=2)
     assert task.override == {}
     task.set(max_running=2, exclusive=False)

@@ -43,7 +43,11 @@ def test_every_probe_and_every_metric_is_told():
     finally:
         port.close()
     watch = (ROOT / "docs" / "howto" / "telemetry.md").read_text()
-    told = text(Vitals("n1"), Meter(), Levels(0, [Level("waiting", "default", "t", 1, 0)], frozenset(), 0, 0, None))
+    told = text(
+        Vitals("n1"),
+        Meter(),
+        Levels(0, [Level("waiting", "default", "t", 1, 0)], frozenset(), 0, 0, None),
+    )
     for metric in re.findall(r"genba_\w+", DOCUMENT + watch):
         assert f"# TYPE {metric} " in told
     for metric in re.findall(r"# TYPE (\w+) ", told):

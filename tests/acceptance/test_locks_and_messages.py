@@ -28,7 +28,11 @@ def blocks(kind: str, document: str) -> list[str]:
 def printed(code: str, url: str, folder: Path) -> str:
     ran = subprocess.run(
         [sys.executable, "-c", code],
-        cwd=folder, env={**without_settings(os.environ), "GENBA_URL": url}, capture_output=True, text=True, timeout=60,
+        cwd=folder,
+        env={**without_settings(os.environ), "GENBA_URL": url},
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert ran.stderr == ""
     return ran.stdout
@@ -60,7 +64,10 @@ def test_the_examples_about_messages_are_true(
 def genba(url: str, *words: str) -> tuple[int, str]:
     ran = subprocess.run(
         genba_command(*words, "--url", url),
-        env=without_settings(os.environ), capture_output=True, text=True, timeout=30,
+        env=without_settings(os.environ),
+        capture_output=True,
+        text=True,
+        timeout=30,
     )
     return ran.returncode, ran.stdout
 
@@ -72,12 +79,19 @@ def test_the_command_line_shows_who_holds_a_lock_and_takes_it_away(url: str) -> 
 
         code, out = genba(url, "lock", "ls", "--json")
         ((state, *others), (holder,)) = (json.loads(out), json.loads(out)[0]["holders"])
-        assert (code, others, state["name"], state["n"], state["waiters"]) == (0, [], "stock/7", 1, [])
+        assert (code, others, state["name"], state["n"], state["waiters"]) == (
+            0,
+            [],
+            "stock/7",
+            1,
+            [],
+        )
         assert (holder["pid"], holder["job"], holder["token"]) == (os.getpid(), None, lock.token)
         assert "stock/7" in genba(url, "lock", "ls")[1]
         assert genba(url, "lock", "break", "stock/7", "--token", str(lock.token + 1))[0] == 1
         assert genba(url, "lock", "break", "stock/7", "--json") == (
-            0, json.dumps({"name": "stock/7", "broken": [lock.token]}) + "\n",
+            0,
+            json.dumps({"name": "stock/7", "broken": [lock.token]}) + "\n",
         )
         assert genba(url, "lock", "break", "stock/7")[0] == 1
         (broken,) = app.events(kinds=["lock_broken"])

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from datetime import timedelta
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,12 @@ class Patterns:
 
     def states(self, task: str) -> tuple[int, int]:
         """How many run, and how many stand by."""
-        return self.app.count(task=task, state="running"), self.app.count(task=task, state="waiting")
+        return self.app.count(task=task, state="running"), self.app.count(
+            task=task, state="waiting"
+        )
+
+    def running(self, task: str, at_least: int) -> bool:
+        return self.states(task)[0] >= at_least
 
     def tick(self, name: str, by: float = 60.0) -> None:
         """Let the next moment of a schedule come."""
@@ -77,7 +83,9 @@ def patterns(home: tuple[str, Path]) -> Iterator[Patterns]:
     with moved_clock(url, folder) as clock, ExitStack() as stack:
         found = Patterns(url, folder, clock)
         stack.callback(found.app.close)
-        node = NodeProcess.start("patterns:app", url, "--max", "9", "--name", "n", cwd=folder, env=clock.env)
+        node = NodeProcess.start(
+            "patterns:app", url, "--max", "9", "--name", "n", cwd=folder, env=clock.env
+        )
         stack.callback(lambda: print(node.log))
         stack.callback(node.end)
         eventually(lambda: len(found.app.schedules()) == 5, within=90)
@@ -106,16 +114,29 @@ def test_a_continuous_singleton_runs_again_at_once_and_never_twice_at_a_time(pat
     app = patterns.app
     eventually(lambda: app.count(task="patterns.watch", state="succeeded") >= 2, within=30)
     assert app.count(task="patterns.watch") == 1
-    times = sorted((a.started, a.ended) for job in app.jobs(task="patterns.watch", state="final") for a in job.attempts)
-    assert all(end <= start + timedelta(milliseconds=50) for (_, end), (start, _) in pairwise(times))
+    times = sorted(
+        (a.started, a.ended)
+        for job in app.jobs(task="patterns.watch", state="final")
+        for a in job.attempts
+    )
+    assert all(
+        end <= start + timedelta(milliseconds=50) for (_, end), (start, _) in pairwise(times)
+    )
 
 
 def test_a_good_citizen_bows_out_and_its_copy_goes_on(patterns):
     app = patterns.app
     patterns.send("changes", "a", "b", "c")
     for _ in range(3):
-        patterns.tick("patterns.follow")  # at least one: a tick makes a job, unless one is on standby
-    eventually(lambda: any(job.result() == 3 for job in app.jobs(task="patterns.follow", state="succeeded")), within=30)
+        patterns.tick(
+            "patterns.follow"
+        )  # at least one: a tick makes a job, unless one is on standby
+    eventually(
+        lambda: any(
+            job.result() == 3 for job in app.jobs(task="patterns.follow", state="succeeded")
+        ),
+        within=30,
+    )
     assert app.count(task="patterns.follow") in (1, 2)  # who follows, and one on standby
     final = app.jobs(task="patterns.follow", state="final", limit=500)
     assert {job.state for job in final} == {"succeeded"}
@@ -130,7 +151,8 @@ def test_of_parallel_workers_five_work_and_five_stand_by(patterns):
     while (made := sum(tick.job_id is not None for tick in consumers.ticks(500))) < 10:
         assert patterns.states("patterns.consume")[0] <= 5
         patterns.tick("patterns.consume")
-        eventually(lambda made=made: patterns.states("patterns.consume")[0] >= min(made + 1, 5), within=30)  # type: ignore[misc]
+        enough = min(made + 1, 5)
+        eventually(partial(patterns.running, "patterns.consume", enough), within=30)
     patterns.has("patterns.consume", 5, 5)
     patterns.work("patterns.consume")
     before = len(consumers.ticks(500))
@@ -141,11 +163,15 @@ def test_of_parallel_workers_five_work_and_five_stand_by(patterns):
     refused = ticks[: len(ticks) - before]
     assert len(refused) >= 2
     assert all("max_waiting" in tick.skipped for tick in refused)
-    assert all((tick.job_id is None) != (tick.skipped is None) for tick in ticks)  # a job, or a reason
+    assert all(
+        (tick.job_id is None) != (tick.skipped is None) for tick in ticks
+    )  # a job, or a reason
 
     patterns.send("orders", *map(str, range(20)))
     eventually(lambda: not patterns.left("orders"), within=30)
-    patterns.send("orders", "enough")  # one ends, and one on standby takes its place: there is no tick
+    patterns.send(
+        "orders", "enough"
+    )  # one ends, and one on standby takes its place: there is no tick
     eventually(lambda: app.count(task="patterns.consume", state="succeeded") == 1, within=30)
     eventually(lambda: patterns.states("patterns.consume")[0] == 5, within=30)
     patterns.tick("patterns.consume")
@@ -211,10 +237,15 @@ def test_usecase_40_a_queue_is_drained_by_workers_that_call_for_others(patterns)
     (crash,) = [event for event in told if event.kind == "crashed"]
     assert [event.kind for event in told if event.job_id == crash.job_id][-1] == "succeeded"
     assert not [event for event in told if event.kind in ("failed", "held")]
-    for name, count in before.items():  # those that are switched off: no job, one skip for each minute
+    for (
+        name,
+        count,
+    ) in before.items():  # those that are switched off: no job, one skip for each minute
         ticks = app.schedule(name).ticks(500)
         assert len(ticks) >= count + 2
-        assert {tick.skipped for tick in ticks[: len(ticks) - count]} == {f"task {name} is disabled"}
+        assert {tick.skipped for tick in ticks[: len(ticks) - count]} == {
+            f"task {name} is disabled"
+        }
         assert made_of(app, name) <= made[name]  # events of pruned jobs have lost their task
 
 

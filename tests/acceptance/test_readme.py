@@ -24,7 +24,9 @@ def blocks(kind: str, document: Path = ROOT / "README.md") -> list[str]:
 
 def command(beginning: str) -> list[str]:
     """The one line of the README that begins so, as words."""
-    (line,) = [line for text in blocks("shell") for line in text.splitlines() if line.startswith(beginning)]
+    (line,) = [
+        line for text in blocks("shell") for line in text.splitlines() if line.startswith(beginning)
+    ]
     return shlex.split(line)
 
 
@@ -34,7 +36,9 @@ def example(engine: str, request: pytest.FixtureRequest) -> str:
     code, to_postgres = blocks("python")
     if engine == "sqlite":
         return code
-    line = to_postgres.strip().replace("postgresql://localhost/shop", request.getfixturevalue("empty_url"))
+    line = to_postgres.strip().replace(
+        "postgresql://localhost/shop", request.getfixturevalue("empty_url")
+    )
     return re.sub(r"^app = .*$", lambda _: line, code, flags=re.MULTILINE)
 
 
@@ -49,7 +53,11 @@ def test_the_example_prints_what_the_readme_says(
     start_node(target, "sqlite:///not-this-one.db")
     ran = subprocess.run(
         [sys.executable, *script],
-        cwd=tmp_path, env=without_settings(os.environ), capture_output=True, text=True, timeout=60,
+        cwd=tmp_path,
+        env=without_settings(os.environ),
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
 
     assert (ran.stdout, ran.returncode) == (blocks("text")[0], 0), ran.stderr
@@ -60,15 +68,20 @@ def test_the_example_has_ten_lines() -> None:
     assert len([line for line in blocks("python")[0].splitlines() if line]) <= 10
 
 
-def test_the_tutorial_is_true(url: str, tmp_path: Path, start_node: Callable[..., NodeProcess]) -> None:
+def test_the_tutorial_is_true(
+    url: str, tmp_path: Path, start_node: Callable[..., NodeProcess]
+) -> None:
     tutorial = ROOT / "docs" / "tutorial" / "first-steps.md"
     (tmp_path / "tasks.py").write_text(blocks("python", tutorial)[0])
 
     start_node("tasks:app", url)
     ran = subprocess.run(
         [sys.executable, "-m", "doctest", "-o", "ELLIPSIS", tutorial],
-        cwd=tmp_path, env={**without_settings(os.environ), "GENBA_URL": url},
-        capture_output=True, text=True, timeout=90,
+        cwd=tmp_path,
+        env={**without_settings(os.environ), "GENBA_URL": url},
+        capture_output=True,
+        text=True,
+        timeout=90,
     )
 
     assert (ran.stdout, ran.returncode) == ("", 0), ran.stderr

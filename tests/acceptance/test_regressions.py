@@ -12,7 +12,14 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.support import NodeProcess, eventually, genba_command, lines, load_module, without_settings
+from tests.support import (
+    NodeProcess,
+    eventually,
+    genba_command,
+    lines,
+    load_module,
+    without_settings,
+)
 
 APP = """
 import ctypes, os, signal, subprocess, sys, threading, time
@@ -91,7 +98,9 @@ def office(home):
 @pytest.mark.parametrize("after", [0.0, 0.001, 0.003])
 def test_regression_01_a_worker_killed_around_its_failure_does_not_lose_the_retry(office, after):
     module, _ = office
-    jobs = [module.fail_and_die.using(retry={"times": 1, "delay": 0}).enqueue(after) for _ in range(5)]
+    jobs = [
+        module.fail_and_die.using(retry={"times": 1, "delay": 0}).enqueue(after) for _ in range(5)
+    ]
     module.app.wait(jobs, timeout=30)
 
     for job in jobs:
@@ -150,15 +159,21 @@ def test_regression_20_a_job_that_starts_processes_is_untouched_by_their_end(off
 
 
 def test_regression_11_sigterm_to_pid_1_ends_or_releases_everything_first(office, home, tmp_path):
-    if os.geteuid() or subprocess.run(["unshare", "--pid", "--fork", "true"], check=False).returncode:
+    if (
+        os.geteuid()
+        or subprocess.run(["unshare", "--pid", "--fork", "true"], check=False).returncode
+    ):
         pytest.skip("a namespace of processes needs root")
     module, _ = office
     url, folder = home
     env = {**without_settings(os.environ), "GENBA_URL": url}
-    command = genba_command("node", "start", "bugs:app", "-q", "inside", "--grace", "0.5s", "--name", "inside")
+    command = genba_command(
+        "node", "start", "bugs:app", "-q", "inside", "--grace", "0.5s", "--name", "inside"
+    )
     outer = subprocess.Popen(
         ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", *command],
-        cwd=folder, env=env,
+        cwd=folder,
+        env=env,
     )
     try:
         path = str(tmp_path / "inside")
@@ -171,7 +186,11 @@ def test_regression_11_sigterm_to_pid_1_ends_or_releases_everything_first(office
         assert outer.wait(15) == 0
         assert [process for process in family if process.is_running()] == []
         for job in jobs:
-            assert (job.refresh().state, job.crashes, job.attempts[-1].cause) == ("waiting", 0, "drain")
+            assert (job.refresh().state, job.crashes, job.attempts[-1].cause) == (
+                "waiting",
+                0,
+                "drain",
+            )
     finally:
         outer.kill()
         outer.wait()
@@ -179,7 +198,11 @@ def test_regression_11_sigterm_to_pid_1_ends_or_releases_everything_first(office
 
 def test_a_job_that_the_kernel_kills_for_want_of_memory_says_so(home, tmp_path):
     """Not a limit of ours: the cgroup's, and the kernel's own killer."""
-    room = Path("/sys/fs/cgroup/memory") if Path("/sys/fs/cgroup/memory").is_dir() else Path("/sys/fs/cgroup")
+    room = (
+        Path("/sys/fs/cgroup/memory")
+        if Path("/sys/fs/cgroup/memory").is_dir()
+        else Path("/sys/fs/cgroup")
+    )
     limit = "memory.limit_in_bytes" if room.name == "memory" else "memory.max"
     cell = room / f"genba-test-{os.getpid()}"
     try:
@@ -190,11 +213,16 @@ def test_a_job_that_the_kernel_kills_for_want_of_memory_says_so(home, tmp_path):
     url, folder = home
     (folder / "bugs.py").write_text(APP)
     module = load_module("bugs", folder, url)
-    mine = next(line.split(":")[2] for line in Path("/proc/self/cgroup").read_text().splitlines()
-                if room.name != "memory" or ":memory:" in line)
+    mine = next(
+        line.split(":")[2]
+        for line in Path("/proc/self/cgroup").read_text().splitlines()
+        if room.name != "memory" or ":memory:" in line
+    )
     (cell / "cgroup.procs").write_text(str(os.getpid()))
     try:
-        node = NodeProcess.start("bugs:app", url, "-q", "small", "--max", "1", "--name", "small", cwd=folder)
+        node = NodeProcess.start(
+            "bugs:app", url, "-q", "small", "--max", "1", "--name", "small", cwd=folder
+        )
     finally:
         (room / mine.lstrip("/") / "cgroup.procs").write_text(str(os.getpid()))
     try:
@@ -203,7 +231,7 @@ def test_a_job_that_the_kernel_kills_for_want_of_memory_says_so(home, tmp_path):
 
         assert attempt.cause == "out of memory"
         assert attempt.peak_memory > 60 << 20
-        assert node.pid in node.tree()   # it was the worker that died, and only it
+        assert node.pid in node.tree()  # it was the worker that died, and only it
         job.cancel()
         assert module.eat.using(queue="small").enqueue(1).result(timeout=20) == 1 << 20
     finally:

@@ -17,8 +17,29 @@ import genba
 from genba.cli import main
 
 SOURCES = Path(genba.__file__).parent
-MODULES = {"pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle", "jsonpickle", "yaml", "code", "runpy"}
-CALLS = {"eval", "exec", "compile", "__import__", "import_module", "system", "popen", "load_module", "exec_module"}
+MODULES = {
+    "pickle",
+    "cPickle",
+    "marshal",
+    "shelve",
+    "dill",
+    "cloudpickle",
+    "jsonpickle",
+    "yaml",
+    "code",
+    "runpy",
+}
+CALLS = {
+    "eval",
+    "exec",
+    "compile",
+    "__import__",
+    "import_module",
+    "system",
+    "popen",
+    "load_module",
+    "exec_module",
+}
 REVIEWED = {  # where it is, and what is imported there: never a name out of the database
     ("worker/zygote.py", "import_module"),  # a module of ours, before the first fork
     ("worker/load_app.py", "import_module"),  # the app that a command was given on its command line
@@ -39,14 +60,20 @@ def _found() -> Iterator[tuple[str, str]]:
         where = str(path.relative_to(SOURCES))
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Import):
-                yield from ((where, alias.name) for alias in node.names if alias.name.split(".")[0] in MODULES)
+                yield from (
+                    (where, alias.name)
+                    for alias in node.names
+                    if alias.name.split(".")[0] in MODULES
+                )
             elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in MODULES:
                 yield where, str(node.module)
             elif isinstance(node, ast.Call):
                 if _called(node) in CALLS:
                     yield where, _called(node)
                 shell = [word for word in node.keywords if word.arg == "shell"]
-                if shell and not (isinstance(shell[0].value, ast.Constant) and shell[0].value.value is False):
+                if shell and not (
+                    isinstance(shell[0].value, ast.Constant) and shell[0].value.value is False
+                ):
                     yield where, "shell"
 
 
@@ -57,7 +84,11 @@ def test_no_source_of_ours_makes_code_out_of_data():
 def test_the_file_of_a_new_database_is_for_its_owner_alone(tmp_path):
     app = genba.Genba(f"sqlite:///{tmp_path}/a.db")
     app.enqueue("x")
-    kept = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir() if path.is_file()}
+    kept = {
+        path.name: stat.S_IMODE(path.stat().st_mode)
+        for path in tmp_path.iterdir()
+        if path.is_file()
+    }
     app.close()
 
     assert kept["a.db"] == 0o600
@@ -93,7 +124,9 @@ def test_a_password_is_in_no_message(url):
     app.close()
 
     assert "hunter2" not in f"{told.value} {told.value!r} {app!r} {app.settings!r} {app.shown_url}"
-    assert "hunter2" not in "".join(traceback.format_exception(told.value, chain=True)).replace(f'"{url}"', "")
+    assert "hunter2" not in "".join(traceback.format_exception(told.value, chain=True)).replace(
+        f'"{url}"', ""
+    )
 
 
 @pytest.mark.parametrize(
@@ -133,8 +166,12 @@ HOSTILE = [
     # task, args, options
     ("os.system", '{"command": "touch {}"}', None),
     ("jobs.__builtins__.exec", '["touch {}"]', None),
-    ("builtins:eval", '{"source": "open(\'{}\', \'w\')"}', None),
-    ("jobs.add", '{"__class__": "os.system", "x": {"__reduce__": ["os.system", ["touch {}"]]}}', None),
+    ("builtins:eval", "{\"source\": \"open('{}', 'w')\"}", None),
+    (
+        "jobs.add",
+        '{"__class__": "os.system", "x": {"__reduce__": ["os.system", ["touch {}"]]}}',
+        None,
+    ),
     ("jobs.add", "not json at all", None),
     ("jobs.add", "[1, 2", None),
     ("jobs.add", "[" * 5_000, None),
@@ -148,7 +185,9 @@ HOSTILE = [
 ]
 
 
-def test_rows_that_somebody_has_written_by_hand_run_nothing_and_crash_nothing(jobs, url, start_node, tmp_path):
+def test_rows_that_somebody_has_written_by_hand_run_nothing_and_crash_nothing(
+    jobs, url, start_node, tmp_path
+):
     touched = tmp_path / "touched"
     jobs.app.install()
     dot = "." if url.startswith("postgres") else "_"
@@ -177,4 +216,9 @@ def test_rows_that_somebody_has_written_by_hand_run_nothing_and_crash_nothing(jo
 
 def _rests(job: genba.Job) -> bool:
     """Nothing will happen to it any more: it has ended, a person must look, or nobody knows what it asks for."""
-    return job.refresh().state in ("succeeded", "failed", "held", "scheduled") or "os.system" in str(job.explain())
+    return job.refresh().state in (
+        "succeeded",
+        "failed",
+        "held",
+        "scheduled",
+    ) or "os.system" in str(job.explain())

@@ -19,7 +19,7 @@ from tests.support import NodeProcess, eventually, load_module, sqlite_url
 from genba import JobCancelled, JobFailed
 
 LONG = 30
-MODULE = '''
+MODULE = """
 import email, os, smtplib, time
 from genba import Genba, current_job
 
@@ -59,7 +59,7 @@ def other_task(path: str) -> None:
 @app.task(name="CleanTemp")
 def clean_temp(max_age: int) -> int:
     return max_age
-'''
+"""
 MAIL = "From: root@localhost\nTo: ann@localhost\nSubject: Hello...\n\nWorld"
 
 
@@ -138,7 +138,9 @@ def test_mail_job_that_throws_is_tried_five_times_more(scheduler, sink):
     from genba import Retry
 
     retry = Retry(times=5, delay="0.02s", backoff=1)
-    job = scheduler.module.MailJob.using(retry=retry).enqueue(MAIL, sink.port, then="i am an exception")
+    job = scheduler.module.MailJob.using(retry=retry).enqueue(
+        MAIL, sink.port, then="i am an exception"
+    )
 
     with pytest.raises(JobFailed, match="i am an exception"):
         job.result(LONG)
@@ -153,7 +155,9 @@ def test_mail_job_in_one_hour_with_retries_is_postponed(scheduler, sink):
     assert job.refresh().state == "scheduled"
     assert abs(job.due - datetime.now(UTC) - timedelta(hours=1)) < timedelta(minutes=1)
     assert job in scheduler.app.jobs(state="postponed", task="MailJob")
-    assert [event.kind for event in scheduler.app.events(job=job, kinds="postponed")] == ["scheduled"]
+    assert [event.kind for event in scheduler.app.events(job=job, kinds="postponed")] == [
+        "scheduled"
+    ]
     job.cancel()
     assert sink.mails == []
 
@@ -220,14 +224,27 @@ def test_on_and_all(scheduler):
         return lambda event: heard[name].append((event.job_id, event.kind))
 
     app = scheduler.app
-    assert app.on("waiting", note("waiting")).on("taskscheduler.onDone", note("done")).on("*", note("*")) is app
+    assert (
+        app.on("waiting", note("waiting"))
+        .on("taskscheduler.onDone", note("done"))
+        .on("*", note("*"))
+        is app
+    )
     stack = [scheduler.module.my_task.enqueue(word) for word in ("foobar", "barfoo")]
     app.wait(stack, timeout=LONG)
 
     eventually(lambda: {(job.id, "succeeded") for job in stack} <= set(heard["*"]))
     for job in stack:
-        assert heard["waiting"].count((job.id, "waiting")) == heard["done"].count((job.id, "succeeded")) == 1
-        assert [kind for id, kind in heard["*"] if id == job.id] == ["waiting", "running", "succeeded"]
+        assert (
+            heard["waiting"].count((job.id, "waiting"))
+            == heard["done"].count((job.id, "succeeded"))
+            == 1
+        )
+        assert [kind for id, kind in heard["*"] if id == job.id] == [
+            "waiting",
+            "running",
+            "succeeded",
+        ]
 
 
 def test_cancel_of_a_running_job(scheduler, path):
@@ -237,7 +254,9 @@ def test_cancel_of_a_running_job(scheduler, path):
     assert scheduler.app.job(job.id).cancel("no longer wanted")
     with pytest.raises(JobCancelled, match="no longer wanted"):
         job.result(LONG)
-    assert [job.id for job in scheduler.app.jobs(state="any", task="OtherTask")] == [job.id]  # and does not come back
+    assert [job.id for job in scheduler.app.jobs(state="any", task="OtherTask")] == [
+        job.id
+    ]  # and does not come back
 
 
 class Api(BaseHTTPRequestHandler):
@@ -264,7 +283,9 @@ class Api(BaseHTTPRequestHandler):
 
 
 def test_http_202_with_a_second_request(scheduler):
-    with ThreadingHTTPServer(("127.0.0.1", 0), type("Here", (Api,), {"module": scheduler.module})) as server:
+    with ThreadingHTTPServer(
+        ("127.0.0.1", 0), type("Here", (Api,), {"module": scheduler.module})
+    ) as server:
         threading.Thread(target=server.serve_forever, name="http", daemon=True).start()
         base = f"http://127.0.0.1:{server.server_address[1]}/jobs"
         with urllib.request.urlopen(base, json.dumps(["foobar", "throw"]).encode()) as response:

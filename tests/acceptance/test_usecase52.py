@@ -43,7 +43,11 @@ class Place:
         """Tables, and units of the models in turn; those are told, for the form that does not take them from `work`."""
         (self.folder / "told").unlink(missing_ok=True)
         with self.tasks.transaction() as conn:
-            for table in ("work (id int, model int)", "side (job bigint, model int UNIQUE, unit int)", "done (id int)"):
+            for table in (
+                "work (id int, model int)",
+                "side (job bigint, model int UNIQUE, unit int)",
+                "done (id int)",
+            ):
                 conn.execute(f"CREATE TABLE IF NOT EXISTS {table}")
                 conn.execute(f"DELETE FROM {table.split()[0]}")
             values = ", ".join(f"({unit}, {unit % models})" for unit in range(1, units + 1))
@@ -83,15 +87,17 @@ class Place:
         """Kills, spread over the work; until all is done."""
         units, kills, node_kills = size.units, size.kills, size.node_kills
         for turn in range(kills):
-            eventually(lambda: self.done() >= turn * units // (kills + 2), within=300, every=0.02)   # noqa: B023
+            eventually(lambda: self.done() >= turn * units // (kills + 2), within=300, every=0.02)  # noqa: B023
             of_node = node_kills and turn % (kills // node_kills) == 1
             kill = self.kill_node if of_node else self.kill_worker
-            eventually(lambda: kill() or self.done() == units, within=60)   # noqa: B023  asked at once
+            eventually(lambda: kill() or self.done() == units, within=60)  # noqa: B023  asked at once
         eventually(lambda: self.done() >= units, within=120 + units / 10, every=0.05)
         eventually(lambda: self.app.count(state="open") == 0, within=60, every=0.05)
 
     def check(self, size: Size) -> None:
-        assert sorted(id for (id,) in self.tasks.rows("SELECT id FROM done")) == list(range(1, size.units + 1))
+        assert sorted(id for (id,) in self.tasks.rows("SELECT id FROM done")) == list(
+            range(1, size.units + 1)
+        )
         spans: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
         begun: dict[tuple[str, str], int] = {}
         for word, model, unit, pid, moment in lines(self.folder / "told"):
@@ -101,11 +107,15 @@ class Place:
                 spans[int(model)].append((begun.pop((unit, pid)), int(moment), int(unit)))
         for number, of_model in spans.items():
             of_model.sort()
-            assert all(one[1] <= other[0] for one, other in pairwise(of_model)), f"two units of {number} at once"
+            assert all(one[1] <= other[0] for one, other in pairwise(of_model)), (
+                f"two units of {number} at once"
+            )
             order = [which for _, _, which in of_model]
             assert order == sorted(order), f"model {number} out of order"
         all_spans = sorted(span for of_model in spans.values() for span in of_model)
-        assert any(one[1] > other[0] for one, other in pairwise(all_spans)), "nothing ran in parallel"
+        assert any(one[1] > other[0] for one, other in pairwise(all_spans)), (
+            "nothing ran in parallel"
+        )
 
 
 @pytest.fixture(scope="module")
@@ -162,21 +172,25 @@ def test_usecase_52_a_delegator_and_workers_with_a_side_table(place, size):
 def test_usecase_52_message_groups_are_stripes_through_retries_and_kills(place, size):
     size = ready(place, size)
     units = place.tasks.rows("SELECT id, model FROM work")
-    place.app.enqueue_many([place.tasks.message.using(priority=unit % 3).call(model, unit) for unit, model in units])
+    place.app.enqueue_many(
+        [place.tasks.message.using(priority=unit % 3).call(model, unit) for unit, model in units]
+    )
 
     place.finish(size._replace(node_kills=size.node_kills or 1))
     place.check(size)
-    assert any(job.retries for job in place.app.jobs(state="succeeded", task="striped.message", limit=100))
+    assert any(
+        job.retries for job in place.app.jobs(state="succeeded", task="striped.message", limit=100)
+    )
 
 
 @sizes(more_on="postgr")
 def test_usecase_52_a_throttled_delegator_bows_out_when_enough_waits(place, size):
     size = ready(place, size)
-    job = place.tasks.throttle.enqueue(100)   # at a time, and 60 may wait
+    job = place.tasks.throttle.enqueue(100)  # at a time, and 60 may wait
 
     place.finish(size)
     place.check(size)
-    assert len(job.refresh().attempts) > 1   # it has bowed out
+    assert len(job.refresh().attempts) > 1  # it has bowed out
 
 
 @sizes(more_on="sqlite")

@@ -64,7 +64,9 @@ def office(home):
 
 
 def at_rest(jobs):
-    return eventually(lambda: all(job.refresh().state in ("held", "succeeded") for job in jobs), within=30)
+    return eventually(
+        lambda: all(job.refresh().state in ("held", "succeeded") for job in jobs), within=30
+    )
 
 
 def test_usecase_42_an_error_deep_in_user_code_is_told_well_and_the_pool_stays_healthy(office):
@@ -81,7 +83,7 @@ def test_usecase_42_an_error_deep_in_user_code_is_told_well_and_the_pool_stays_h
         error = job.attempts[0].error
         assert (error["type"], error["message"]) == ("TypeError", "a message of the wrong type")
         assert "in deep" in error["traceback"]
-        assert "Previous line repeated" in error["traceback"]   # to its full depth
+        assert "Previous line repeated" in error["traceback"]  # to its full depth
         assert error["causes"] == [{"type": "KeyError", "message": "'message'"}]
     found = module.app.jobs(state="panicked", limit=100)
     assert jobs[1] in found
@@ -96,21 +98,31 @@ def test_usecase_50_whatever_is_raised_holds_the_job_and_is_never_a_crash(office
     first = module.risky.enqueue(how, 4)
 
     def held():
-        return [job for job in module.app.jobs(task="office.risky", state="held", limit=500) if job.args["how"] == how]
+        return [
+            job
+            for job in module.app.jobs(task="office.risky", state="held", limit=500)
+            if job.args["how"] == how
+        ]
 
     eventually(lambda: len(held()) == 5, within=20)
     mine = held()
     assert first in mine
     by_age = sorted(mine, key=lambda job: -job.args["left"])
-    assert [job.enqueued for job in by_age] == sorted(job.enqueued for job in mine)   # each made the next one
-    assert {(len(job.attempts), job.attempts[0].cause, job.crashes) for job in mine} == {(1, "exception", 0)}
+    assert [job.enqueued for job in by_age] == sorted(
+        job.enqueued for job in mine
+    )  # each made the next one
+    assert {(len(job.attempts), job.attempts[0].cause, job.crashes) for job in mine} == {
+        (1, "exception", 0)
+    }
     assert all(job.reason.startswith("panic: ") for job in mine)
-    assert len(node.tree()) >= before   # no worker has died of it
+    assert len(node.tree()) >= before  # no worker has died of it
 
 
 def run(path, attempt):
     """(id, attempt, pid, crashes) of an endless worker, once it runs."""
-    found = eventually(lambda: [words for words in lines(path) if words[1] == str(attempt)], within=30)
+    found = eventually(
+        lambda: [words for words in lines(path) if words[1] == str(attempt)], within=30
+    )
     return [int(word) for word in found[0]]
 
 
@@ -120,22 +132,27 @@ def test_usecase_47_an_endless_worker_is_killed_in_every_way(office, tmp_path):
     job = module.endless.enqueue(str(path))
 
     _, _, pid, crashes = run(path, 1)
-    os.kill(pid, signal.SIGTERM)   # released, and nothing counted
+    os.kill(pid, signal.SIGTERM)  # released, and nothing counted
     _, attempt, second, crashes = run(path, 2)
     assert (attempt, crashes) == (2, 0)
 
-    os.kill(second, signal.SIGKILL)   # a crash, counted once
+    os.kill(second, signal.SIGKILL)  # a crash, counted once
     _, _, third, crashes = run(path, 3)
     assert crashes == 1
     assert not psutil.pid_exists(second)
 
-    eventually(lambda: [p for p in map(psutil.Process, node.tree()) if "/zygote" in " ".join(p.cmdline())], within=10)
-    os.kill(guard_of(node), signal.SIGKILL)   # who keeps its lease: the worker ends with it, and nothing is counted
+    eventually(
+        lambda: [p for p in map(psutil.Process, node.tree()) if "/zygote" in " ".join(p.cmdline())],
+        within=10,
+    )
+    os.kill(
+        guard_of(node), signal.SIGKILL
+    )  # who keeps its lease: the worker ends with it, and nothing is counted
     eventually(lambda: not psutil.pid_exists(third), within=5)
     _, _, fourth, crashes = run(path, 4)
     assert crashes == 1
 
-    os.kill(fourth, signal.SIGKILL)   # as the kernel does for want of memory
+    os.kill(fourth, signal.SIGKILL)  # as the kernel does for want of memory
     _, _, fifth, crashes = run(path, 5)
     assert crashes == 2
     os.kill(fifth, signal.SIGKILL)
@@ -146,7 +163,9 @@ def test_usecase_47_an_endless_worker_is_killed_in_every_way(office, tmp_path):
     assert causes == ["drain", "signal 9", "collateral", "signal 9", "signal 9"]
     started = [attempt.started for attempt in job.attempts]
     ended = [attempt.ended for attempt in job.attempts]
-    assert all(end <= start for end, start in zip(ended[:-1], started[1:], strict=True))   # never two at once
+    assert all(
+        end <= start for end, start in zip(ended[:-1], started[1:], strict=True)
+    )  # never two at once
 
 
 def guard_of(node):

@@ -39,4 +39,6 @@ def crash() -> None:
     os._exit(7)
 
 
-app.recur("declared", line.using(queue="default", priority=3).call("declared"), every="700ms", max_runs=2)
+app.recur(
+    "declared", line.using(queue="default", priority=3).call("declared"), every="700ms", max_runs=2
+)

@@ -96,7 +96,13 @@ def sum_of_deps() -> int:
 @app.task
 def about_me() -> dict[str, object]:
     job = current_job()
-    return {"id": job.id, "attempt": job.attempt, "task": job.task, "retries": job.retries, "crashes": job.crashes}
+    return {
+        "id": job.id,
+        "attempt": job.attempt,
+        "task": job.task,
+        "retries": job.retries,
+        "crashes": job.crashes,
+    }
 
 
 @app.task
@@ -725,7 +731,9 @@ def look_at_settings() -> None:
 def let_others_talk(size: int, die: bool = False) -> None:
     """Another program, and the descriptors themselves."""
     print("from python")
-    subprocess.run([sys.executable, "-S", "-c", f"print('from a child'); print('x' * {size})"], check=True)
+    subprocess.run(
+        [sys.executable, "-S", "-c", f"print('from a child'); print('x' * {size})"], check=True
+    )
     os.write(2, b"from a descriptor\n")
     if die:
         os.kill(os.getpid(), signal.SIGKILL)

@@ -80,7 +80,9 @@ def setsid_grandchild(path: str) -> None:
 @app.task
 def ten_threads(path: str) -> None:
     """They go on after the main thread has been stopped."""
-    threads = [threading.Thread(target=time.sleep, args=(LONG,), name=f"thread {n}") for n in range(10)]
+    threads = [
+        threading.Thread(target=time.sleep, args=(LONG,), name=f"thread {n}") for n in range(10)
+    ]
     for thread in threads:
         thread.start()
     tell(path)

@@ -68,23 +68,29 @@ conn.execute("COMMIT")
 print("done" if job.created else "was there", flush=True)
 """
 
+
 def load(url: str, folder: Path) -> Any:
     (folder / "fire.py").write_text(APP)
     return load_module("fire", folder, url, lease=LEASE)
 
 
-Kind = Callable[["Fire"], bool]   # False: there is nobody to hit yet; it is asked again
+Kind = Callable[["Fire"], bool]  # False: there is nobody to hit yet; it is asked again
 
 
 class Fire:
     def __init__(
-        self, seed: int, app: Any, folder: Path, starts: Sequence[Callable[[], NodeProcess]], kinds: Mapping[str, Kind]
+        self,
+        seed: int,
+        app: Any,
+        folder: Path,
+        starts: Sequence[Callable[[], NodeProcess]],
+        kinds: Mapping[str, Kind],
     ) -> None:
         self.random = random.Random(seed)
         self.app = app
         self.folder = folder
         self.hits: Counter[str] = Counter()
-        self.refused = 0   # calls of ours that ended with an error
+        self.refused = 0  # calls of ours that ended with an error
         self.span = PAST
         self._kinds = kinds
         self._starts = starts
@@ -94,7 +100,9 @@ class Fire:
         self._promised: set[str] = set()
         self._named = 0
         self._ends: list[threading.Timer] = []
-        self._outlived: set[str] = set()   # pids of workers whose node was stopped until it was buried
+        self._outlived: set[str] = (
+            set()
+        )  # pids of workers whose node was stopped until it was buried
         eventually(lambda: len(app.app.nodes()) == len(starts), within=60)
 
     def _start(self, place: int) -> NodeProcess:
@@ -106,8 +114,8 @@ class Fire:
             self._tend()
             self.produce(jobs * (turn + 1) // len(faults) - len(self._promised))
             eventually(self._advanced, within=120, every=0.02)
-            time.sleep(self.random.uniform(0, 0.02))   # any phase of what goes on
-            eventually(lambda: self._kinds[kind](self), within=120, every=0.05)   # noqa: B023  asked at once
+            time.sleep(self.random.uniform(0, 0.02))  # any phase of what goes on
+            eventually(lambda: self._kinds[kind](self), within=120, every=0.05)  # noqa: B023  asked at once
             self.hits[kind] += 1
         eventually(self._ended, within=180, every=0.1)
         eventually(self._drained, within=180, every=0.1)
@@ -151,7 +159,9 @@ class Fire:
 
     def ask_for(self, words: Sequence[str], load: str = "") -> bool:
         try:
-            self.app.app.enqueue_many([self.app.work.call(str(self._effects), word, load) for word in words])
+            self.app.app.enqueue_many(
+                [self.app.work.call(str(self._effects), word, load) for word in words]
+            )
         except StoreError:
             self.refused += 1
             return False
@@ -162,7 +172,7 @@ class Fire:
         """In the middle of its transaction, for a while; what it has promised then must come."""
         word = self.word()
         producer = Producer(self.app.app.url, self.folder, self._effects, word)
-        if not producer.inside:   # something else has hit it before
+        if not producer.inside:  # something else has hit it before
             producer.end()
             return
         producer.pause()
@@ -185,7 +195,11 @@ class Fire:
 
         def wake_up() -> None:
             try:
-                eventually(lambda: self._knows(lambda record: record.pid != node.pid), within=120, every=0.1)
+                eventually(
+                    lambda: self._knows(lambda record: record.pid != node.pid),
+                    within=120,
+                    every=0.1,
+                )
             finally:
                 _signal(signal.SIGCONT, [node.pid])
 
@@ -195,7 +209,10 @@ class Fire:
     def _writes(self, node: NodeProcess) -> bool:
         """On SQLite nobody else could, as long as it is stopped."""
         url = self.app.app.url
-        return url.startswith("sqlite") and Turns.of(Path(url.removeprefix("sqlite:///"))).holder() == node.pid
+        return (
+            url.startswith("sqlite")
+            and Turns.of(Path(url.removeprefix("sqlite:///"))).holder() == node.pid
+        )
 
     def _has_jobs(self, node: NodeProcess) -> bool:
         with suppress(StoreError):
@@ -228,22 +245,31 @@ class Fire:
         for (word, job), attempts in runs.items():
             if len(attempts) > 1:
                 causes = {one.number: one.cause for one in app.job(int(job)).attempts}
-                assert sorted(set(attempts)) == sorted(attempts), f"job {word}: one attempt, two runs"
+                assert sorted(set(attempts)) == sorted(attempts), (
+                    f"job {word}: one attempt, two runs"
+                )
                 assert causes[max(causes)] == "returned"
                 repeated = [causes[n] for n in attempts if n != max(causes)]
-                assert not {"returned", "exception"} & set(repeated), f"job {word} ran again without a reason: {causes}"
+                assert not {"returned", "exception"} & set(repeated), (
+                    f"job {word} ran again without a reason: {causes}"
+                )
         self._check_late_ends(told)
         self.repeated = sum(len(attempts) > 1 for attempts in runs.values())
-
 
     def _check_late_ends(self, told: Sequence[Sequence[str]]) -> None:
         """Of jobs that had returned below a node that was buried: it had their ends in its hands when it woke up."""
         late = [(job, int(attempt)) for _, job, attempt, pid, _ in told if pid in self._outlived]
-        causes = {(job, one.number): one.cause for job, _ in late for one in self.app.app.job(int(job)).attempts}
+        causes = {
+            (job, one.number): one.cause
+            for job, _ in late
+            for one in self.app.app.job(int(job)).attempts
+        }
         self.late = sum(causes[one] != "returned" for one in late)
         assert self.late > 0, "no node has woken up with ends that were not its own any more"
         for node in self._started:
-            assert "refuses what this node writes" not in node.log, "a late end was taken for a good one"
+            assert "refuses what this node writes" not in node.log, (
+                "a late end was taken for a good one"
+            )
 
 
 class Producer:
@@ -252,8 +278,12 @@ class Producer:
     def __init__(self, url: str, folder: Path, effects: Path, word: str) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-c", PRODUCER, str(effects), word],
-            cwd=folder, env={**without_settings(os.environ), "GENBA_URL": url},
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            cwd=folder,
+            env={**without_settings(os.environ), "GENBA_URL": url},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )
         assert self._process.stdout is not None
         self.inside = self._process.stdout.readline() == "inside\n"
@@ -295,7 +325,7 @@ def zygote(node: NodeProcess) -> int | None:
 def _title(pid: int) -> bytes:
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:   # it has ended
+    except OSError:  # it has ended
         return b""
 
 
@@ -411,7 +441,7 @@ class Disk:
             return False
         self.occupy()
         refused = fire.refused
-        while fire.refused == refused:   # what is free inside of SQLite's files is used up first
+        while fire.refused == refused:  # what is free inside of SQLite's files is used up first
             fire.ask_for([fire.word()], load="x" * 500_000)
         fire.later(1, self.free)
         return True
@@ -447,12 +477,17 @@ HANG_UP = (
 class Way:
     """The way of one node to a PostgreSQL, and that itself."""
 
-    def __init__(self, server: Server, proxy: Proxy, network: Network | None, outage: float) -> None:
+    def __init__(
+        self, server: Server, proxy: Proxy, network: Network | None, outage: float
+    ) -> None:
         self._server, self._proxy, self._network, self._outage = server, proxy, network, outage
         self._away = threading.Lock()
 
     def end_sessions(self, fire: Fire) -> bool:
-        with suppress(psycopg.OperationalError), psycopg.connect(self._server.url, autocommit=True) as conn:
+        with (
+            suppress(psycopg.OperationalError),
+            psycopg.connect(self._server.url, autocommit=True) as conn,
+        ):
             conn.execute(HANG_UP)
             return True
         return False

@@ -85,7 +85,7 @@ class Proxy:
         server = socket.socket(socket.AF_UNIX)
         try:
             server.connect(self._target)
-        except OSError:   # nobody is there
+        except OSError:  # nobody is there
             client.close()
             server.close()
         else:
@@ -142,7 +142,20 @@ class Network:
 
     def _wire(self, place: str, net: int) -> None:
         here, router = self._places[place], self._places["router"]
-        _ip("link", "add", "way", "netns", here, "type", "veth", "peer", "name", place, "netns", router)
+        _ip(
+            "link",
+            "add",
+            "way",
+            "netns",
+            here,
+            "type",
+            "veth",
+            "peer",
+            "name",
+            place,
+            "netns",
+            router,
+        )
         for where, link, host in ((here, "way", 1), (router, place, 254)):
             _ip("-n", where, "address", "add", f"10.77.{net}.{host}/24", "dev", link)
             _ip("-n", where, "link", "set", link, "up")
@@ -187,7 +200,7 @@ class Network:
 
 
 def _enter(namespace: int) -> None:
-    if _libc.setns(namespace, 0x40000000):   # CLONE_NEWNET, of this thread alone
+    if _libc.setns(namespace, 0x40000000):  # CLONE_NEWNET, of this thread alone
         raise OSError(ctypes.get_errno(), "setns")
 
 

@@ -28,7 +28,7 @@ class PgBouncer:
             port = free.getsockname()[1]
         self._home = TemporaryDirectory(prefix="genba-bouncer-")
         home = Path(self._home.name)
-        home.chmod(0o755)   # its user is not ours
+        home.chmod(0o755)  # its user is not ours
         (home / "settings.ini").write_text(
             f"[databases]\n* = host={server} user=postgres\n"
             f"[pgbouncer]\npool_mode = transaction\nauth_type = any\nlisten_addr = 127.0.0.1\nlisten_port = {port}\n"
@@ -36,7 +36,9 @@ class PgBouncer:
         )
         assert PROGRAM is not None
         with (home / "log").open("wb") as log:
-            self._process = subprocess.Popen([PROGRAM, home / "settings.ini"], stdout=log, stderr=log, **_as(server))
+            self._process = subprocess.Popen(
+                [PROGRAM, home / "settings.ini"], stdout=log, stderr=log, **_as(server)
+            )
         bare = f"postgresql://postgres@127.0.0.1:{port}{parts.path}"
         self.url = bare + "?pooler=transaction" * said
         try:
@@ -55,7 +57,11 @@ class PgBouncer:
 def _as(server: str) -> dict[str, Any]:
     """PgBouncer does not want to be root; it becomes the server's user, who may open its socket."""
     owner = os.stat(server)
-    return {"user": owner.st_uid, "group": owner.st_gid, "extra_groups": []} if os.geteuid() == 0 else {}
+    return (
+        {"user": owner.st_uid, "group": owner.st_gid, "extra_groups": []}
+        if os.geteuid() == 0
+        else {}
+    )
 
 
 def _answers(url: str) -> bool:

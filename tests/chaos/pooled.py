@@ -19,7 +19,7 @@ from tests.chaos.pooler import Pooler
 from tests.support import Databases
 
 _poolers: dict[str, Pooler | PgBouncer] = {}
-_straight: dict[str, str] = {}   # of a pooled URL
+_straight: dict[str, str] = {}  # of a pooled URL
 _url, _fresh, _connect = Databases.url, Databases.fresh, psycopg.connect
 
 
@@ -33,7 +33,7 @@ def url(databases: Databases, name: str) -> str:
 
 @contextmanager
 def fresh(databases: Databases, template: str = "template1") -> Iterator[str]:
-    if template in _poolers:   # it can be copied while nobody is connected to it
+    if template in _poolers:  # it can be copied while nobody is connected to it
         _poolers.pop(template).end()
     with _fresh(databases, template) as name:
         try:
@@ -49,5 +49,9 @@ def connect(url: str = "", *args: Any, **given: Any) -> Any:
 
 def pytest_configure(config: pytest.Config) -> None:
     patch: Any = setattr
-    for where, name, instead in ((Databases, "url", url), (Databases, "fresh", fresh), (psycopg, "connect", connect)):
+    for where, name, instead in (
+        (Databases, "url", url),
+        (Databases, "fresh", fresh),
+        (psycopg, "connect", connect),
+    ):
         patch(where, name, instead)

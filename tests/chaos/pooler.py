@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from urllib.parse import parse_qs, urlsplit
 
-_REFUSED = {80877103, 80877104}   # SSL, GSS encryption
+_REFUSED = {80877103, 80877104}  # SSL, GSS encryption
 _CANCEL = 80877102
 _length = struct.Struct("!I")
 
@@ -32,7 +32,9 @@ class Stream:
         if not data:
             raise EOFError
         self._read += data
-        while len(self._read) >= 5 and len(self._read) > (size := _length.unpack_from(self._read, 1)[0]):
+        while len(self._read) >= 5 and len(self._read) > (
+            size := _length.unpack_from(self._read, 1)[0]
+        ):
             message, self._read = self._read[: size + 1], self._read[size + 1 :]
             yield message
 
@@ -47,7 +49,9 @@ class Stream:
 
 
 class Pooler:
-    def __init__(self, url: str, sessions: int = 3, *, strict: bool = True, said: bool = True) -> None:
+    def __init__(
+        self, url: str, sessions: int = 3, *, strict: bool = True, said: bool = True
+    ) -> None:
         """`strict`: it refuses our session settings, as PgBouncer does; else it ignores them."""
         parts = urlsplit(url)
         asked = parse_qs(parts.query)
@@ -63,23 +67,30 @@ class Pooler:
             self._free.append(self._session())
         self._listening = socket.create_server(("127.0.0.1", 0))
         port = self._listening.getsockname()[1]
-        self.url = f"postgresql://postgres@127.0.0.1:{port}/{self._database}" + "?pooler=transaction" * said
+        self.url = (
+            f"postgresql://postgres@127.0.0.1:{port}/{self._database}"
+            + "?pooler=transaction" * said
+        )
         threading.Thread(target=self._run, name="pooler", daemon=True).start()
 
     def _session(self) -> Stream:
         end = socket.socket(socket.AF_UNIX)
         end.connect(self._target)
-        told = b"user\0postgres\0database\0" + self._database.encode() + b"\0client_encoding\0UTF8\0\0"
+        told = (
+            b"user\0postgres\0database\0" + self._database.encode() + b"\0client_encoding\0UTF8\0\0"
+        )
         end.sendall(_length.pack(len(told) + 8) + _length.pack(196608) + told)
         session = Stream(end)
         self.greeting = session.until_ready()
         return session
 
     def _run(self) -> None:
-        with suppress(OSError):   # closed
+        with suppress(OSError):  # closed
             while True:
                 client, _ = self._listening.accept()
-                threading.Thread(target=self._serve, args=(client,), name="pooler client", daemon=True).start()
+                threading.Thread(
+                    target=self._serve, args=(client,), name="pooler client", daemon=True
+                ).start()
 
     def _serve(self, client: socket.socket) -> None:
         with client, suppress(EOFError, OSError):
@@ -139,7 +150,7 @@ class Lending:
     def __init__(self, pooler: Pooler, client: Stream) -> None:
         self._pooler, self._client = pooler, client
         self._session: Stream | None = None
-        self._open = 0   # questions without an answer
+        self._open = 0  # questions without an answer
 
     def run(self) -> None:
         try:
@@ -169,11 +180,11 @@ class Lending:
             if message[:1] == b"Z":
                 self._open -= 1
                 over = self._open == 0 and message[5:6] == b"I"
-            if over:   # before the client hears of it: it may ask at once, and must get another
+            if over:  # before the client hears of it: it may ask at once, and must get another
                 self._session = None
                 self._pooler.take_back(session, clean=True)
             self._client.end.sendall(message)
-            if over:   # what the session says from now on is for somebody else
+            if over:  # what the session says from now on is for somebody else
                 return
 
 

@@ -52,7 +52,9 @@ def app(url: str, tmp_path: Path) -> Iterator[Any]:
 
 
 @pytest.fixture
-def begun(app: Any, url: str, start_node: Callable[..., NodeProcess], tmp_path: Path) -> tuple[Any, NodeProcess, Path]:
+def begun(
+    app: Any, url: str, start_node: Callable[..., NodeProcess], tmp_path: Path
+) -> tuple[Any, NodeProcess, Path]:
     """A job that runs on a node, and where it tells of itself."""
     node = start_node("both:app", url, "--max", "2", "--name", "doomed")
     path = tmp_path / "told"
@@ -101,7 +103,10 @@ def test_what_a_node_and_guard_killed_at_once_left_is_gone_before_its_job_starts
     eventually(lambda: len(lines(path)) == 2, within=60)
     print(f"killed at once, the job ran again after {time.monotonic() - began:.1f} s")
 
-    assert [line[3] for line in lines(path)] == ["0", "0"]   # what lived of the attempt before, when it started
+    assert [line[3] for line in lines(path)] == [
+        "0",
+        "0",
+    ]  # what lived of the attempt before, when it started
     eventually(lambda: "processes that a dead node had left behind" in other.log)
     Path(f"{path}.end").touch()
     job.wait(timeout=30)
@@ -109,12 +114,14 @@ def test_what_a_node_and_guard_killed_at_once_left_is_gone_before_its_job_starts
     assert app.app.verify().faults == []
 
 
-def test_what_they_left_is_ended_also_if_somebody_elsewhere_has_buried_the_node(app, begun, url, start_node):
+def test_what_they_left_is_ended_also_if_somebody_elsewhere_has_buried_the_node(
+    app, begun, url, start_node
+):
     _, node, path = begun
     other = another(app, url, start_node)
-    for _ in range(2):   # the first is told before it has looked who lives here
+    for _ in range(2):  # the first is told before it has looked who lives here
         beat = last_beat(app, "other")
-        eventually(lambda: last_beat(app, "other") != beat, within=30)   # noqa: B023  asked at once
+        eventually(lambda: last_beat(app, "other") != beat, within=30)  # noqa: B023  asked at once
     kill_at_once(node)
     bury_from_elsewhere(app)
 
@@ -126,7 +133,9 @@ def test_a_node_that_starts_ends_what_dead_ones_left_and_nothing_else(app, begun
     _, node, path = begun
     kill_at_once(node)
     bury_from_elsewhere(app)
-    stranger = subprocess.Popen(["sleep", "600"], env={**os.environ, "GENBA_INCARNATION": "1234567"})
+    stranger = subprocess.Popen(
+        ["sleep", "600"], env={**os.environ, "GENBA_INCARNATION": "1234567"}
+    )
     try:
         assert len(old_processes(path)) == 2
 
@@ -134,12 +143,12 @@ def test_a_node_that_starts_ends_what_dead_ones_left_and_nothing_else(app, begun
 
         assert old_processes(path) == []
         assert "processes that dead nodes had left behind" in new.log
-        assert _lives(stranger.pid)   # no incarnation that this database knows
+        assert _lives(stranger.pid)  # no incarnation that this database knows
         third = start_node("both:app", url, "--max", "2", "--name", "third")
         eventually(lambda: len(app.app.nodes()) == 2, within=60)
         eventually(lambda: len(lines(path)) == 2, within=30)
         assert "left behind" not in third.log
-        assert _lives(int(lines(path)[1][1]))   # of a node that lives
+        assert _lives(int(lines(path)[1][1]))  # of a node that lives
         assert [line[3] for line in lines(path)] == ["0", "0"]
     finally:
         stranger.send_signal(signal.SIGKILL)

@@ -88,7 +88,9 @@ def test_what_a_lost_machine_had_is_with_others_within_twenty_seconds(url, start
             process.send_signal(signal.SIGCONT)
     took = freed[0] - began
     engine = url.partition(":")[0]
-    print(f"{engine}: of a lost machine the lock was free after {took:.1f} s, its job ran after {again:.1f} s")
+    print(
+        f"{engine}: of a lost machine the lock was free after {took:.1f} s, its job ran after {again:.1f} s"
+    )
     assert took < 20
     assert again < 20
     assert holders.app.verify().faults == []
@@ -112,7 +114,9 @@ def _stand_still(node: NodeProcess) -> list[psutil.Process]:
 
 
 @pytest.mark.parametrize("outage", [5, pytest.param(60, marks=pytest.mark.soak)])
-def test_after_an_outage_jobs_run_at_full_speed_within_fifteen_seconds(proxied, start_node, tmp_path, outage):
+def test_after_an_outage_jobs_run_at_full_speed_within_fifteen_seconds(
+    proxied, start_node, tmp_path, outage
+):
     proxy, direct = proxied
     jobs = load_jobs(direct, tmp_path)
     start_node("jobs:app", proxy.url, "--max", "2")
@@ -167,12 +171,18 @@ def test_a_node_whose_connections_are_half_open_listens_again_within_fifteen_sec
         proxy.forget()
         if server_knows:
             server.execute("SELECT pg_terminate_backend(%s)", [old])
-        eventually(lambda: "the listening connection was lost and is there again" in node.log, within=60)
+        eventually(
+            lambda: "the listening connection was lost and is there again" in node.log, within=60
+        )
         took = time.monotonic() - began
 
-    heard = median(_time_of_a_job(jobs) for _ in range(11))   # half a second, if it only looks by itself
+    heard = median(
+        _time_of_a_job(jobs) for _ in range(11)
+    )  # half a second, if it only looks by itself
     which = "" if server_knows else ", of which the server did not know,"
-    print(f"a node with half-open connections{which} listened again after {took:.1f} s; a job took {heard:.3f} s")
+    print(
+        f"a node with half-open connections{which} listened again after {took:.1f} s; a job took {heard:.3f} s"
+    )
     assert took < 15
     assert heard < 0.25, "it is not called"
     assert jobs.app.verify().faults == []
@@ -196,7 +206,9 @@ def test_a_task_that_nobody_knows_is_told_of_within_a_minute(shop):
     eventually(lambda: job.refresh().record.parked_on == "unknown task nobody.knows", within=60)
     took = time.monotonic() - began
 
-    print(f"{shop.url.partition(':')[0]}: a job that no node knows was put aside after {took:.1f} s")
+    print(
+        f"{shop.url.partition(':')[0]}: a job that no node knows was put aside after {took:.1f} s"
+    )
     assert took < 60
     assert (job.state, job.record.attempt) == ("waiting", 0)
     assert any("nobody.knows" in str(reason) for reason in job.explain().reasons)
@@ -218,7 +230,9 @@ if "genba.cli" in " ".join(sys.orig_argv):
 """
 
 
-def test_a_node_that_cannot_keep_the_queue_is_red_within_thirty_seconds(jobs, url, start_node, tmp_path):
+def test_a_node_that_cannot_keep_the_queue_is_red_within_thirty_seconds(
+    jobs, url, start_node, tmp_path
+):
     """A chore of its keeper raises, in every round: /readyz says so, and is green again when it is over."""
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(STUMBLES)

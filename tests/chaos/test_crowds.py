@@ -50,7 +50,10 @@ def produce(url: str, folder: Path, count: int, each: int) -> list[float]:
     out = folder / "took"
     ended = subprocess.run(
         [sys.executable, "-c", PRODUCERS, url, str(out), str(count), str(each)],
-        env=without_settings(os.environ), capture_output=True, text=True, timeout=300,
+        env=without_settings(os.environ),
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     assert ended.returncode == 0, ended.stderr[-3000:]
     return sorted(float(line) for line in out.read_text().split())
@@ -71,7 +74,9 @@ def test_sixteen_writers_and_two_nodes_share_one_file_and_nobody_hears_that_it_i
     assert jobs.app.verify().faults == []
     assert not [line for node in nodes for line in node.log.splitlines() if "locked" in line]
     half, most = quantiles(took, n=100)[49::49]
-    print(f"16 writers, {each} jobs each: an enqueue took {half * 1e3:.1f} ms (p50), {most * 1e3:.1f} ms (p99)")
+    print(
+        f"16 writers, {each} jobs each: an enqueue took {half * 1e3:.1f} ms (p50), {most * 1e3:.1f} ms (p99)"
+    )
 
 
 @pytest.fixture
@@ -81,14 +86,19 @@ def server(url: str) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("engine", ["postgres"])
-def test_a_node_whose_listening_session_is_ended_runs_what_comes_and_listens_again(jobs, url, start_node, server):
+def test_a_node_whose_listening_session_is_ended_runs_what_comes_and_listens_again(
+    jobs, url, start_node, server
+):
     start_node("jobs:app", url)
     (node,) = eventually(jobs.app.nodes, within=60)
 
     def listening() -> set[int]:
         """The session that listens holds the node's lock."""
         asked = "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND granted AND (classid, objid) = (%s, %s)"
-        return {pid for (pid,) in server.execute(asked, [node.id >> 32, node.id & 0xFFFFFFFF]).fetchall()}
+        return {
+            pid
+            for (pid,) in server.execute(asked, [node.id >> 32, node.id & 0xFFFFFFFF]).fetchall()
+        }
 
     before = eventually(listening, within=60)
     jobs.add.enqueue(1).result(timeout=60)
@@ -157,7 +167,10 @@ def race(url: str, count: int, each: int, rings: bool) -> float:
     """Jobs a second that so many producers enqueue."""
     ended = subprocess.run(
         [sys.executable, "-c", RACE, url, str(count), str(each), str(rings)],
-        env=without_settings(os.environ), capture_output=True, text=True, timeout=300,
+        env=without_settings(os.environ),
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     assert ended.returncode == 0, ended.stderr[-3000:]
     return float(ended.stdout)
@@ -187,6 +200,8 @@ def test_wake_ups_cost_thirty_two_producers_little(store, url):
         over.set()
         eating.join()
 
-    assert fed[True] > 20   # it was woken
+    assert fed[True] > 20  # it was woken
     with_, without = median(pace[True]), median(pace[False])
-    print(f"32 producers: {with_:.0f} jobs/s with wake-ups, {without:.0f} without: {with_ / without:.2f} of it")
+    print(
+        f"32 producers: {with_:.0f} jobs/s with wake-ups, {without:.0f} without: {with_ / without:.2f} of it"
+    )

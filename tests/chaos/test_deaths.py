@@ -80,7 +80,7 @@ def ward(home):
     module.app.close()
 
 
-ON_DEMAND = 4   # what a node opens when it is needed first, and keeps: a connection for each thread, a bell to ring
+ON_DEMAND = 4  # what a node opens when it is needed first, and keeps: a connection for each thread, a bell to ring
 
 
 def open_files(node):
@@ -115,7 +115,10 @@ def test_of_jobs_whose_workers_die_every_cause_is_right_and_no_other_job_is_coun
     calls += [module.live.call(n) for n in range(count - len(calls))]
     random.Random(7).shuffle(calls)
     jobs = module.app.enqueue_many(calls)
-    eventually(lambda: not module.app.count(state=["waiting", "scheduled", "running"]), within=60 + count / 10)
+    eventually(
+        lambda: not module.app.count(state=["waiting", "scheduled", "running"]),
+        within=60 + count / 10,
+    )
 
     assert module.app.verify().faults == []
     killers = {int(pid) for (pid,) in lines(folder / "late")}
@@ -128,7 +131,7 @@ def test_of_jobs_whose_workers_die_every_cause_is_right_and_no_other_job_is_coun
         if job.task == "fates.live":
             hit += len(by_others)
             assert (own, job.crashes, job.state) == (["returned"], len(by_others), "succeeded")
-        elif not by_others:   # else it was about to meet its own fate when that of another met it
+        elif not by_others:  # else it was about to meet its own fate when that of another met it
             fate = job.args["fate"]
             assert own == [CAUSES[fate]], (fate, own)
             assert job.crashes == (1 if "signal" in own[0] or "exit " in own[0] else 0)

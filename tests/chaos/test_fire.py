@@ -30,10 +30,15 @@ class Site:
 
 @pytest.fixture
 def site(
-    engine: str, start_node: Callable[..., NodeProcess], tmp_path: Path, request: pytest.FixtureRequest
+    engine: str,
+    start_node: Callable[..., NodeProcess],
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
 ) -> Iterator[Site]:
     def node(url: str) -> NodeProcess:
-        return start_node("fire:app", url, "--pool", "static", "--min", "2", env={"GENBA_LEASE": str(LEASE)})
+        return start_node(
+            "fire:app", url, "--pool", "static", "--min", "2", env={"GENBA_LEASE": str(LEASE)}
+        )
 
     with ExitStack() as stack:
         if engine == "sqlite":
@@ -63,7 +68,7 @@ def site(
             kinds = Way(server, proxy, network, outage=request.param).kinds
         app = load(url, tmp_path)
         stack.callback(app.app.close)
-        app.app.count()   # makes the tables: two nodes that do it at a time are another test
+        app.app.count()  # makes the tables: two nodes that do it at a time are another test
         yield Site(app, starts, {**EVERYWHERE, **kinds})
 
 
@@ -84,12 +89,14 @@ def play(site: Site, folder: Path, seed: int, jobs: int, faults: int) -> None:
 
     fire.check()
     assert fire.hits.keys() == site.kinds.keys()
-    assert fire.repeated > 0   # the faults have hit somebody
+    assert fire.repeated > 0  # the faults have hit somebody
     told = f"{fire.repeated} jobs ran again, {fire.late} ended too late"
     print(f"seed {seed}: {jobs} jobs, {fire.hits.total()} faults, {told}")
 
 
 @EACH
-@pytest.mark.parametrize("engine", ["sqlite"])   # the other: test_fire_postgres.py
-def test_whatever_goes_wrong_with_real_processes_nothing_is_lost_or_doubled(site, tmp_path, seed, jobs, faults):
+@pytest.mark.parametrize("engine", ["sqlite"])  # the other: test_fire_postgres.py
+def test_whatever_goes_wrong_with_real_processes_nothing_is_lost_or_doubled(
+    site, tmp_path, seed, jobs, faults
+):
     play(site, tmp_path, seed, jobs, faults)

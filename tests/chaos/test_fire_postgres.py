@@ -10,5 +10,7 @@ __all__ = ["site"]  # a fixture
 
 @EACH
 @pytest.mark.parametrize("engine", ["postgres"])
-def test_whatever_goes_wrong_with_real_processes_nothing_is_lost_or_doubled(site, tmp_path, seed, jobs, faults):
+def test_whatever_goes_wrong_with_real_processes_nothing_is_lost_or_doubled(
+    site, tmp_path, seed, jobs, faults
+):
     play(site, tmp_path, seed, jobs, faults)

@@ -20,7 +20,14 @@ import psycopg
 import pytest
 from tests.chaos.fire import Disk, Producer, load
 from tests.storage.builders import one
-from tests.support import eventually, genba_command, lines, load_module, sqlite_url, without_settings
+from tests.support import (
+    eventually,
+    genba_command,
+    lines,
+    load_module,
+    sqlite_url,
+    without_settings,
+)
 from tests.support.postgres_server import a_server
 
 from genba.errors import StoreError, StoreUnreachable
@@ -51,7 +58,7 @@ def test_a_full_disk_loses_nothing_says_so_and_all_goes_on_when_it_is_freed(star
         eventually(lambda: app.app.count(state="succeeded") == promised + 2, within=60)
         assert len(lines(effects)) >= promised + 2
         assert app.app.verify().faults == []
-        assert node.log.count("full") <= 10   # it says so, and does not repeat it at every try
+        assert node.log.count("full") <= 10  # it says so, and does not repeat it at every try
         app.app.close()
     finally:
         disk.close()
@@ -63,7 +70,7 @@ def small_database() -> Iterator[tuple[str, Disk]]:
     if os.geteuid() != 0:
         pytest.skip("a small disk needs root")
     with a_server() as server, tempfile.TemporaryDirectory(prefix="genba-", dir="/tmp") as place:
-        os.chmod(place, 0o711)   # the server has to pass
+        os.chmod(place, 0o711)  # the server has to pass
         disk = Disk(Path(place, "disk"))
         try:
             owner, tables = (server.home / "data").stat(), disk.folder / "tables"
@@ -86,7 +93,7 @@ def test_a_full_disk_below_postgresql_loses_nothing_and_all_goes_on_when_it_is_f
     node = start_node("fire:app", url, "--max", "2")
     app.work.enqueue(str(effects), "first").result(timeout=60)
 
-    many = 2_000   # whose ends need room
+    many = 2_000  # whose ends need room
     app.app.enqueue_many([app.work.call(str(effects), "before") for _ in range(many)])
     disk.occupy()
     promised = many + sum(until_refused(app, effects, load) for load in (500_000, 20_000, 100))
@@ -94,17 +101,19 @@ def test_a_full_disk_below_postgresql_loses_nothing_and_all_goes_on_when_it_is_f
         app.work.enqueue(str(effects), "refused", os.urandom(200_000).hex())
     eventually(lambda: "No space left" in node.log, within=60)
     full = time.monotonic()
-    eventually(lambda: time.monotonic() - full > 5, within=10)   # what it says meanwhile is counted
+    eventually(lambda: time.monotonic() - full > 5, within=10)  # what it says meanwhile is counted
     said = node.log.count("No space left")
     disk.free()
     began = time.monotonic()
     app.work.enqueue(str(effects), "last").result(timeout=10)
-    print(f"freed, it took {time.monotonic() - began:.2f} s; full, the node said so {said} times in 5 s")
+    print(
+        f"freed, it took {time.monotonic() - began:.2f} s; full, the node said so {said} times in 5 s"
+    )
 
     eventually(lambda: app.app.count(state="succeeded") == promised + 2, within=60)
     assert len(lines(effects)) >= promised + 2
     assert app.app.verify().faults == []
-    assert said <= 4   # one for each of its threads: three desks and the keeper
+    assert said <= 4  # one for each of its threads: three desks and the keeper
     app.app.close()
 
 
@@ -146,10 +155,12 @@ def test_while_a_producer_is_paused_in_a_sqlite_write_others_wait_or_hear_who_it
         app.work.enqueue(str(tmp_path / "effects"), "refused")
     for module in (database, write_queue):
         monkeypatch.setattr(module, "BUSY", 60.0)
-    app.app.close()   # its connections have the patience of before
+    app.app.close()  # its connections have the patience of before
 
     patient = load(app.app.url, tmp_path)
-    thread = threading.Thread(target=lambda: patient.work.enqueue(str(tmp_path / "effects"), "waited"), name="waits")
+    thread = threading.Thread(
+        target=lambda: patient.work.enqueue(str(tmp_path / "effects"), "waited"), name="waits"
+    )
     thread.start()
     assert paused.end() == "done"
     thread.join(60)
@@ -181,7 +192,9 @@ def stop_a_producer(app, url, tmp_path):
 
     def stopped() -> subprocess.Popen[bytes]:
         env = {**without_settings(os.environ), "GENBA_URL": url}
-        process = subprocess.Popen([sys.executable, "-c", STOPPED, str(tmp_path / "effects")], cwd=tmp_path, env=env)
+        process = subprocess.Popen(
+            [sys.executable, "-c", STOPPED, str(tmp_path / "effects")], cwd=tmp_path, env=env
+        )
         processes.append(process)
         eventually(lambda: psutil.Process(process.pid).status() == psutil.STATUS_STOPPED, within=30)
         return process
@@ -193,14 +206,18 @@ def stop_a_producer(app, url, tmp_path):
 
 
 @pytest.mark.parametrize("engine", ["sqlite"])
-def test_a_node_names_a_stopped_producer_once_and_leaves_it_alone(app, stop_a_producer, url, start_node, tmp_path):
+def test_a_node_names_a_stopped_producer_once_and_leaves_it_alone(
+    app, stop_a_producer, url, start_node, tmp_path
+):
     node = start_node("fire:app", url, "--max", "2")
     eventually(app.app.nodes, within=60)
     stopped = stop_a_producer()
     told = f"process {stopped.pid} is stopped in the middle of a write"
     eventually(lambda: told in node.log, within=60)
     seen = time.monotonic()
-    eventually(lambda: time.monotonic() - seen > 4, within=10)   # it would be named again meanwhile, or killed
+    eventually(
+        lambda: time.monotonic() - seen > 4, within=10
+    )  # it would be named again meanwhile, or killed
 
     assert node.log.count(told) == 1
     assert psutil.Process(stopped.pid).status() == psutil.STATUS_STOPPED
@@ -258,7 +275,9 @@ def block(path: str) -> int:
 
 @pytest.mark.parametrize("engine", ["sqlite"])
 @pytest.mark.parametrize("who", ["itself", "child", "block"])
-def test_a_job_that_is_stopped_in_a_sqlite_write_is_ended_and_all_others_go_on(who, url, start_node, tmp_path):
+def test_a_job_that_is_stopped_in_a_sqlite_write_is_ended_and_all_others_go_on(
+    who, url, start_node, tmp_path
+):
     (tmp_path / "held.py").write_text(HELD)
     held = load_module("held", tmp_path, url)
     node = start_node("held:app", url, "--max", "2")
@@ -280,8 +299,10 @@ def test_a_job_that_is_stopped_in_a_sqlite_write_is_ended_and_all_others_go_on(w
     eventually(lambda: not psutil.pid_exists(pid), within=5)
     gone = time.monotonic() - began
     thread.join(30)
-    assert written   # it was not refused; how soon the disk takes it is not asked here
-    print(f"{who}: ended after {gone:.1f} s, and others could write again after {written[0] - began:.1f} s")
+    assert written  # it was not refused; how soon the disk takes it is not asked here
+    print(
+        f"{who}: ended after {gone:.1f} s, and others could write again after {written[0] - began:.1f} s"
+    )
 
     assert job.result(timeout=30) == 2
     assert [attempt.cause for attempt in job.attempts] == ["pause in a write", "returned"]
@@ -315,7 +336,7 @@ def test_beside_a_producer_stopped_in_a_sqlite_write_new_processes_read_at_once_
     assert code != 0
     assert re.search(rf"process {stopped.pid} \(stopped\) has been writing for 10 s", told)
     print(f"job ls took {listing:.1f} s, doctor {looking:.1f} s, a refused enqueue {refusal:.1f} s")
-    assert max(listing, looking) < 8   # far from the patience of a writer
+    assert max(listing, looking) < 8  # far from the patience of a writer
     assert refusal < 30
 
     stopped.send_signal(signal.SIGCONT)
@@ -325,11 +346,15 @@ def test_beside_a_producer_stopped_in_a_sqlite_write_new_processes_read_at_once_
 
 
 @pytest.mark.parametrize("engine", ["postgres"])
-def test_a_producer_paused_with_row_locks_holds_up_only_who_wants_the_same_row(app, paused, tmp_path):
+def test_a_producer_paused_with_row_locks_holds_up_only_who_wants_the_same_row(
+    app, paused, tmp_path
+):
     effects = str(tmp_path / "effects")
     app.work.enqueue(effects, "another")
     made = []
-    thread = threading.Thread(target=lambda: made.append(app.work.using(key="paused").enqueue(effects, "x")))
+    thread = threading.Thread(
+        target=lambda: made.append(app.work.using(key="paused").enqueue(effects, "x"))
+    )
     thread.name = "waits"
     thread.start()
     assert app.app.count(state="any") == 1
@@ -343,7 +368,9 @@ def test_a_producer_paused_with_row_locks_holds_up_only_who_wants_the_same_row(a
 
 @pytest.mark.soak
 @pytest.mark.parametrize("engine", ["postgres"])
-def test_the_rows_of_one_who_is_suspended_in_a_transaction_of_ours_are_free_in_ten_seconds(store, url):
+def test_the_rows_of_one_who_is_suspended_in_a_transaction_of_ours_are_free_in_ten_seconds(
+    store, url
+):
     one(store)
     with psycopg.connect(url) as other, suppress(StoreError), store._db.transaction() as tx:
         tx.select("SELECT id FROM genba.job FOR UPDATE")

@@ -22,15 +22,22 @@ NODE_KILLS = 4
 
 def started(path: Path, count: int, within: float = 10) -> list[list[str]]:
     """Id, attempt and pid of the jobs that have started on `path`, once there are so many."""
-    return eventually(lambda: (told := lines(f"{path}.started"))[: len(told) * (len(told) >= count)], within=within)
+    return eventually(
+        lambda: (told := lines(f"{path}.started"))[: len(told) * (len(told) >= count)],
+        within=within,
+    )
 
 
 @pytest.mark.parametrize("kills", [10, pytest.param(100, marks=pytest.mark.soak)])
-def test_regression_12_the_job_of_a_killed_worker_is_offered_again_within_a_second(shop, tmp_path, kills):
+def test_regression_12_the_job_of_a_killed_worker_is_offered_again_within_a_second(
+    shop, tmp_path, kills
+):
     took = sorted(kill_and_wait(shop, tmp_path / f"gate{i}") for i in range(kills))
     worst = took[max(0, -(-len(took) * 99 // 100) - 1)]
     engine = shop.url.partition(":")[0]
-    print(f"{engine}: {kills} killed workers: run again after {median(took):.3f} s (p50), {worst:.3f} s (p99)")
+    print(
+        f"{engine}: {kills} killed workers: run again after {median(took):.3f} s (p50), {worst:.3f} s (p99)"
+    )
     assert worst < 1
 
 
@@ -51,7 +58,9 @@ def kill_and_wait(shop, path):
     return took
 
 
-def test_regression_12_the_jobs_of_a_killed_node_are_offered_again_within_five_seconds(jobs, url, start_node, path):
+def test_regression_12_the_jobs_of_a_killed_node_are_offered_again_within_five_seconds(
+    jobs, url, start_node, path
+):
     """With the default lease, at the worst moment: right after its heartbeat."""
     doomed = start_node("jobs:app", url, "--max", "4", "--name", "doomed")
     group = [jobs.ignore_sigterm.enqueue(f"{path}{i}") for i in range(4)]
@@ -69,7 +78,9 @@ def test_regression_12_the_jobs_of_a_killed_node_are_offered_again_within_five_s
     doomed.kill9()
     began = time.monotonic()
 
-    eventually(lambda: doomed.tree() == [], within=2)   # also those that ignore SIGTERM and have left the session
+    eventually(
+        lambda: doomed.tree() == [], within=2
+    )  # also those that ignore SIGTERM and have left the session
     for i in range(4):
         assert started(Path(f"{path}{i}"), 2)[1][1] == "2"
     took = time.monotonic() - began
@@ -107,7 +118,7 @@ class Killer:
 
     def kill_node(self) -> bool:
         zygotes = [_zygote(node) for node in self._nodes]
-        if not all(zygotes):   # one of them has just been started: another one must live
+        if not all(zygotes):  # one of them has just been started: another one must live
             return False
         place = self._random.randrange(len(self._nodes))
         zygote = zygotes[place]
@@ -133,15 +144,19 @@ def _children(process: psutil.Process) -> list[psutil.Process]:
         return []
 
 
-def test_no_job_is_lost_and_each_repeated_run_is_explained_by_a_kill(jobs, url, start_node, tmp_path):
+def test_no_job_is_lost_and_each_repeated_run_is_explained_by_a_kill(
+    jobs, url, start_node, tmp_path
+):
     effects = tmp_path / "effects"
     killer = Killer(20_260, lambda: start_node("jobs:app", url, "--max", "2"))
     eventually(lambda: len(jobs.app.nodes()) == 2, within=15)
-    group = jobs.app.enqueue_many([jobs.write_slowly.call(str(effects), str(i), 0.004) for i in range(JOBS)])
+    group = jobs.app.enqueue_many(
+        [jobs.write_slowly.call(str(effects), str(i), 0.004) for i in range(JOBS)]
+    )
 
     turns = ["node" if i % (KILLS // NODE_KILLS) == 5 else "worker" for i in range(KILLS)]
     for turn, who in enumerate(turns):
-        eventually(lambda: len(lines(effects)) >= turn * JOBS // (KILLS + 5), within=20)   # noqa: B023  asked at once
+        eventually(lambda: len(lines(effects)) >= turn * JOBS // (KILLS + 5), within=20)  # noqa: B023  asked at once
         eventually(killer.kill_node if who == "node" else killer.kill_worker, within=20)
     group.wait(timeout=60)
 
@@ -158,6 +173,8 @@ def test_no_job_is_lost_and_each_repeated_run_is_explained_by_a_kill(jobs, url, 
     assert sorted(map(int, runs)) == list(range(JOBS))
     for word, ran in runs.items():
         for pid, zygote in ran[:-1]:
-            assert pid in killer.workers or zygote in killer.zygotes, f"job {word} was repeated without a kill: {ran}"
+            assert pid in killer.workers or zygote in killer.zygotes, (
+                f"job {word} was repeated without a kill: {ran}"
+            )
     repeated = sum(len(ran) > 1 for ran in runs.values())
-    assert 0 < repeated <= 200   # the kills have hit, and no more than what was in their hands
+    assert 0 < repeated <= 200  # the kills have hit, and no more than what was in their hands

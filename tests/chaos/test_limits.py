@@ -27,7 +27,10 @@ def under_fire(narrow: Any, killer: Killer, calls: list[Any], kills: int, node_k
     app = narrow.app
     eventually(lambda: len(app.nodes()) == 2, within=15)
     group = app.enqueue_many(calls)
-    turns = ["node" if i % (kills // node_kills) == kills // node_kills // 2 else "worker" for i in range(kills)]
+    turns = [
+        "node" if i % (kills // node_kills) == kills // node_kills // 2 else "worker"
+        for i in range(kills)
+    ]
     for turn, who in enumerate(turns):
         wanted = turn * len(calls) // (kills + 3)
         eventually(partial(_succeeded, app, wanted), within=60, every=0.05)
@@ -46,13 +49,17 @@ def slots(url: str) -> set[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize(
-    ("count", "kills", "node_kills"), [(500, 8, 1), pytest.param(5_000, 100, 10, marks=pytest.mark.soak)]
+    ("count", "kills", "node_kills"),
+    [(500, 8, 1), pytest.param(5_000, 100, 10, marks=pytest.mark.soak)],
 )
-def test_no_limit_is_ever_exceeded_whatever_is_killed(narrow, url, start_node, tmp_path, count, kills, node_kills):
+def test_no_limit_is_ever_exceeded_whatever_is_killed(
+    narrow, url, start_node, tmp_path, count, kills, node_kills
+):
     """A hundred buckets with limits of 1 to 5; each job tries its limit with locks of the kernel."""
     killer = Killer(7, lambda: start_node("narrow:app", url, "--max", "6"))
     calls = [
-        narrow.app.call(f"narrow.crowd{1 + i % 5}", (str(tmp_path), i % 20, 0.01), {}) for i in range(count)
+        narrow.app.call(f"narrow.crowd{1 + i % 5}", (str(tmp_path), i % 20, 0.01), {})
+        for i in range(count)
     ]
 
     under_fire(narrow, killer, calls, kills, node_kills)

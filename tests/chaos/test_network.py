@@ -32,8 +32,12 @@ def proxied(databases: Any, template: str) -> Iterator[tuple[Proxy, str]]:
             proxy.close()
 
 
-def test_a_call_through_a_stalled_proxy_comes_back_in_time_and_the_next_one_works(proxied, monkeypatch):
-    assert deadline.LIMIT <= 12, "the promise; here a shorter one, so that nobody has to wait for it"
+def test_a_call_through_a_stalled_proxy_comes_back_in_time_and_the_next_one_works(
+    proxied, monkeypatch
+):
+    assert deadline.LIMIT <= 12, (
+        "the promise; here a shorter one, so that nobody has to wait for it"
+    )
     monkeypatch.setattr(deadline, "LIMIT", 2.0)
     proxy, _ = proxied
     app = Genba(proxy.url)
@@ -46,7 +50,9 @@ def test_a_call_through_a_stalled_proxy_comes_back_in_time_and_the_next_one_work
     took = time.monotonic() - began
     proxy.flow()
 
-    assert took < 30  # the call, and what it tries when it was cut off: to look whether it had happened
+    assert (
+        took < 30
+    )  # the call, and what it tries when it was cut off: to look whether it had happened
     eventually(lambda: app.count() >= 1, within=30)
     app.close()
 
@@ -93,7 +99,9 @@ def test_a_node_behind_a_proxy_that_stalls_loses_nothing_and_goes_on(proxied, st
     jobs.app.close()
 
 
-def test_jobs_go_on_while_the_server_ends_sessions_again_and_again(databases, template, start_node, tmp_path):
+def test_jobs_go_on_while_the_server_ends_sessions_again_and_again(
+    databases, template, start_node, tmp_path
+):
     with databases.fresh(template) as name:
         jobs = load_jobs(databases.url(name), tmp_path)
         start_node("jobs:app", databases.url(name), "--max", "2")
@@ -114,4 +122,6 @@ def test_jobs_go_on_while_the_server_ends_sessions_again_and_again(databases, te
 
 
 def _settled(conn: Any) -> bool:
-    return conn.execute("SELECT 1 FROM genba.job WHERE finished_at IS NULL LIMIT 1").fetchone() is None
+    return (
+        conn.execute("SELECT 1 FROM genba.job WHERE finished_at IS NULL LIMIT 1").fetchone() is None
+    )

@@ -73,7 +73,9 @@ def test_jobs_come_and_run_behind_a_pooler(pooled, pooler, start_node):
     print(f"the first job ended after {first:.1f} s, one for an idle node after {idle:.2f} s")
 
 
-def test_behind_a_pooler_the_jobs_of_a_killed_node_are_taken_over_after_its_lease(pooled, pooler, start_node, path):
+def test_behind_a_pooler_the_jobs_of_a_killed_node_are_taken_over_after_its_lease(
+    pooled, pooler, start_node, path
+):
     settings = {"GENBA_LEASE": "2"}
     node = start_node("jobs:app", pooler.url, "--max", "1", env=settings)
     job = pooled.wait_for.enqueue(str(path))
@@ -100,7 +102,9 @@ def test_a_pooler_of_which_nobody_has_spoken_is_found(url, tmp_path, start_node,
     try:
         node = start_node("jobs:app", pooler.url, "--max", "2")
         module.app.enqueue_many([module.add.call(n) for n in range(50)]).wait(timeout=60)
-        assert [module.add.enqueue(n).result(timeout=60) for n in range(5)] == [n + 1 for n in range(5)]
+        assert [module.add.enqueue(n).result(timeout=60) for n in range(5)] == [
+            n + 1 for n in range(5)
+        ]
         assert module.app.verify().faults == []
         assert node.log.count("behind a pooler nobody can wake a node") == 1
         assert "listener" in {found.kind for found in module.app.doctor()}
@@ -115,10 +119,14 @@ def test_jobs_come_and_run_behind_pgbouncer(pgbouncer, tmp_path, start_node):
         node = start_node("jobs:app", pgbouncer, "--max", "2")
         module.app.enqueue_many([module.add.call(n) for n in range(300)]).wait(timeout=60)
         with module.app.mutex("one"):
-            assert [module.add.enqueue(n).result(timeout=60) for n in range(5)] == [n + 1 for n in range(5)]
+            assert [module.add.enqueue(n).result(timeout=60) for n in range(5)] == [
+                n + 1 for n in range(5)
+            ]
         assert module.app.verify().faults == []
         assert module.app.count(state="succeeded") == 305
-        assert ("behind a pooler nobody can wake a node" in node.log) == ("pooler=" not in pgbouncer)
+        assert ("behind a pooler nobody can wake a node" in node.log) == (
+            "pooler=" not in pgbouncer
+        )
     finally:
         module.app.close()
 

@@ -38,17 +38,17 @@ class Disk(apsw.VFS):
         self.pending: dict[str, list[tuple[int, bytes]]] = {}
         self.written: Callable[[], None] = lambda: None
 
-    def xOpen(self, name: Any, flags: list[int]) -> apsw.VFSFile:   # noqa: N802  SQLite's names
+    def xOpen(self, name: Any, flags: list[int]) -> apsw.VFSFile:  # noqa: N802  SQLite's names
         path = name.filename() if isinstance(name, apsw.URIFilename) else name
         return Recorded(self, path, name, flags) if path else apsw.VFSFile("unix", name, flags)
 
-    def xDelete(self, name: str, sync: bool) -> None:   # noqa: N802
+    def xDelete(self, name: str, sync: bool) -> None:  # noqa: N802
         super().xDelete(name, sync)
         self.synced.pop(name, None)
         self.pending.pop(name, None)
 
     def sync(self, path: str) -> None:
-        if path in self.pending:   # else it is none of ours: what was left after a cut
+        if path in self.pending:  # else it is none of ours: what was left after a cut
             for offset, data in self.pending[path]:
                 write(self.synced[path], offset, data)
             self.pending[path].clear()
@@ -72,16 +72,16 @@ class Recorded(apsw.VFSFile):
         disk.synced.setdefault(path, bytearray())
         disk.pending.setdefault(path, [])
 
-    def xWrite(self, data: Any, offset: int) -> None:   # noqa: N802
+    def xWrite(self, data: Any, offset: int) -> None:  # noqa: N802
         super().xWrite(data, offset)
         self._disk.pending[self._path].append((offset, bytes(data)))
         self._disk.written()
 
-    def xTruncate(self, size: int) -> None:   # noqa: N802
+    def xTruncate(self, size: int) -> None:  # noqa: N802
         super().xTruncate(size)
         del self._disk.synced[self._path][size:]
 
-    def xSync(self, flags: int) -> None:   # noqa: N802
+    def xSync(self, flags: int) -> None:  # noqa: N802
         self._disk.sync(self._path)
 
 
@@ -160,7 +160,9 @@ def test_who_finds_a_job_there_has_it_on_the_disk_too(monkeypatch, tmp_path):
 
         assert one(store, identity="the same") == first
 
-    assert synced == [f"{tmp_path}/genba.db-wal"]   # whoever has written it may still be waiting for the disk
+    assert synced == [
+        f"{tmp_path}/genba.db-wal"
+    ]  # whoever has written it may still be waiting for the disk
 
 
 def test_a_link_to_a_file_elsewhere_leads_to_what_must_be_synced(monkeypatch, tmp_path):
@@ -170,7 +172,9 @@ def test_a_link_to_a_file_elsewhere_leads_to_what_must_be_synced(monkeypatch, tm
     with closing(open_store(f"sqlite:///{tmp_path}/there/genba.db")) as store:
         one(store)
     synced: list[Path] = []
-    monkeypatch.setattr(os, "fdatasync", lambda file: synced.append(Path(os.readlink(f"/proc/self/fd/{file}"))))
+    monkeypatch.setattr(
+        os, "fdatasync", lambda file: synced.append(Path(os.readlink(f"/proc/self/fd/{file}")))
+    )
 
     with closing(open_store(f"sqlite:///{tmp_path}/here/genba.db")) as store:
         one(store)
@@ -186,10 +190,12 @@ def test_a_disk_that_does_not_keep_it_is_said(monkeypatch, tmp_path):
         one(store)
         monkeypatch.setattr(os, "fdatasync", fail)
 
-        with pytest.raises(StoreUnreachable, match=r"genba\.db: Input/output error, when what was just written"):
+        with pytest.raises(
+            StoreUnreachable, match=r"genba\.db: Input/output error, when what was just written"
+        ):
             one(store)
         monkeypatch.undo()
-        one(store)   # nobody is left in the way
+        one(store)  # nobody is left in the way
 
 
 @pytest.fixture
@@ -203,7 +209,9 @@ def test_when_all_of_postgresql_is_killed_it_has_all_that_was_promised(server):
     with closing(open_store(server.url)) as store:
         joined(store)
         with store._db.statement() as tx:
-            assert tx.select("SHOW synchronous_commit") == [("on",)]   # as the server has it: nobody of us turns it off
+            assert tx.select("SHOW synchronous_commit") == [
+                ("on",)
+            ]  # as the server has it: nobody of us turns it off
         working = threading.Thread(target=_until_it_fails, args=(store, told), name="work")
         working.start()
         eventually(lambda: len(told.ended) > 100, within=60)

@@ -81,7 +81,9 @@ def take_over_and_claim(store: Store, node: int) -> list[Any]:
 
 
 @pytest.mark.parametrize("every", [HOUR, -1])
-def test_regression_02_kill_9_at_every_step_of_completing_a_run_leaves_exactly_one_next(store, clock, url, every):
+def test_regression_02_kill_9_at_every_step_of_completing_a_run_leaves_exactly_one_next(
+    store, clock, url, every
+):
     store.schedules.put(a_schedule("s", every=every, overlap="skip"))
     id = store.schedules.named("s").id
     killed = 0
@@ -104,7 +106,9 @@ def test_regression_02_kill_9_at_every_step_of_completing_a_run_leaves_exactly_o
         store.nodes.leave(other)
         assert [run.state for run in store.schedules.open_runs(id)] == ["scheduled"]
     assert 8 <= killed < 58  # it was hit in the middle, and the last time not at all
-    moments = [row[0] for row in rows(url, "SELECT moment FROM genba.job WHERE schedule_id IS NOT NULL")]
+    moments = [
+        row[0] for row in rows(url, "SELECT moment FROM genba.job WHERE schedule_id IS NOT NULL")
+    ]
     assert len(set(moments)) == len(moments)
 
 
@@ -120,7 +124,9 @@ def ticks_under_fire(url: str, clock: ManualClock, minutes: int, seed: int) -> i
     rng = random.Random(seed)
     policies = [{"misfire": "all"}, {"misfire": "once"}, {"misfire": "all", "overlap": "queue"}]
     with ExitStack() as stack:
-        stores: list[Store] = [stack.enter_context(closing(open_store(url, clock=clock))) for _ in range(3)]
+        stores: list[Store] = [
+            stack.enter_context(closing(open_store(url, clock=clock))) for _ in range(3)
+        ]
         stores[0].install()
         for i in range(10):
             stores[0].schedules.put(a_schedule(f"s{i}", cron="* * * * *", **policies[i % 3]))
@@ -165,8 +171,13 @@ def check_ticks(url: str, minutes: int) -> int:
     total = 0
     for id, name in rows(url, "SELECT id, name FROM genba.schedule"):
         mine = [row for row in fired if row[0] == id]
-        skipped = rows(url, f"SELECT count, skipped FROM genba.tick WHERE schedule_id = {id} AND skipped IS NOT NULL")
-        assert len(mine) + sum(row[0] for row in skipped) == minutes, name  # none missing, but by policy
+        skipped = rows(
+            url,
+            f"SELECT count, skipped FROM genba.tick WHERE schedule_id = {id} AND skipped IS NOT NULL",
+        )
+        assert len(mine) + sum(row[0] for row in skipped) == minutes, (
+            name
+        )  # none missing, but by policy
         if int(name[1:]) % 3 != 1:
             assert skipped == []
         total += minutes
@@ -192,7 +203,9 @@ def test_fifty_schedules_after_twelve_hours_run_as_their_policies_say(store, clo
         minutes, misfire = rng.choice((7, 10, 30, 60, 360)), rng.choice(("skip", "once", "all"))
         text = f"*/{minutes} * * * *" if minutes < 60 else f"0 */{minutes // 60} * * *"
         store.schedules.put(a_schedule(f"s{i}", cron=text, misfire=misfire))
-        moments = [m for m in range(1, 12 * 60 + 4) if (m % 60 if minutes < 60 else m) % minutes == 0]
+        moments = [
+            m for m in range(1, 12 * 60 + 4) if (m % 60 if minutes < 60 else m) % minutes == 0
+        ]
         on_time = [m for m in moments if (12 * 60 + 3.5 - m) * 60 <= 10]
         expected[f"s{i}"] = {"skip": on_time, "once": moments[-1:], "all": moments[-100:]}[misfire]
     clock.advance(12 * 3600 + 210)

@@ -38,7 +38,7 @@ def test_a_node_whose_thread_dies_ends_and_another_goes_on(jobs, url, start_node
 
     sign.touch()
     began = time.monotonic()
-    if thread == "writer":   # it sleeps until there is something to write
+    if thread == "writer":  # it sleeps until there is something to write
         jobs.add.enqueue(2)
     code = node.wait(10)
     took = time.monotonic() - began

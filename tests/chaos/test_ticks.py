@@ -9,6 +9,7 @@ import random
 import signal
 import threading
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,13 +48,23 @@ class Cluster:
         stack.callback(self.app.close)
         self._started = 0
         self.nodes = [self._start() for _ in range(3)]
-        eventually(lambda: len(self.app.nodes()) == 3 and len(self.app.schedules()) == SCHEDULES, within=120)
+        eventually(
+            lambda: len(self.app.nodes()) == 3 and len(self.app.schedules()) == SCHEDULES,
+            within=120,
+        )
 
     def _start(self) -> NodeProcess:
         self._started += 1
         env = {**self._clock.env, "GENBA_LEASE": "4"}
         node = NodeProcess.start(
-            "ticks:app", self._url, "--max", "2", "--name", f"n{self._started}", cwd=self._folder, env=env
+            "ticks:app",
+            self._url,
+            "--max",
+            "2",
+            "--name",
+            f"n{self._started}",
+            cwd=self._folder,
+            env=env,
         )
         self._stack.callback(node.end)
         return node
@@ -75,6 +86,10 @@ class Cluster:
         ticks = "genba.tick t JOIN genba.schedule s ON s.id = t.schedule_id"
         text = f"SELECT max(COALESCE(t.last_moment, t.moment)) FROM {ticks} WHERE s.name = '{name}'"
         return int(rows(self._url, text)[0][0] or 0)
+
+    def all_have_run(self, due: int) -> bool:
+        """Each kind of schedule has had its tick of the moment `due`."""
+        return min(self.latest(f"s{n}") for n in (0, 1, 18, 19)) >= due
 
 
 def under_fire(url: str, folder: Path, minutes: int, seed: int) -> int:
@@ -98,7 +113,7 @@ def under_fire(url: str, folder: Path, minutes: int, seed: int) -> int:
             clock.jump(60.0 * step)
             due = int(clock.now() // 60) * MINUTE
             cluster.app.wake()
-            eventually(lambda due=due: min(cluster.latest(f"s{n}") for n in (0, 1, 18, 19)) >= due, within=120)  # type: ignore[misc]
+            eventually(partial(cluster.all_have_run, due), within=120)
         eventually(lambda: cluster.app.count(task="tick") == 0, within=180)
         print(f"seed {seed}: {passed * SCHEDULES} ticks, {told}")
     assert all(told.values()), told
@@ -118,7 +133,9 @@ def check(url: str, folder: Path) -> int:
             f"SELECT moment, COALESCE(last_moment, moment), count, skipped FROM genba.tick WHERE schedule_id = {id}"
             " AND skipped IS NOT NULL",
         )
-        covered = moments + [at for begin, end, _, _ in skipped for at in range(begin, end + 1, MINUTE)]
+        covered = moments + [
+            at for begin, end, _, _ in skipped for at in range(begin, end + 1, MINUTE)
+        ]
         assert len(set(covered)) == len(covered), name
         assert (max(covered) - min(covered)) // MINUTE + 1 == len(covered), name
         if int(name[1:]) % 2 == 0:

@@ -32,7 +32,12 @@ WORKLOADS = {
 def run_bench(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
     env = {**without_settings(os.environ), "TMPDIR": str(folder)}
     return subprocess.run(
-        genba_command("bench", "--quick", *args), cwd=folder, env=env, capture_output=True, text=True, timeout=240
+        genba_command("bench", "--quick", *args),
+        cwd=folder,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=240,
     )
 
 
@@ -50,11 +55,13 @@ def test_bench_measures_every_workload_and_finds_all_jobs_done_right(engine, req
     assert all(figure["value"] > 0 for figure in told["figures"])
     assert [check for check in told["checks"] if not check["ok"]] == []
     verified = [check for check in told["checks"] if check["name"].endswith(": verify")]
-    assert len(verified) == 10   # each database in which a node ran
+    assert len(verified) == 10  # each database in which a node ran
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("args", [("--engine", "sqlite", "--url", "postgresql://h/x"), ("--url", "mysql://h/x")])
+@pytest.mark.parametrize(
+    "args", [("--engine", "sqlite", "--url", "postgresql://h/x"), ("--url", "mysql://h/x")]
+)
 def test_bench_refuses_a_database_that_it_cannot_measure(args, tmp_path):
     ended = run_bench(tmp_path, *args)
 

@@ -80,7 +80,9 @@ class Command:
 
 
 @pytest.fixture
-def anywhere(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Command:
+def anywhere(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Command:
     """No database is set: for what ends before one is needed."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tasks.py").write_text(CODE)
@@ -116,7 +118,21 @@ def test_enqueue_prints_the_id_and_show_tells_what_was_enqueued(genba: Command) 
 
 
 def test_arguments_are_json_where_they_can_be_and_text_otherwise(genba: Command) -> None:
-    id = genba.id("t", "5", "1.5", "true", "null", "[1, 2]", '"5"', "duck", "NaN", "a b=c", "key=x=y", "n=7", "empty=")
+    id = genba.id(
+        "t",
+        "5",
+        "1.5",
+        "true",
+        "null",
+        "[1, 2]",
+        '"5"',
+        "duck",
+        "NaN",
+        "a b=c",
+        "key=x=y",
+        "n=7",
+        "empty=",
+    )
 
     args = genba("job", "show", id, "--json").json["args"]
 
@@ -136,14 +152,34 @@ def test_after_two_dashes_an_argument_may_begin_with_a_dash(genba: Command) -> N
 def test_every_option_of_enqueue_reaches_the_job(genba: Command) -> None:
     first = genba.id("t")
     id = genba.id(
-        *("t", "--queue", "slow", "--priority", "7", "--key", "k", "--tag", "a", "--tag", "b", "--after", first),
+        *(
+            "t",
+            "--queue",
+            "slow",
+            "--priority",
+            "7",
+            "--key",
+            "k",
+            "--tag",
+            "a",
+            "--tag",
+            "b",
+            "--after",
+            first,
+        ),
         *("--timeout", "90s", "--retry", '{"times": 3, "delay": "1s"}', "--delay", "1h"),
     )
 
     with closing(Genba(os.environ["GENBA_URL"])) as app:
         job = app.job(id)
 
-    assert (job.queue, job.priority, job.key, job.tags, job.state) == ("slow", 7, "k", ["a", "b"], "blocked")
+    assert (job.queue, job.priority, job.key, job.tags, job.state) == (
+        "slow",
+        7,
+        "k",
+        ["a", "b"],
+        "blocked",
+    )
     assert (job.due - job.enqueued).total_seconds() == pytest.approx(3600, abs=1)
     assert json.loads(job.record.options or "") == {
         "timeout": 90_000_000,
@@ -183,7 +219,9 @@ def test_a_key_that_is_taken_gives_the_job_that_has_it(genba: Command) -> None:
         (["t", "x" * 1_200_000], "1"),
     ],
 )
-def test_what_cannot_be_enqueued_is_refused_with_code_2(anywhere: Command, words: list[str], part: str) -> None:
+def test_what_cannot_be_enqueued_is_refused_with_code_2(
+    anywhere: Command, words: list[str], part: str
+) -> None:
     ran = anywhere("job", "enqueue", *words, code=2)
 
     assert part in ran.err
@@ -221,7 +259,11 @@ def test_an_app_that_cannot_be_imported_is_told_once(anywhere: Command, tmp_path
 
 
 def test_ls_shows_open_jobs_the_newest_first_and_filters(genba: Command) -> None:
-    one, two, three = genba.id("a", "--tag", "x"), genba.id("b", "--queue", "q"), genba.id("b", "--key", "k")
+    one, two, three = (
+        genba.id("a", "--tag", "x"),
+        genba.id("b", "--queue", "q"),
+        genba.id("b", "--key", "k"),
+    )
     genba("job", "cancel", one)
 
     def listed(*words: object) -> list[int]:
@@ -256,7 +298,11 @@ def test_explain_says_why_a_job_waits(genba: Command) -> None:
     assert "no node is running" in genba("job", "explain", first).out
     assert f"waits for job {first}" in genba("job", "explain", second).out
     told = genba("job", "explain", second, "--json").json
-    assert (told["job"], told["state"], told["reasons"][0]["kind"]) == (second, "blocked", "blocked")
+    assert (told["job"], told["state"], told["reasons"][0]["kind"]) == (
+        second,
+        "blocked",
+        "blocked",
+    )
 
 
 def test_no_text_of_a_job_can_steer_the_terminal(genba: Command) -> None:
@@ -283,15 +329,21 @@ def test_jobs_are_held_resumed_cancelled_and_requeued(genba: Command) -> None:
     assert "only what has not started" in genba("job", "hold", one, code=1).err
     assert genba("job", "resume", one).out == f"{one} waiting\n"
     assert "it is not held" in genba("job", "resume", one, two, code=1).err
-    assert genba("job", "cancel", one, "--json").json == [{"id": one, "done": True, "state": "cancelled"}]
+    assert genba("job", "cancel", one, "--json").json == [
+        {"id": one, "done": True, "state": "cancelled"}
+    ]
     assert "nothing to cancel" in genba("job", "cancel", one, code=1).err
     assert genba("job", "kill", two).out == f"{two} cancelled\n"
     assert genba("job", "requeue", one).out == f"{one} waiting\n"
     assert "only a final job" in genba("job", "requeue", one, code=1).err
 
 
-@pytest.mark.parametrize("verb", ["show", "explain", "wait", "cancel", "kill", "hold", "resume", "requeue"])
-def test_a_job_that_is_not_there_ends_with_code_4_and_one_that_is_not_named_with_2(genba: Command, verb: str) -> None:
+@pytest.mark.parametrize(
+    "verb", ["show", "explain", "wait", "cancel", "kill", "hold", "resume", "requeue"]
+)
+def test_a_job_that_is_not_there_ends_with_code_4_and_one_that_is_not_named_with_2(
+    genba: Command, verb: str
+) -> None:
     id = genba.id("t")
 
     assert "there is no job 99" in genba("job", verb, id, 99, code=4).err
@@ -338,17 +390,29 @@ def test_an_error_is_json_if_json_was_asked_for(genba: Command) -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["sqlite:////no/such/folder/genba.db", "postgresql://nobody:secret@127.0.0.1:1/genba?connect_timeout=2"]
+    "url",
+    [
+        "sqlite:////no/such/folder/genba.db",
+        "postgresql://nobody:secret@127.0.0.1:1/genba?connect_timeout=2",
+    ],
 )
 def test_a_database_that_cannot_be_reached_ends_with_code_3(anywhere: Command, url: str) -> None:
-    for words in (["job", "ls"], ["job", "enqueue", "t"], ["node", "ls"], ["db", "install"], ["db", "uninstall"]):
+    for words in (
+        ["job", "ls"],
+        ["job", "enqueue", "t"],
+        ["node", "ls"],
+        ["db", "install"],
+        ["db", "uninstall"],
+    ):
         ran = anywhere(*words, "--url", url, code=3)
         assert ran.err.startswith("genba: cannot ")
         assert ran.err.count("\n") == 1
         assert "secret" not in ran.err
 
 
-def test_a_traceback_is_shown_only_if_it_is_asked_for(anywhere: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_traceback_is_shown_only_if_it_is_asked_for(
+    anywhere: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
     words = ["job", "ls", "--url", "mysql://x"]
     assert "Traceback" not in anywhere(*words, code=2).err
 
@@ -363,18 +427,27 @@ def test_version_and_help(anywhere: Command) -> None:
         assert re.search(rf"^ +{code} +\w", anywhere("--help").out, re.MULTILINE)
 
 
-def test_every_command_has_help_with_an_example_and_stands_in_the_reference(anywhere: Command) -> None:
+def test_every_command_has_help_with_an_example_and_stands_in_the_reference(
+    anywhere: Command,
+) -> None:
     reference = (ROOT / "docs" / "reference" / "cli.md").read_text()
     for path, command in _commands(main, ()):
         shown = anywhere(*path, "--help").out
         assert f"genba {' '.join(path)}" in shown.partition("Example")[2], path
         assert f"## `genba {' '.join(path)}" in reference, path
         for param in command.params:
-            if isinstance(param, click.Option) and param.name not in ("help", "json", "url", "namespace"):
+            if isinstance(param, click.Option) and param.name not in (
+                "help",
+                "json",
+                "url",
+                "namespace",
+            ):
                 assert f"`{param.opts[0]}" in reference, (path, param.opts)
 
 
-def _commands(group: click.Group, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+def _commands(
+    group: click.Group, path: tuple[str, ...]
+) -> Iterator[tuple[tuple[str, ...], click.Command]]:
     for name, command in group.commands.items():
         if isinstance(command, click.Group):
             yield from _commands(command, (*path, name))
@@ -405,10 +478,14 @@ def test_verify_tells_what_is_wrong_and_ends_with_its_code(bare: Command, empty_
     with connection(empty_url) as conn:
         conn.execute(f"DELETE FROM genba{'.' if empty_url.startswith('postgres') else '_'}job")
 
-    assert bare("db", "verify", code=1).out.startswith(f"job {job}: lost: it is gone, and it was waiting\n")
+    assert bare("db", "verify", code=1).out.startswith(
+        f"job {job}: lost: it is gone, and it was waiting\n"
+    )
     told = bare("db", "verify", "--json", code=1).json
     assert (told["sound"], told["counts"]) == (False, {"lost": 1})
-    assert told["faults"] == [{"kind": "lost", "which": f"job {job}", "what": "it is gone, and it was waiting"}]
+    assert told["faults"] == [
+        {"kind": "lost", "which": f"job {job}", "what": "it is gone, and it was waiting"}
+    ]
 
 
 def test_uninstall_removes_exactly_what_it_lists_and_nothing_of_others(
@@ -431,7 +508,9 @@ def test_uninstall_removes_exactly_what_it_lists_and_nothing_of_others(
     assert "applied tables" in bare("db", "install").out
 
 
-def test_uninstall_without_anybody_to_ask_does_nothing(bare: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_uninstall_without_anybody_to_ask_does_nothing(
+    bare: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bare("db", "install")
     _answer(monkeypatch, "")
 
@@ -459,7 +538,11 @@ def test_create_makes_a_postgresql_database(anywhere: Command, databases: Databa
         assert anywhere("job", "ls", "--json", "--url", url).json == []
     finally:
         with psycopg.connect(databases.url("postgres"), autocommit=True) as conn:
-            conn.execute(psycopg.sql.SQL("DROP DATABASE {} WITH (FORCE)").format(psycopg.sql.Identifier(name)))
+            conn.execute(
+                psycopg.sql.SQL("DROP DATABASE {} WITH (FORCE)").format(
+                    psycopg.sql.Identifier(name)
+                )
+            )
 
 
 def _sql(url: str, statement: Any) -> list[tuple[Any, ...]]:
@@ -488,7 +571,9 @@ def _answer(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
 def test_jobs_go_all_the_way_from_the_command_line(
     genba: Command, url: str, start_node: Callable[..., NodeProcess], tmp_path: Path
 ) -> None:
-    node = start_node("tasks:app", url, "--name", "one", "-q", "default:2,slow", "--max", "2", "--grace", "2s")
+    node = start_node(
+        "tasks:app", url, "--name", "one", "-q", "default:2,slow", "--max", "2", "--grace", "2s"
+    )
     fine, failing = genba.id("tasks.add", "1", "y=2"), genba.id("tasks.fail", "no \x1b[31mway")
 
     assert genba("job", "wait", fine, "--timeout", "20s").out == f"{fine} succeeded 3\n"
@@ -499,7 +584,9 @@ def test_jobs_go_all_the_way_from_the_command_line(
     assert "\x1b" not in shown
     [attempt] = genba("job", "show", failing, "--json").json["attempts"]
     assert (attempt["number"], attempt["cause"]) == (1, "exception")
-    assert [job["id"] for job in genba("job", "ls", "--state", "failed", "--json").json] == [failing]
+    assert [job["id"] for job in genba("job", "ls", "--state", "failed", "--json").json] == [
+        failing
+    ]
 
     [told] = genba("node", "ls", "--json").json
     assert (told["name"], told["pid"], told["slots"]) == ("one", node.pid, 2)
@@ -511,8 +598,13 @@ def test_jobs_go_all_the_way_from_the_command_line(
     running = genba.id("tasks.run_until_stopped", started)
     eventually(started.exists, within=20)
     asked = genba("job", "cancel", running).out
-    assert asked in (f"{running} running, asked to stop\n", f"{running} cancelled\n")  # it may have ended by now
-    assert genba("job", "wait", running, "--timeout", "20s", code=1).out.startswith(f"{running} cancelled")
+    assert asked in (
+        f"{running} running, asked to stop\n",
+        f"{running} cancelled\n",
+    )  # it may have ended by now
+    assert genba("job", "wait", running, "--timeout", "20s", code=1).out.startswith(
+        f"{running} cancelled"
+    )
 
     unserved = genba.id("tasks.add", "1", "--queue", "other")
     assert "no live node serves queue 'other'" in genba("job", "explain", unserved).out
@@ -539,7 +631,10 @@ def test_a_node_uses_the_url_and_the_namespace_of_its_command_line(
     start_node("tasks:app", "sqlite:////no/such/folder.db", "--url", url, "--namespace", "shop")
     id = genba.id("tasks.add", "1", "--namespace", "shop")
 
-    assert genba("job", "wait", id, "--namespace", "shop", "--timeout", "20s").out == f"{id} succeeded 2\n"
+    assert (
+        genba("job", "wait", id, "--namespace", "shop", "--timeout", "20s").out
+        == f"{id} succeeded 2\n"
+    )
 
 
 def test_a_module_that_does_not_import_ends_the_node_with_one_clear_message(
@@ -586,7 +681,9 @@ def test_a_node_whose_database_cannot_be_reached_ends_with_code_3(
         ([], "TARGET"),
     ],
 )
-def test_a_node_that_is_told_nonsense_does_not_start(anywhere: Command, words: list[str], part: str) -> None:
+def test_a_node_that_is_told_nonsense_does_not_start(
+    anywhere: Command, words: list[str], part: str
+) -> None:
     ran = anywhere("node", "start", *words, code=2)
 
     assert part in ran.err
@@ -607,7 +704,7 @@ def test_ctrl_c_ends_a_wait_with_code_130(genba: Command) -> None:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     main = threading.get_ident()
 
-    def press() -> None:   # a wait is ended by a real signal only
+    def press() -> None:  # a wait is ended by a real signal only
         eventually(lambda: "rest" in functions(sys._current_frames()[main]), within=60)
         signal.pthread_kill(main, signal.SIGINT)
 

@@ -73,15 +73,31 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for id, name in ((1, "web1-1"), (2, "web1-2")):
         store.nodes.join(
             NewNode(
-                id=id, name=name, host="web1", boot_id="b", pid=os.getpid(), slots=2, lease=3600_000_000,
-                version="0.1.0", queues=("default", "render"),
-                tasks=tuple({"name": name, "title": None} for name in ("tasks.add", "tasks.render", "tasks.greet")),
+                id=id,
+                name=name,
+                host="web1",
+                boot_id="b",
+                pid=os.getpid(),
+                slots=2,
+                lease=3600_000_000,
+                version="0.1.0",
+                queues=("default", "render"),
+                tasks=tuple(
+                    {"name": name, "title": None}
+                    for name in ("tasks.add", "tasks.render", "tasks.greet")
+                ),
             )
         )
     with store._db.transaction() as tx:  # as a node does whose tasks have it
         store.limits.declare(tx, [Rule("tenant:{tenant}", 1)])
     app.enqueue_many([app.call("tasks.add", (i,)) for i in range(41)])
-    app.submit([app.call("tasks.render", ("duck",), options={"queue": "render", "key": "r:7", "tags": ["x"]})])
+    app.submit(
+        [
+            app.call(
+                "tasks.render", ("duck",), options={"queue": "render", "key": "r:7", "tags": ["x"]}
+            )
+        ]
+    )
     app.enqueue_many([app.call("tasks.add", (i,)) for i in range(3)])
     app.job(3).cancel("no")
     app.recur("nightly", app.call("tasks.add", (1,)), cron="0 3 * * *", tz="Europe/Zurich")
@@ -128,7 +144,10 @@ def before(line: str, url: str) -> None:
 
 
 def ran(line: str, *more: str) -> Any:
-    words = [word.replace("postgresql://localhost/shop", os.environ["GENBA_URL"]) for word in shlex.split(line)[1:]]
+    words = [
+        word.replace("postgresql://localhost/shop", os.environ["GENBA_URL"])
+        for word in shlex.split(line)[1:]
+    ]
     at = words.index("--") if "--" in words else len(words)
     return CliRunner().invoke(main, [*words[:at], *more, *words[at:]], input="y\n")
 
@@ -191,11 +210,21 @@ def test_every_command_has_an_example():
 
 # --json
 
-LINES = ("genba job tail", "genba event tail", "genba node drain", "genba node stop")   # one object a line
+LINES = (
+    "genba job tail",
+    "genba event tail",
+    "genba node drain",
+    "genba node stop",
+)  # one object a line
 
 SCHEMAS = json.loads((REFERENCE / "json-schemas.json").read_text())
 _KINDS: dict[str, Any] = {
-    "string": str, "integer": int, "number": (int, float), "boolean": bool, "null": type(None), "array": list,
+    "string": str,
+    "integer": int,
+    "number": (int, float),
+    "boolean": bool,
+    "null": type(None),
+    "array": list,
     "object": dict,
 }
 
@@ -211,7 +240,8 @@ def fits(value: Any, schema: dict[str, Any], where: str) -> None:
     if kinds is not None:
         listed = [kinds] if isinstance(kinds, str) else kinds
         good = any(
-            isinstance(value, _KINDS[kind]) and not (isinstance(value, bool) and kind in ("integer", "number"))
+            isinstance(value, _KINDS[kind])
+            and not (isinstance(value, bool) and kind in ("integer", "number"))
             for kind in listed
         )
         assert good, f"{where} is {value!r}, not {kinds}"

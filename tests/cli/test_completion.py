@@ -33,7 +33,9 @@ def completed(command: Path, folder: Path, *words: str) -> list[str]:
         printf '%s\\n' "${{COMPREPLY[@]}}"
     """
     env = {**without_settings(os.environ), "GENBA_URL": sqlite_url(folder)}
-    ran = subprocess.run(["bash", "-c", text], env=env, capture_output=True, text=True, timeout=120, check=True)
+    ran = subprocess.run(
+        ["bash", "-c", text], env=env, capture_output=True, text=True, timeout=120, check=True
+    )
     assert ran.stderr == ""
     return ran.stdout.split()
 
@@ -53,7 +55,9 @@ def test_bash_completes_commands_and_names_and_makes_no_file(command, tmp_path):
 
 
 def script(command: Path, shell: str) -> str:
-    return subprocess.run([command, "completion", shell], capture_output=True, text=True, timeout=60, check=True).stdout
+    return subprocess.run(
+        [command, "completion", shell], capture_output=True, text=True, timeout=60, check=True
+    ).stdout
 
 
 def answer(command: Path, folder: Path, shell: str, words: str, current: str) -> str:
@@ -67,7 +71,9 @@ def answer(command: Path, folder: Path, shell: str, words: str, current: str) ->
 
 def in_zsh(command: Path, folder: Path, *words: str) -> list[tuple[str, str, str]]:
     """As its script reads it: lines by threes, kind, word and description ("_" for none)."""
-    lines = answer(command, folder, "zsh", " ".join(("genba", *words)), str(len(words))).splitlines()
+    lines = answer(
+        command, folder, "zsh", " ".join(("genba", *words)), str(len(words))
+    ).splitlines()
     assert len(lines) % 3 == 0
     return list(zip(lines[::3], lines[1::3], lines[2::3], strict=True))
 
@@ -88,19 +94,28 @@ def test_other_shells_get_a_script_that_asks_what_genba_answers(command, tmp_pat
     assert in_zsh(command, tmp_path, "queue", "resume", "le") == [("plain", "letters", "_")]
     zsh = script(command, "zsh")
     assert zsh.startswith("#compdef genba")
-    for part in ('COMP_WORDS="${words[*]}" COMP_CWORD=$((CURRENT-1)) _GENBA_COMPLETE=zsh_complete', "type key descr"):
+    for part in (
+        'COMP_WORDS="${words[*]}" COMP_CWORD=$((CURRENT-1)) _GENBA_COMPLETE=zsh_complete',
+        "type key descr",
+    ):
         assert part in zsh
 
     assert in_fish(command, tmp_path, "job", "ca") == [["plain", "cancel"]]
     assert in_fish(command, tmp_path, "queue", "resume", "le") == [["plain", "letters"]]
     fish = script(command, "fish")
-    for part in ("COMP_WORDS=(commandline -cp)", "COMP_CWORD=(commandline -t)", "_GENBA_COMPLETE=fish_complete"):
+    for part in (
+        "COMP_WORDS=(commandline -cp)",
+        "COMP_CWORD=(commandline -t)",
+        "_GENBA_COMPLETE=fish_complete",
+    ):
         assert part in fish
     assert "--command genba" in fish
 
 
 @pytest.mark.parametrize(("shell", "check"), [("zsh", "-n"), ("fish", "--no-execute")])
-def test_the_script_of_another_shell_is_read_by_it_where_it_is_installed(shell, check, command, tmp_path):
+def test_the_script_of_another_shell_is_read_by_it_where_it_is_installed(
+    shell, check, command, tmp_path
+):
     if shutil.which(shell) is None:
         pytest.skip(f"no {shell} here")
     (tmp_path / "script").write_text(script(command, shell))

@@ -19,7 +19,14 @@ from tests.support import eventually, genba_command, without_settings
 
 from genba.cli.demo_app import cases
 
-SHOWN = {"quick", "slow, with progress", "async", "fails for good", "runs out of time", "scheduled in two seconds"}
+SHOWN = {
+    "quick",
+    "slow, with progress",
+    "async",
+    "fails for good",
+    "runs out of time",
+    "scheduled in two seconds",
+}
 
 
 class Demo:
@@ -33,7 +40,11 @@ class Demo:
         self.began = time.monotonic()
 
     def start(self, *words: str, out: int) -> subprocess.Popen[bytes]:
-        settings = {"TMPDIR": str(self.temporary), "GENBA_TEST_DEMO": self._mark, "TERM": "xterm-256color"}
+        settings = {
+            "TMPDIR": str(self.temporary),
+            "GENBA_TEST_DEMO": self._mark,
+            "TERM": "xterm-256color",
+        }
         return subprocess.Popen(
             genba_command("demo", *words),
             cwd=self._folder,
@@ -42,7 +53,9 @@ class Demo:
             stdout=out,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # pytest may run with it ignored
+            preexec_fn=lambda: signal.signal(
+                signal.SIGINT, signal.SIG_DFL
+            ),  # pytest may run with it ignored
         )
 
     @property
@@ -54,7 +67,10 @@ class Demo:
 
     def _is_ours(self, process: psutil.Process) -> bool:
         try:
-            return process.environ().get("GENBA_TEST_DEMO") == self._mark and process.status() != psutil.STATUS_ZOMBIE
+            return (
+                process.environ().get("GENBA_TEST_DEMO") == self._mark
+                and process.status() != psutil.STATUS_ZOMBIE
+            )
         except (psutil.Error, OSError):
             return False
 
@@ -82,7 +98,13 @@ def test_the_demo_ends_by_itself_with_every_job_as_it_should(demo: Demo) -> None
     assert f"{len(cases())} jobs have ended as they should" in out
     for title in SHOWN:
         assert title in out
-    for word in ("exit 3, returned", "signal 9, signal 9", "exception, exception, returned", "timed_out", "cancelled"):
+    for word in (
+        "exit 3, returned",
+        "signal 9, signal 9",
+        "exception, exception, returned",
+        "timed_out",
+        "cancelled",
+    ):
         assert word in out
     assert "\x1b" not in out
     assert demo.has_left_nothing()
@@ -115,7 +137,9 @@ def _read_all(terminal: int) -> str:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_an_interrupted_demo_leaves_nothing_behind(demo: Demo, number: signal.Signals, code: int) -> None:
+def test_an_interrupted_demo_leaves_nothing_behind(
+    demo: Demo, number: signal.Signals, code: int
+) -> None:
     running = demo.start(out=subprocess.PIPE)
     assert running.stdout is not None
     while b"slow, with progress         running" not in (line := running.stdout.readline()):

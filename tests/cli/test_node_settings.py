@@ -15,10 +15,12 @@ from genba.errors import BadOption
 
 
 def test_the_environment_beats_the_project(tmp_path: Path) -> None:
-    (tmp_path / "pyproject.toml").write_text('[tool.genba]\nnamespace = "shop"\n[tool.genba.node]\nmin = 2\nmax = 4\n')
+    (tmp_path / "pyproject.toml").write_text(
+        '[tool.genba]\nnamespace = "shop"\n[tool.genba.node]\nmin = 2\nmax = 4\n'
+    )
 
     assert read_node({"GENBA_NODE_MAX": "8"}, tmp_path) == {"min": 2, "max": "8"}
-    assert read({}, {}, tmp_path).namespace == "shop"   # the table of nodes is no setting of the app
+    assert read({}, {}, tmp_path).namespace == "shop"  # the table of nodes is no setting of the app
 
 
 def test_what_a_priority_is_worth_is_a_setting_of_the_app(tmp_path: Path) -> None:
@@ -66,7 +68,9 @@ app.recur("nightly", plain.using(queue="slow").call(1), every="1h", start="+1 ho
 
 
 @pytest.mark.parametrize("said", [(), ("-q", "default:1")], ids=["nothing is said", "one is said"])
-def test_a_node_serves_what_its_app_names_unless_told_otherwise(url, start_node, tmp_path, said) -> None:
+def test_a_node_serves_what_its_app_names_unless_told_otherwise(
+    url, start_node, tmp_path, said
+) -> None:
     (tmp_path / "work.py").write_text(_APP)
     app = load_module("work", tmp_path, url).app
     jobs = [app.enqueue("work.render", 1), app.enqueue("work.plain", 2)]
@@ -105,10 +109,18 @@ def test_a_queue_whose_name_has_a_colon_is_served(queues, url, tmp_path) -> None
         (["--recycle-after", "0"], {}, "at least 1 job"),
         (["--recycle-after", "often"], {}, "recycle_after"),
         (["--max-dedicated", "-1"], {}, "max_dedicated is at least 0"),
-        (["-q", "a:x"], {}, "-q: 'a:x': after the last colon stands how many slots, a whole number; a queue whose "),
+        (
+            ["-q", "a:x"],
+            {},
+            "-q: 'a:x': after the last colon stands how many slots, a whole number; a queue whose ",
+        ),
         (["-q", "b:2,a:-1"], {}, "'a:-1': after the last colon"),
         (["-q", "a:" + "9" * 5_000], {}, "after the last colon"),
-        ([], {"GENBA_NODE_QUEUES": "a:b"}, "is written with its slots (a:b:8), or with a colon behind it (a:b:)"),
+        (
+            [],
+            {"GENBA_NODE_QUEUES": "a:b"},
+            "is written with its slots (a:b:8), or with a colon behind it (a:b:)",
+        ),
         ([], {"GENBA_NODE_MIN": "few"}, "min must be a whole number, not 'few'"),
         ([], {"GENBA_NODE_POOL": "odd"}, "pool must be one of"),
     ],

@@ -39,13 +39,20 @@ def test_the_command_line_lists_and_steers_schedules(genba, tmp_path):
         app.recur("nightly", app.call("report"), cron="0 3 * * *", tz="Europe/Zurich")
 
     (listed,) = genba("ls")
-    assert (listed["name"], listed["task"], listed["paused"], listed["by_hand"]) == ("nightly", "report", False, True)
+    assert (listed["name"], listed["task"], listed["paused"], listed["by_hand"]) == (
+        "nightly",
+        "report",
+        False,
+        True,
+    )
     assert all("T03:00:00" in moment for moment in genba("next", "nightly", "-n", "2")["next"])
     genba("pause", "nightly", "--reason", "why not")
     assert genba("pause", "nightly", code=1) == {"name": "nightly", "paused": False}
     genba("resume", "nightly")
     job = genba("trigger", "nightly")["job"]
-    assert [(tick["job_id"], tick["skipped"]) for tick in genba("ticks", "nightly")] == [(job, None)]
+    assert [(tick["job_id"], tick["skipped"]) for tick in genba("ticks", "nightly")] == [
+        (job, None)
+    ]
     genba("delete", "nightly")
     assert genba("pause", "nightly", code=4)["error"]["type"] == "ScheduleNotFound"
 
@@ -53,7 +60,11 @@ def test_the_command_line_lists_and_steers_schedules(genba, tmp_path):
 def test_the_command_line_makes_and_changes_schedules(genba):
     made = genba("add", "sweep", "tasks.sweep", "ops", "deep=true", "--every", "12h", "--base", "2026-01-01T03:00",
                  "--until", "2036-01-01T00:00")  # fmt: skip
-    assert (made["task"], made["by_hand"], made["rule"]["every"]) == ("tasks.sweep", True, 12 * 3600 * 1_000_000)
+    assert (made["task"], made["by_hand"], made["rule"]["every"]) == (
+        "tasks.sweep",
+        True,
+        12 * 3600 * 1_000_000,
+    )
     assert made["next"][0][11:16] in ("03:00", "15:00")
     other = ("--cron", "30 4 * * *", "--tz", "Asia/Tokyo", "--jitter", "5m", "--without", "until")
     changed = genba("set", "sweep", *other)

@@ -20,18 +20,41 @@ NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 def a_job(id: int, **given: Any) -> Any:
     """As far as the screen looks at one."""
     progress = type("P", (float,), {"note": given.pop("note", None)})(given.pop("percent", 0.0))
-    about = {"task": "shop.pay", "state": "running", "claimed": NOW - timedelta(seconds=5), "finished": NOW}
+    about = {
+        "task": "shop.pay",
+        "state": "running",
+        "claimed": NOW - timedelta(seconds=5),
+        "finished": NOW,
+    }
     record = SimpleNamespace(node=1, cancel_requested=None)
-    return SimpleNamespace(id=id, progress=progress, record=record, reason="", error=None, **{**about, **given})
+    return SimpleNamespace(
+        id=id, progress=progress, record=record, reason="", error=None, **{**about, **given}
+    )
 
 
 def a_queue(name: str, **given: Any) -> QueueView:
-    about = {"paused": False, "waiting": 0, "more": False, "parked": 0, "scheduled": 0, "running": 0, "oldest": None}
+    about = {
+        "paused": False,
+        "waiting": 0,
+        "more": False,
+        "parked": 0,
+        "scheduled": 0,
+        "running": 0,
+        "oldest": None,
+    }
     return QueueView(name=name, **{**about, **given})
 
 
 def a_node(name: str, **given: Any) -> NodeView:
-    about = {"state": "live", "host": "h", "pid": 1, "slots": 2, "busy": 0, "queues": ["default"], "started": NOW}
+    about = {
+        "state": "live",
+        "host": "h",
+        "pid": 1,
+        "slots": 2,
+        "busy": 0,
+        "queues": ["default"],
+        "started": NOW,
+    }
     return NodeView(name=name, **{**about, **given})
 
 
@@ -81,8 +104,12 @@ def test_the_mark_stays_on_its_job_while_others_come_and_go():
 
 @pytest.mark.parametrize(
     ("section", "key", "words"),
-    [("running", "c", "cancel job 100"), ("running", "x", "kill job 100"), ("nodes", "d", "drain node n0"),
-     ("failures", "D", "delete job 200")],
+    [
+        ("running", "c", "cancel job 100"),
+        ("running", "x", "kill job 100"),
+        ("nodes", "d", "drain node n0"),
+        ("failures", "D", "delete job 200"),
+    ],
 )
 def test_what_cannot_be_taken_back_asks_first(section, key, words):
     seen = an_overview()
@@ -94,7 +121,11 @@ def test_what_cannot_be_taken_back_asks_first(section, key, words):
 
 @pytest.mark.parametrize(
     ("section", "key", "words"),
-    [("queues", "p", "pause queue q0"), ("queues", "r", "resume queue q0"), ("failures", "r", "requeue job 200")],
+    [
+        ("queues", "p", "pause queue q0"),
+        ("queues", "r", "resume queue q0"),
+        ("failures", "r", "requeue job 200"),
+    ],
 )
 def test_the_rest_is_done_at_once(section, key, words):
     assert pressed(an_overview(), key, screen=Screen(section=section))[1] == [words]
@@ -118,16 +149,23 @@ def test_a_section_gets_what_it_wants_or_no_less_than_its_part(wanted, room):
 
 @settings(max_examples=30)
 @given(
-    st.tuples(*[st.integers(0, 30)] * 4), st.sampled_from(SECTIONS), st.integers(20, 200), st.integers(6, 60),
+    st.tuples(*[st.integers(0, 30)] * 4),
+    st.sampled_from(SECTIONS),
+    st.integers(20, 200),
+    st.integers(6, 60),
     st.text(max_size=40),
 )
 def test_the_picture_fills_the_terminal_and_no_more(counts, section, width, height, text):
-    seen = an_overview(*counts, queues=[a_queue(text)] * counts[0], running=[a_job(1, task=text)] * counts[2])
+    seen = an_overview(
+        *counts, queues=[a_queue(text)] * counts[0], running=[a_job(1, task=text)] * counts[2]
+    )
     lines = draw(Screen(section=section), seen, text, width, height)
 
     assert len(lines) == height
     assert all(cell_len(line.plain) <= width for line in lines)
-    assert not any(letter < " " or "\x7f" <= letter <= "\x9f" for line in lines for letter in line.plain)
+    assert not any(
+        letter < " " or "\x7f" <= letter <= "\x9f" for line in lines for letter in line.plain
+    )
 
 
 @pytest.mark.parametrize("count", [1, 5, 40])

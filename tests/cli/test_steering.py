@@ -27,16 +27,24 @@ def run(jobs: Any) -> Any:
 
 def test_tasks_are_listed_switched_and_changed(run: Any, jobs: Any) -> None:
     assert {"jobs.add", "jobs.write"} <= {one["name"] for one in run("task", "ls")}
-    assert run("task", "disable", "jobs.add", "--reason", "why") == [{"name": "jobs.add", "changed": True}]
+    assert run("task", "disable", "jobs.add", "--reason", "why") == [
+        {"name": "jobs.add", "changed": True}
+    ]
     run("task", "disable", "jobs.add", code=1)
     (add,) = [one for one in run("task", "ls") if one["name"] == "jobs.add"]
     assert not add["enabled"]
     run("task", "enable", "jobs.add")
-    assert run("task", "set", "jobs.add", "timeout=5m", "priority=3")["override"] == {"timeout": "5m", "priority": 3}
+    assert run("task", "set", "jobs.add", "timeout=5m", "priority=3")["override"] == {
+        "timeout": "5m",
+        "priority": 3,
+    }
     assert jobs.add.enqueue(1).priority == 3
     assert run("task", "set", "jobs.add", "--reset", "timeout")["override"] == {"priority": 3}
     assert run("task", "set", "jobs.add", "--reset-all")["override"] == {}
-    assert "did you mean timeout" in run("task", "set", "jobs.add", "timout=5", code=2)["error"]["message"]
+    assert (
+        "did you mean timeout"
+        in run("task", "set", "jobs.add", "timout=5", code=2)["error"]["message"]
+    )
     assert "OPTION=VALUE" in run("task", "set", "jobs.add", "x", code=2)["error"]["message"]
     run("task", "disable", "no.such", code=4)
 

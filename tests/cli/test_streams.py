@@ -15,14 +15,19 @@ from tests.support import genba_command, sqlite_url, without_settings
 def sh(folder: Path, ending: str, *words: str) -> subprocess.CompletedProcess[str]:
     env = {**without_settings(os.environ), "GENBA_URL": sqlite_url(folder)}
     line = f"{shlex.join(genba_command(*words))} {ending}"
-    return subprocess.run(["sh", "-c", line], env=env, cwd=folder, capture_output=True, text=True, timeout=60)
+    return subprocess.run(
+        ["sh", "-c", line], env=env, cwd=folder, capture_output=True, text=True, timeout=60
+    )
 
 
 @pytest.mark.parametrize("words", [("node", "ls"), ("job", "enqueue", "x"), ("--version",)])
 def test_a_disk_that_is_full_is_one_sentence(tmp_path, words):
     ran = sh(tmp_path, "> /dev/full", *words)
 
-    assert (ran.returncode, ran.stderr) == (1, "genba: cannot read or write: No space left on device\n")
+    assert (ran.returncode, ran.stderr) == (
+        1,
+        "genba: cannot read or write: No space left on device\n",
+    )
 
 
 def test_a_disk_that_is_full_is_told_as_json_too(tmp_path):
@@ -30,7 +35,8 @@ def test_a_disk_that_is_full_is_told_as_json_too(tmp_path):
 
     assert ran.returncode == 1
     assert json.loads(ran.stderr)["error"] == {
-        "type": "OSError", "message": "cannot read or write: No space left on device",
+        "type": "OSError",
+        "message": "cannot read or write: No space left on device",
     }
 
 

@@ -16,7 +16,7 @@ from rich.cells import cell_len
 from tests.support import eventually, genba_command, without_settings
 
 _STEER = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-_LEAVE = "\x1b[?1049l"   # back to the screen that was there before
+_LEAVE = "\x1b[?1049l"  # back to the screen that was there before
 
 
 class Terminal:
@@ -40,7 +40,9 @@ class Terminal:
         return [_STEER.sub("", one).rstrip("\r\n").split("\r\n") for one in drawn]
 
     def shows(self, *words: str) -> Callable[[], bool]:
-        return lambda: any(all(word in "\n".join(frame) for word in words) for frame in self.frames()[-2:])
+        return lambda: any(
+            all(word in "\n".join(frame) for word in words) for frame in self.frames()[-2:]
+        )
 
     def ended(self) -> bool:
         self.read()
@@ -48,11 +50,17 @@ class Terminal:
 
 
 @contextmanager
-def terminal(url: str, *args: str, lines: int = 24, columns: int = 80, shell: str = "") -> Iterator[Terminal]:
+def terminal(
+    url: str, *args: str, lines: int = 24, columns: int = 80, shell: str = ""
+) -> Iterator[Terminal]:
     env = {**without_settings(os.environ), "GENBA_URL": url, "TERM": "xterm-256color"}
-    env = {name: value for name, value in env.items() if name not in ("NO_COLOR", "COLUMNS", "LINES")}
+    env = {
+        name: value for name, value in env.items() if name not in ("NO_COLOR", "COLUMNS", "LINES")
+    }
     words = ["sh", "-c", shell, "sh", *genba_command(*args)] if shell else genba_command(*args)
-    child = pexpect.spawn(words[0], words[1:], env=env, dimensions=(lines, columns), encoding="utf-8", timeout=30)
+    child = pexpect.spawn(
+        words[0], words[1:], env=env, dimensions=(lines, columns), encoding="utf-8", timeout=30
+    )
     try:
         yield Terminal(child)
     finally:
@@ -75,7 +83,9 @@ _AROUND = 'trap : INT; stty -g; "$@"; echo "code $?"; stty -g'
 def left_as_it_was(screen: Terminal) -> bool:
     """Whether the settings of the terminal are those of before, and the screen too."""
     eventually(screen.ended, within=20)
-    before, after = re.findall(r"^[0-9a-f]+(?::[0-9a-f]+)+$", screen.text.replace("\r", ""), re.MULTILINE)
+    before, after = re.findall(
+        r"^[0-9a-f]+(?::[0-9a-f]+)+$", screen.text.replace("\r", ""), re.MULTILINE
+    )
     return before == after and _LEAVE in screen.text
 
 
@@ -86,7 +96,15 @@ def children(pid: int | None) -> list[int]:
 def test_top_shows_what_is_under_way_obeys_keys_and_leaves_no_trace(shop, counting):
     shop.jobs.fail.enqueue("no paper").wait(timeout=30)
     with terminal(shop.url, "top", "--every", "200ms", shell=_AROUND) as screen:
-        shown = screen.shows("QUEUE", "default", "NODE", "shop", f"{counting.id} ", "jobs.stop_when_asked", "no paper")
+        shown = screen.shows(
+            "QUEUE",
+            "default",
+            "NODE",
+            "shop",
+            f"{counting.id} ",
+            "jobs.stop_when_asked",
+            "no paper",
+        )
         eventually(shown, within=30)
         for frame in screen.frames():
             assert len(frame) == 24, frame
@@ -112,7 +130,7 @@ def test_top_pauses_a_queue_and_is_interrupted(shop, home):
         pytest.skip("one engine is enough: this is about the terminal")
     with terminal(shop.url, "top", "--every", "200ms", shell=_AROUND) as screen:
         eventually(screen.shows("NODE", "shop"), within=30)
-        screen.child.send("\x1b[A" * 20)   # up to the first queue, and no further
+        screen.child.send("\x1b[A" * 20)  # up to the first queue, and no further
         eventually(screen.shows("p pause"), within=20)
         screen.child.send("p")
         eventually(lambda: shop.app.queues["default"].paused, within=20)
@@ -184,4 +202,4 @@ def test_a_wait_shows_a_bar_and_takes_it_away(shop, home, tmp_path):
         eventually(lambda: "waiting" in screen.read() and "50%" in screen.text, within=30)
         (tmp_path / "go").touch()
         eventually(screen.ended, within=30)
-        assert f"\x1b[2K{job.id} succeeded" in screen.text   # in the place of the bar
+        assert f"\x1b[2K{job.id} succeeded" in screen.text  # in the place of the bar

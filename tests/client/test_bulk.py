@@ -17,7 +17,11 @@ def test_many_are_cancelled_held_resumed_requeued_and_deleted_by_what_they_are(j
     app.enqueue_many([jobs.add.using(tags=["x"]).call(i) for i in range(30)])
     other = jobs.write.enqueue("p", "w")
 
-    assert app.cancel_many(task="jobs.add", state="waiting", dry_run=True) == app.count(task="jobs.add") == 30
+    assert (
+        app.cancel_many(task="jobs.add", state="waiting", dry_run=True)
+        == app.count(task="jobs.add")
+        == 30
+    )
     assert app.hold_many(reason="wait for Ann", tag="x") == 30
     assert app.resume_many(tag="x") == 30
     assert app.cancel_many(task="jobs.add", state="waiting", reason="no") == 30
@@ -48,7 +52,9 @@ def test_flush_leaves_what_runs_unless_it_is_asked_for(shop: Any, path: Any) -> 
 
 def test_flush_deletes_who_waits_for_others_too_however_many_there_are(jobs: Any) -> None:
     calls = [jobs.add.call(i) for i in range(BATCH + 1)]
-    jobs.app.enqueue_many([*calls, jobs.add.using(after=calls[:1]).call(0), jobs.add.using(after=calls[-1:]).call(0)])
+    jobs.app.enqueue_many(
+        [*calls, jobs.add.using(after=calls[:1]).call(0), jobs.add.using(after=calls[-1:]).call(0)]
+    )
 
     assert jobs.app.flush() == BATCH + 3
     assert jobs.app.count(state="any") == 0
@@ -66,7 +72,11 @@ def test_a_job_that_has_not_started_is_updated(jobs: Any) -> None:
     assert (job.refresh().state, job.priority, job.queue) == ("waiting", -4, "slow")
     job.cancel()
     assert not job.update(priority=1)
-    wrong: Any = (({}, "nothing to change"), ({"key": "x"}, "key of a job"), ({"priority": "high"}, "priority"))
+    wrong: Any = (
+        ({}, "nothing to change"),
+        ({"key": "x"}, "key of a job"),
+        ({"priority": "high"}, "priority"),
+    )
     for changes, told in wrong:
         with pytest.raises(BadOption, match=told):
             job.update(**changes)

@@ -114,14 +114,18 @@ def test_what_is_no_task_of_the_app_is_refused_with_what_to_do(jobs, url):
     with pytest.raises(BadOption, match="'theirs' is one of another app"):
         jobs.app.enqueue(theirs)
     for strange in (None, 7, len, jobs.add.using(priority=1)):
-        with pytest.raises(BadOption, match="enqueue takes a task of this app or the name of a task"):
+        with pytest.raises(
+            BadOption, match="enqueue takes a task of this app or the name of a task"
+        ):
             jobs.app.enqueue(strange)
     assert jobs.app.count(state="any") == 0
 
 
 def test_many_jobs_are_calls_and_a_task_is_none(jobs):
     for given in ([jobs.add], jobs.add, [jobs.add.call(1), jobs.add]):
-        with pytest.raises(BadOption, match=r"enqueue_many takes calls, like add\.call\(…\), not <Task jobs\.add>"):
+        with pytest.raises(
+            BadOption, match=r"enqueue_many takes calls, like add\.call\(…\), not <Task jobs\.add>"
+        ):
             jobs.app.enqueue_many(given)
         with pytest.raises(BadOption, match=r"add\.call\(…\)"):
             asyncio.run(jobs.app.aenqueue_many(given))
@@ -165,7 +169,7 @@ def test_a_failure_has_the_remote_type_message_traceback_and_causes(shop):
     assert caught.value.type == "ValueError"
     assert caught.value.job_id == job.id
     assert "jobs.py" in (caught.value.traceback or "")
-    assert 'raise ValueError(text) from root' in (caught.value.traceback or "")
+    assert "raise ValueError(text) from root" in (caught.value.traceback or "")
     assert caught.value.error["causes"] == [{"type": "KeyError", "message": "'the root'"}]
     assert job.state == "failed"
     assert job.attempts[-1].cause == "exception"
@@ -200,7 +204,11 @@ def test_retry_job_without_budget_fails(shop):
 
 
 def test_a_retry_with_a_delay_that_is_nonsense_fails_the_job_and_not_the_worker(shop):
-    job = shop.jobs.ask_for_retry.using(retry=Retry(times=1, delay=0)).enqueue(5, "nonsense").wait(timeout=10)
+    job = (
+        shop.jobs.ask_for_retry.using(retry=Retry(times=1, delay=0))
+        .enqueue(5, "nonsense")
+        .wait(timeout=10)
+    )
 
     assert job.crashes == 0
     assert job.state == "failed"
@@ -489,7 +497,9 @@ def test_panicked_jobs_are_those_that_are_held_for_a_panic(jobs):
     assert found("panicked") == [panicked.id]
     assert found("panicked", "cancelled") == [failed.id, panicked.id]
     assert found("panicked", "held") == found("panicked", "open") == [doubted.id, panicked.id]
-    assert [job.id for job in app.jobs(state="panicked", key="no") + app.jobs(state="panicked")] == [panicked.id]
+    assert [
+        job.id for job in app.jobs(state="panicked", key="no") + app.jobs(state="panicked")
+    ] == [panicked.id]
     assert app.resume_many(state="panicked") == 1
     assert found("held") == [doubted.id]
 
@@ -724,7 +734,11 @@ def test_a_job_of_a_transaction_that_is_rolled_back_never_was(till):
 @pytest.mark.parametrize("again", [False, True], ids=["by the call", "by both"])
 def test_many_calls_go_through_the_connection_that_one_of_them_names(till, again):
     jobs, sale = till
-    calls = [jobs.add.call(0), jobs.add.using(conn=sale.conn).call(1), jobs.app.call("jobs.add", (2,))]
+    calls = [
+        jobs.add.call(0),
+        jobs.add.using(conn=sale.conn).call(1),
+        jobs.app.call("jobs.add", (2,)),
+    ]
 
     sale.begin()
     gone = jobs.app.enqueue_many(calls, conn=sale.conn if again else None)
@@ -739,7 +753,9 @@ def test_many_calls_go_through_the_connection_that_one_of_them_names(till, again
     assert jobs.app.count(state="any") == len(group) == 3
 
 
-def test_many_async_calls_go_through_the_connection_that_one_of_them_names(databases, template, tmp_path):
+def test_many_async_calls_go_through_the_connection_that_one_of_them_names(
+    databases, template, tmp_path
+):
     import psycopg
 
     with databases.fresh(template) as name, psycopg.connect(databases.url(name)) as conn:
@@ -766,7 +782,11 @@ def test_a_connection_of_another_kind_is_refused(till, tmp_path):
 
     import apsw
 
-    wrong = sqlite3.connect(tmp_path / "other.db") if "apsw" in type(sale.conn).__module__ else apsw.Connection("")
+    wrong = (
+        sqlite3.connect(tmp_path / "other.db")
+        if "apsw" in type(sale.conn).__module__
+        else apsw.Connection("")
+    )
     with closing(wrong), pytest.raises((BadOption, Exception), match="conn"):
         jobs.add.using(conn=wrong).enqueue(1)
     assert jobs.app.count(state="any") == 0
@@ -780,7 +800,9 @@ def test_every_async_twin_does_what_its_sync_one_does(shop, path):
         job = await shop.jobs.add.aenqueue(1)
         assert await job.aresult(timeout=10) == 2
         assert (await job.arefresh()).state == "succeeded"
-        assert (await (await shop.jobs.add.using(tags=["a"]).aenqueue(2)).await_(timeout=10)).tags == ["a"]
+        assert (
+            await (await shop.jobs.add.using(tags=["a"]).aenqueue(2)).await_(timeout=10)
+        ).tags == ["a"]
         assert await (await shop.app.aenqueue("jobs.add", 5)).aresult(timeout=10) == 6
         group = await shop.app.aenqueue_many([shop.jobs.add.call(i) for i in range(3)])
         assert await group.await_(timeout=10) is group
@@ -819,23 +841,52 @@ _ONLY_ASYNC = {"threads", "adeps", "aoptions"}  # the twins of properties
 
 
 @pytest.mark.parametrize(
-    "kind", [Genba, Client, Task, Bound, Job, Group, RunningJob, Outcome, NodeHandle], ids=lambda kind: kind.__name__
+    "kind",
+    [Genba, Client, Task, Bound, Job, Group, RunningJob, Outcome, NodeHandle],
+    ids=lambda kind: kind.__name__,
 )
 def test_the_signatures_of_twins_are_equal(kind):
-    twins = [n for n, member in vars(kind).items() if inspect.iscoroutinefunction(member) and n not in _ONLY_ASYNC]
+    twins = [
+        n
+        for n, member in vars(kind).items()
+        if inspect.iscoroutinefunction(member) and n not in _ONLY_ASYNC
+    ]
     assert twins
     for name in twins:
         twin = _TWIN_OF.get(name, name.removeprefix("a"))
-        assert inspect.signature(getattr(kind, name)) == inspect.signature(getattr(kind, twin)), name
+        assert inspect.signature(getattr(kind, name)) == inspect.signature(getattr(kind, twin)), (
+            name
+        )
 
 
 def test_every_blocking_call_has_a_twin():
     blocking = {
-        Genba: ["enqueue", "enqueue_many", "submit", "job", "jobs", "count", "nodes", "wait", "wake", "close"],
+        Genba: [
+            "enqueue",
+            "enqueue_many",
+            "submit",
+            "job",
+            "jobs",
+            "count",
+            "nodes",
+            "wait",
+            "wake",
+            "close",
+        ],
         NodeHandle: ["run"],
         Task: ["enqueue"],
         Bound: ["enqueue"],
-        Job: ["refresh", "explain", "wait", "result", "cancel", "kill", "hold", "resume", "requeue"],
+        Job: [
+            "refresh",
+            "explain",
+            "wait",
+            "result",
+            "cancel",
+            "kill",
+            "hold",
+            "resume",
+            "requeue",
+        ],
         Group: ["wait"],
         RunningJob: ["save", "inbox", "clone", "deps", "options"],
         Outcome: ["apply"],
@@ -860,7 +911,14 @@ def test_the_priority_of_a_job_tells_how_often_it_has_crashed(url):
 
     def crash(state: str, crashes: int) -> int:
         (claimed,) = app.store.claim(node, CLAIM, {"default": 1}, ["frail"])
-        app.store.end(node, [ending(claimed, state, "signal 9", wait=0, crashes=crashes, rank_priority=5 - crashes)])
+        app.store.end(
+            node,
+            [
+                ending(
+                    claimed, state, "signal 9", wait=0, crashes=crashes, rank_priority=5 - crashes
+                )
+            ],
+        )
         return job.refresh().priority
 
     assert (job.priority, crash("waiting", 1), crash("waiting", 2)) == (5, 4, 3)
@@ -869,7 +927,7 @@ def test_the_priority_of_a_job_tells_how_often_it_has_crashed(url):
     told = CliRunner().invoke(main, ["job", "show", str(job.id), "--url", url, "--json"]).output
     assert json.loads(told)["priority"] == 3
     copy = msgspec.msgpack.decode(app.clone(job.id, {}), type=NewJob)
-    assert (copy.priority, app.options_of(job.id)["priority"]) == (5, 5)   # what was given
+    assert (copy.priority, app.options_of(job.id)["priority"]) == (5, 5)  # what was given
     assert job.update(timeout="5s")
     assert (job.refresh().priority, job.record.priority) == (3, 5)
     assert job.update(priority=8)
@@ -899,9 +957,13 @@ def test_unique_for_needs_something_that_is_unique(url):
     with pytest.raises(BadOption, match="give key= or once="):
         app.recur("s", kept.call(), every="1h")
     assert app.count() == 0
-    for right in (kept.using(key="k"), kept.using(once=True), plain.using(key="other", unique_for="1h")):
+    for right in (
+        kept.using(key="k"),
+        kept.using(once=True),
+        plain.using(key="other", unique_for="1h"),
+    ):
         assert right.enqueue().created
-    app.set_defaults(unique_for="2h")   # for those that are unique
+    app.set_defaults(unique_for="2h")  # for those that are unique
     assert plain.enqueue().created
     app.close()
 
@@ -927,7 +989,12 @@ def test_new_defaults_hold_for_all_tasks_from_the_next_call_on(url):
 
     new = (5, "new", 5_000_000, "hold")
     assert told(before) == told(app.enqueue_many([made])[0]) == (0, "old", None, None)
-    assert told(plain.enqueue()) == told(app.enqueue("plain")) == told(app.enqueue("nobody.knows")) == new
+    assert (
+        told(plain.enqueue())
+        == told(app.enqueue("plain"))
+        == told(app.enqueue("nobody.knows"))
+        == new
+    )
     assert told(fast.enqueue()) == told(fast.using(key="k").enqueue()) == new
     assert told(own.enqueue()) == (1, "new", None, "hold")
     assert told(plain.using(priority=7, queue="old").enqueue())[:2] == (7, "old")
@@ -953,7 +1020,9 @@ def test_defaults_that_one_task_cannot_have_change_nothing(url):
         app.set_defaults(limits=[Limit("g{x}", 1)])
     assert (shared.options.priority, alone.options.priority) == (0, 0)
     app.set_defaults(limits=[Limit("gpu", 1)])
-    app.set_defaults(limits=[Limit("gpu", 2)])   # it is the same bucket, which means something else now
+    app.set_defaults(
+        limits=[Limit("gpu", 2)]
+    )  # it is the same bucket, which means something else now
     assert alone.enqueue().created
     app.close()
 
@@ -1020,7 +1089,10 @@ def test_operators_change_the_schedule_of_a_task_and_give_it_back(url, code):
     assert rule("nightly") == "every 10m"
     assert nightly.reset() == {}
     assert often.set(cron="* * * * *") == {"cron": "* * * * *"}
-    assert (rule("often"), client.count(task="often")) == ("* * * * * (UTC)", 0)   # the run that waited is gone
+    assert (rule("often"), client.count(task="often")) == (
+        "* * * * * (UTC)",
+        0,
+    )  # the run that waited is gone
     assert often.reset("cron") == {}
     assert [(one.name, one.rule, one.record.definition) for one in client.schedules()] == before
 
@@ -1077,11 +1149,15 @@ def test_a_node_that_starts_declares_what_operators_say(url):
     )  # fmt: skip
     keeper.step()
 
-    assert [(one.name, one.record.version) for one in app.schedules()] == seen   # the same again changes nothing
+    assert [
+        (one.name, one.record.version) for one in app.schedules()
+    ] == seen  # the same again changes nothing
     assert seen[0][0] == "nightly"
     other = Genba(url)
     policy = other.store.policy
-    policy.override("often", lambda old: {}, "somebody", None)   # and dies before the schedule is written
+    policy.override(
+        "often", lambda old: {}, "somebody", None
+    )  # and dies before the schedule is written
     policy.override("nightly", lambda old: {"cron": None}, "somebody", None)
     for _ in range(2):
         keeper.step()
@@ -1098,7 +1174,9 @@ def test_operators_change_who_takes_turns_and_who_is_told(url):
         assert json.loads(each.record.options) == {"on_final": "told"}
     assert app.queues["pictures"].fair_by == "tenant"
     app.jobs(task="render")[0].cancel()
-    assert app.jobs(task="told")[0].args == {"job": app.jobs(task="render", state="cancelled")[0].id}
+    assert app.jobs(task="told")[0].args == {
+        "job": app.jobs(task="render", state="cancelled")[0].id
+    }
     app.tasks["render"].reset()
     assert render.enqueue(tenant="a").record.options is None
 
@@ -1128,15 +1206,25 @@ def test_a_call_by_name_has_the_options_of_the_task_wherever_its_code_is(url):
         return True
 
     @code.task(
-        name="render", queue="pictures", priority=4, timeout="5m", retry=Retry(times=2, delay="1s"), tags=["slow"],
-        keep={"succeeded": "1h", "failed": None}, once=True, on_exception="hold", memory="100MB", expires="2h",
-        on_final=lambda job: None, ready=["disk.ok"],
+        name="render",
+        queue="pictures",
+        priority=4,
+        timeout="5m",
+        retry=Retry(times=2, delay="1s"),
+        tags=["slow"],
+        keep={"succeeded": "1h", "failed": None},
+        once=True,
+        on_exception="hold",
+        memory="100MB",
+        expires="2h",
+        on_final=lambda job: None,
+        ready=["disk.ok"],
     )
     def render(scene: str) -> None: ...
 
     joined(code.store, tasks=tuple(task.describe() for task in code.task_table().values()))
     there = render.enqueue(scene="duck")
-    assert client.enqueue("render", scene="duck").id == there.id   # once: it is the same job
+    assert client.enqueue("render", scene="duck").id == there.id  # once: it is the same job
     there.cancel()
     mine, here = render.enqueue(scene="duck").record, client.enqueue("render", scene="swan").record
 
@@ -1145,7 +1233,9 @@ def test_a_call_by_name_has_the_options_of_the_task_wherever_its_code_is(url):
     assert here.expires_at is not None
 
     client.tasks["render"].set(priority=7, timeout="1m")
-    (call,) = client.submit([client.call("render", (), {"scene": "goose"}, {"priority": 9, "queue": "default"})])
+    (call,) = client.submit(
+        [client.call("render", (), {"scene": "goose"}, {"priority": 9, "queue": "default"})]
+    )
     assert (call.priority, call.queue) == (9, "default")
     stored = json.loads(call.record.options or "{}")
     assert (stored["timeout"], stored["retry"]["times"]) == (60_000_000, 2)
@@ -1178,8 +1268,15 @@ def test_jobs_in_bulk_are_those_that_would_have_come_one_by_one(url, options):
 
         singly = [app.submit([call])[0] for call in [*calls(), other.call(5), *calls()]]
         mixed = app.enqueue_many([*calls(), other.call(5), *calls()])
-        alike = [*app.enqueue_many(calls()), *app.enqueue_many([other.call(5)]), *app.enqueue_many(calls())]
-        by_task = [*app.enqueue_many([one.call(1), one.call(2)]), *app.enqueue_many([other.call(1), other.call(2)])]
+        alike = [
+            *app.enqueue_many(calls()),
+            *app.enqueue_many([other.call(5)]),
+            *app.enqueue_many(calls()),
+        ]
+        by_task = [
+            *app.enqueue_many([one.call(1), one.call(2)]),
+            *app.enqueue_many([other.call(1), other.call(2)]),
+        ]
 
         assert [_seen(job) for job in mixed] == [_seen(job) for job in singly]
         assert [_seen(job) for job in alike] == [_seen(job) for job in singly]
@@ -1193,8 +1290,15 @@ def test_jobs_in_bulk_are_those_that_would_have_come_one_by_one(url, options):
 
 def _seen(job):
     record = job.record
-    told = {name: getattr(record, name) for name in ("queue", "task", "state", "priority", "options", "args", "tags")}
-    return {**told, "waits": record.due_at - record.created_at, "expires": record.expires_at is not None}
+    told = {
+        name: getattr(record, name)
+        for name in ("queue", "task", "state", "priority", "options", "args", "tags")
+    }
+    return {
+        **told,
+        "waits": record.due_at - record.created_at,
+        "expires": record.expires_at is not None,
+    }
 
 
 def test_what_an_operator_says_holds_for_the_next_in_bulk(url):
@@ -1204,7 +1308,10 @@ def test_what_an_operator_says_holds_for_the_next_in_bulk(url):
         app.enqueue_many([task.call(1), task.call(2)])
         operator.tasks["one"].set(priority=9)
 
-        assert [job.record.priority for job in app.enqueue_many([task.call(1), task.call(2)])] == [9, 9]
+        assert [job.record.priority for job in app.enqueue_many([task.call(1), task.call(2)])] == [
+            9,
+            9,
+        ]
         assert task.enqueue(3).record.priority == 9
 
 
@@ -1241,6 +1348,8 @@ def test_what_a_variadic_task_takes_is_known_by_name_everywhere(url, tmp_path, s
         assert here.args == there.args == client.job(here.id).args == named
         code.app.recur("daily", code.send.call("acme"), cron="0 3 * * *")
         assert client.schedule("daily").args == {"tenant": "acme", "rest": []}
-        found = rows(url, f"SELECT fair_key, buckets FROM genba.job WHERE id IN ({here.id}, {there.id})")
+        found = rows(
+            url, f"SELECT fair_key, buckets FROM genba.job WHERE id IN ({here.id}, {there.id})"
+        )
         assert [key for key, _ in found] == ["acme", "acme"]
         assert all('"tenant:acme"' in needs for _, needs in found)

@@ -19,7 +19,9 @@ def test_a_wait_that_was_given_up_opens_no_store_after_the_close(jobs: Any) -> N
         with pytest.raises(WaitTimeout):
             job.wait(timeout=0.001)
         jobs.app.close()
-    eventually(lambda: "genba-waiter" not in {thread.name for thread in threading.enumerate()}, within=20)
+    eventually(
+        lambda: "genba-waiter" not in {thread.name for thread in threading.enumerate()}, within=20
+    )
 
     assert not jobs.app.is_open
 

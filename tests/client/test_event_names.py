@@ -19,7 +19,11 @@ def _sources() -> Iterator[ast.Module]:
 
 
 def _texts(node: ast.AST) -> set[str]:
-    return {one.value for one in ast.walk(node) if isinstance(one, ast.Constant) and isinstance(one.value, str)}
+    return {
+        one.value
+        for one in ast.walk(node)
+        if isinstance(one, ast.Constant) and isinstance(one.value, str)
+    }
 
 
 def _told() -> set[str]:
@@ -27,7 +31,11 @@ def _told() -> set[str]:
     found: set[str] = set()
     for module in _sources():
         for node in ast.walk(module):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _TELLERS:
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Attribute)
+                and node.func.attr in _TELLERS
+            ):
                 match node.args:
                     case [ast.Name(id="tx"), ast.Constant() | ast.IfExp() as kind, *_]:
                         found |= _texts(kind)

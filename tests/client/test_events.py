@@ -12,7 +12,15 @@ import threading
 from pathlib import Path
 
 import pytest
-from tests.support import eventually, genba_command, lines, load_jobs, load_module, sqlite_url, without_settings
+from tests.support import (
+    eventually,
+    genba_command,
+    lines,
+    load_jobs,
+    load_module,
+    sqlite_url,
+    without_settings,
+)
 
 from genba import BadOption, CursorExpired, JobCancelled, JobFailed, JobGone, Retry
 
@@ -40,7 +48,12 @@ def test_a_retried_job_tells_of_each_attempt(shop):
 
     told = [(event.kind, event.data.get("attempt")) for event in shop.app.events(job=job)]
     assert told == [
-        ("waiting", None), ("running", 1), ("retrying", 1), ("waiting", None), ("running", 2), ("succeeded", 2),
+        ("waiting", None),
+        ("running", 1),
+        ("retrying", 1),
+        ("waiting", None),
+        ("running", 2),
+        ("succeeded", 2),
     ]
 
 
@@ -52,7 +65,11 @@ def test_a_reader_resumes_by_cursor_and_filters_by_kind_and_task(shop):
     (failed,) = shop.app.events(after=cursor, kinds=["failed"])
     assert (failed.job_id, failed.data["cause"]) == (bad.id, "exception")
     assert "no" in failed.data["reason"]
-    assert [e.kind for e in shop.app.events(after=cursor, task="jobs.add")] == ["waiting", "running", "succeeded"]
+    assert [e.kind for e in shop.app.events(after=cursor, task="jobs.add")] == [
+        "waiting",
+        "running",
+        "succeeded",
+    ]
     assert bad.id not in [e.job_id for e in shop.app.events(after=failed.cursor, kinds="done")]
     with pytest.raises(BadOption, match="no event"):
         shop.app.events(kinds="finnished")
@@ -63,7 +80,10 @@ def test_a_blocking_reader_gets_what_comes_sync_and_async(shop):
     seen: list[int] = []
 
     def follow() -> None:
-        seen.extend(event.job_id for event in [next(shop.app.events(after=cursor, kinds="done", block=True))])
+        seen.extend(
+            event.job_id
+            for event in [next(shop.app.events(after=cursor, kinds="done", block=True))]
+        )
 
     thread = threading.Thread(target=follow, name="reader")
     thread.start()
@@ -103,7 +123,10 @@ def test_regression_04_cancel_is_not_timeout_and_all_gets_both(shop, path):
     by_name: dict[str, list[tuple[str, int]]] = {"cancel": [], "timeout": [], "*": []}
     app = shop.app
     for name in by_name:
-        assert app.on(name, lambda event, name=name: by_name[name].append((event.kind, event.job_id))) is app
+        assert (
+            app.on(name, lambda event, name=name: by_name[name].append((event.kind, event.job_id)))
+            is app
+        )
     slow = shop.jobs.wait_for.enqueue(str(path))
     late = shop.jobs.wait_for.using(timeout="0.2s", grace=0).enqueue(str(path))
     eventually(lambda: slow.refresh().state == "running")
@@ -142,8 +165,27 @@ def test_nodes_and_workers_are_told_of(shop):
 
 
 NAMES = {
-    *("waiting", "scheduled", "blocked", "running", "progress", "succeeded", "failed", "timed_out", "cancelled"),
-    *("held", "released", "retrying", "crashed", "worker_started", "worker_ended", "node_joined", "node_left"),
+    *(
+        "waiting",
+        "scheduled",
+        "blocked",
+        "running",
+        "progress",
+        "succeeded",
+        "failed",
+        "timed_out",
+        "cancelled",
+    ),
+    *(
+        "held",
+        "released",
+        "retrying",
+        "crashed",
+        "worker_started",
+        "worker_ended",
+        "node_joined",
+        "node_left",
+    ),
     *("schedule_skipped", "gate_closed"),
 }
 
@@ -152,7 +194,9 @@ def test_everything_that_has_a_name_is_told_of_by_it_and_heard_by_all(tmp_path, 
     jobs = load_jobs(sqlite_url(tmp_path), tmp_path)
     app, heard = jobs.app, set()
     app.on("*", lambda event: heard.add(event.kind))
-    node = start_node("jobs:app", sqlite_url(tmp_path), "--max", "4", "--grace", "0.1s", "--name", "works")
+    node = start_node(
+        "jobs:app", sqlite_url(tmp_path), "--max", "4", "--grace", "0.1s", "--name", "works"
+    )
     start_node("jobs:app", sqlite_url(tmp_path), "--name", "full", "--min-free-memory", "1000000G")
     eventually(lambda: len(app.nodes()) == 2, within=40)
     works = next(one.id for one in app.nodes() if one.name == "works")
@@ -171,12 +215,14 @@ def test_everything_that_has_a_name_is_told_of_by_it_and_heard_by_all(tmp_path, 
     ]
     app.wait(ends, timeout=60)
     jobs.add.using(delay="1h").enqueue(1).hold("why not")
-    eventually(lambda: {"progress", "gate_closed"} <= {event.kind for event in app.events()}, within=LONG)
+    eventually(
+        lambda: {"progress", "gate_closed"} <= {event.kind for event in app.events()}, within=LONG
+    )
 
     assert node.stop(60) == 0
 
     assert {event.kind for event in app.events()} >= NAMES
-    assert {event.node for event in app.events(kinds="running")} == {works}   # whose gate was open
+    assert {event.node for event in app.events(kinds="running")} == {works}  # whose gate was open
     eventually(lambda: heard >= NAMES, within=LONG)
     app.close()
 
@@ -284,9 +330,13 @@ for event in app.events(after=cursor, kinds=["waiting", "succeeded", "failed"], 
 
 
 @pytest.mark.parametrize(
-    ("count", "deaths"), [(500, 5), pytest.param(5000, 50, marks=pytest.mark.soak)], ids=["tenth", "whole"]
+    ("count", "deaths"),
+    [(500, 5), pytest.param(5000, 50, marks=pytest.mark.soak)],
+    ids=["tenth", "whole"],
 )
-def test_a_consumer_that_is_killed_again_and_again_sees_every_end_in_order(shop, tmp_path, count, deaths):
+def test_a_consumer_that_is_killed_again_and_again_sees_every_end_in_order(
+    shop, tmp_path, count, deaths
+):
     (tmp_path / "consumer.py").write_text(CONSUMER)
     place, seen = tmp_path / "place", tmp_path / "seen"
     place.write_text(shop.app.store.events.end().cursor)
@@ -299,7 +349,12 @@ def test_a_consumer_that_is_killed_again_and_again_sees_every_end_in_order(shop,
     ids: set[int] = set()
     try:
         for _ in range(deaths):
-            ids |= {job.id for job in shop.app.enqueue_many([shop.jobs.add.call(i) for i in range(count // deaths)])}
+            ids |= {
+                job.id
+                for job in shop.app.enqueue_many(
+                    [shop.jobs.add.call(i) for i in range(count // deaths)]
+                )
+            }
             told = len(lines(seen))
             _until_longer(seen, told)
             consumer.send_signal(signal.SIGKILL)
@@ -332,12 +387,18 @@ def test_event_tail_and_job_tail_print_what_happened(shop, tmp_path):
 
     def said(*words: str) -> str:
         command = genba_command(*words, "--url", shop.url)
-        return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True, cwd=tmp_path).stdout
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=30, check=True, cwd=tmp_path
+        ).stdout
 
     assert [line.split()[2] for line in said("job", "tail", str(job.id), "-f").splitlines()] == [
-        "waiting", "running", "succeeded",
+        "waiting",
+        "running",
+        "succeeded",
     ]
-    told = [json.loads(line) for line in said("event", "tail", "--kind", "done", "--json").splitlines()]
+    told = [
+        json.loads(line) for line in said("event", "tail", "--kind", "done", "--json").splitlines()
+    ]
     assert job.id in [one["job"] for one in told]
     assert told[0].keys() == {"cursor", "kind", "job", "node", "at", "data"}
     assert said("event", "tail", "--kind", "done", "--after", told[-1]["cursor"]) == ""
@@ -357,7 +418,9 @@ def test_handlers_of_the_apps_module_are_not_for_those_who_import_it(tmp_path: P
     assert not set(threading.enumerate()) - before
 
 
-def test_who_imports_the_module_and_has_handlers_of_its_own_gets_events_for_these_alone(url, tmp_path: Path):
+def test_who_imports_the_module_and_has_handlers_of_its_own_gets_events_for_these_alone(
+    url, tmp_path: Path
+):
     (tmp_path / "handled.py").write_text(
         "from genba import Genba\napp = Genba()\nseen = []\n"
         "@app.task\ndef add(x: int) -> int: return x + 1\n"
@@ -373,7 +436,9 @@ def test_who_imports_the_module_and_has_handlers_of_its_own_gets_events_for_thes
     module.app.close()
 
 
-def test_a_listener_that_was_too_slow_goes_on_with_the_events_of_its_own_node(url, tmp_path: Path, caplog):
+def test_a_listener_that_was_too_slow_goes_on_with_the_events_of_its_own_node(
+    url, tmp_path: Path, caplog
+):
     (tmp_path / "handled.py").write_text(
         "from genba import Genba\napp = Genba()\nseen = []\n"
         "class Enough(BaseException): pass\n"

@@ -123,7 +123,7 @@ def test_a_forked_child_gets_results_and_wakes_an_idle_node(shop):
     def serve() -> None:
         began = time.monotonic()
         assert shop.jobs.add.enqueue(1).result(timeout=10) == 2
-        assert time.monotonic() - began < 0.9   # woken, not polled
+        assert time.monotonic() - began < 0.9  # woken, not polled
 
     ended_well(forked(serve), forked(serve))
     assert shop.jobs.add.enqueue(2).result(timeout=10) == 3

@@ -92,17 +92,24 @@ with app.mutex(sys.argv[2]) as lock:
 
 
 class Place:
-    def __init__(self, url: str, folder: Path, tasks: Any, start: Callable[..., NodeProcess]) -> None:
+    def __init__(
+        self, url: str, folder: Path, tasks: Any, start: Callable[..., NodeProcess]
+    ) -> None:
         self.url, self.folder, self.tasks, self.start = url, folder, tasks, start
         self.app: Genba = tasks.app
 
     def told(self, name: str, count: int = 1) -> list[list[str]]:
-        return eventually(lambda: found if len(found := lines(self.folder / name)) >= count else [], within=20)
+        return eventually(
+            lambda: found if len(found := lines(self.folder / name)) >= count else [], within=20
+        )
 
     def client(self, name: str, lease: float = 15) -> subprocess.Popen[str]:
         made = subprocess.Popen(
             [sys.executable, "-c", _CLIENT, self.url, name, str(lease)],
-            env=without_settings(os.environ), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            env=without_settings(os.environ),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
         assert made.stdout is not None
         assert made.stdout.readline()
@@ -110,14 +117,18 @@ class Place:
 
 
 @pytest.fixture(scope="module", params=["sqlite", "postgres"])
-def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+def place(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Place]:
     folder = tmp_path_factory.mktemp("locks")
     (folder / "tasks.py").write_text(_TASKS)
     with ExitStack() as stack:
         url = sqlite_url(folder)
         if request.param == "postgres":
             databases = request.getfixturevalue("databases")
-            url = databases.url(stack.enter_context(databases.fresh(request.getfixturevalue("template"))))
+            url = databases.url(
+                stack.enter_context(databases.fresh(request.getfixturevalue("template")))
+            )
         tasks = load_module("tasks", folder, url)
         stack.callback(tasks.app.close)
 
@@ -163,7 +174,11 @@ def test_a_lock_is_waited_for_tried_and_timed_out(place: Place) -> None:
         (state,) = [one for one in app.locks() if one.name == "t"]
         assert (state.n, state.waiters) == (1, [])
         assert state.holder is not None
-        assert (state.holder.pid, state.holder.job, state.holder.token) == (os.getpid(), None, held.token)
+        assert (state.holder.pid, state.holder.job, state.holder.token) == (
+            os.getpid(),
+            None,
+            held.token,
+        )
     assert not held
     assert try_once(app, "t")
     with pytest.raises(LockLost, match="not held"):
@@ -250,7 +265,8 @@ def test_a_killed_client_frees_its_lock_within_a_second(place: Place) -> None:
 def test_a_killed_waiter_leaves_the_line(place: Place) -> None:
     with place.app.mutex("line"):
         doomed = subprocess.Popen(
-            [sys.executable, "-c", _CLIENT, place.url, "line", "15"], env=without_settings(os.environ),
+            [sys.executable, "-c", _CLIENT, place.url, "line", "15"],
+            env=without_settings(os.environ),
         )
         eventually(lambda: any(one.waiters for one in place.app.locks()), within=10)
         doomed.kill()
@@ -271,7 +287,9 @@ def test_regression_21_a_frozen_client_loses_its_lock_and_learns_it(place: Place
 
 
 @pytest.mark.parametrize(("number", "lease"), [(signal.SIGKILL, 15), (signal.SIGSTOP, 2)])
-def test_a_lock_of_a_lost_node_is_free_although_only_a_client_is_there(place: Place, number: int, lease: int) -> None:
+def test_a_lock_of_a_lost_node_is_free_although_only_a_client_is_there(
+    place: Place, number: int, lease: int
+) -> None:
     """The node of this test runs in a namespace of its own: no other node could rescue."""
     app = Genba(place.url, namespace="alone")
     with closing(app):
@@ -301,9 +319,14 @@ def test_two_processes_never_have_it_at_once(place: Place) -> None:
         "        print(start, time.monotonic_ns(), lock.token)\n"
     )
     env = without_settings(os.environ)
-    runs = [subprocess.Popen([sys.executable, "-c", code, place.url], env=env, stdout=subprocess.PIPE) for _ in "ab"]
+    runs = [
+        subprocess.Popen([sys.executable, "-c", code, place.url], env=env, stdout=subprocess.PIPE)
+        for _ in "ab"
+    ]
     spans = sorted(
-        tuple(map(int, line.split())) for run in runs for line in run.communicate(timeout=60)[0].splitlines()
+        tuple(map(int, line.split()))
+        for run in runs
+        for line in run.communicate(timeout=60)[0].splitlines()
     )
 
     assert len(spans) == 30
@@ -311,7 +334,9 @@ def test_two_processes_never_have_it_at_once(place: Place) -> None:
     assert [span[2] for span in spans] == sorted(span[2] for span in spans)
 
 
-def test_async_code_waits_without_a_thread_and_a_cancelled_one_leaves_the_line(place: Place) -> None:
+def test_async_code_waits_without_a_thread_and_a_cancelled_one_leaves_the_line(
+    place: Place,
+) -> None:
     app = place.app
 
     async def one() -> int:
@@ -331,7 +356,9 @@ def test_async_code_waits_without_a_thread_and_a_cancelled_one_leaves_the_line(p
     assert isinstance(tokens[5], asyncio.CancelledError)
     assert len({token for token in tokens if isinstance(token, int)}) == 11
     assert all(one.name != "async" for one in app.locks())
-    assert place.tasks.hold_async.enqueue("async").result(timeout=20) > max(t for t in tokens if isinstance(t, int))
+    assert place.tasks.hold_async.enqueue("async").result(timeout=20) > max(
+        t for t in tokens if isinstance(t, int)
+    )
 
 
 def test_after_a_fork_the_lock_stays_with_the_parent(place: Place) -> None:
@@ -350,7 +377,10 @@ def test_after_a_fork_the_lock_stays_with_the_parent(place: Place) -> None:
     )
     ran = subprocess.run(
         [sys.executable, script, place.url],
-        env=without_settings(os.environ), capture_output=True, text=True, timeout=30,
+        env=without_settings(os.environ),
+        capture_output=True,
+        text=True,
+        timeout=30,
     )
 
     assert ran.stderr == ""
@@ -360,8 +390,10 @@ def test_after_a_fork_the_lock_stays_with_the_parent(place: Place) -> None:
 
 
 def _own_connection(url: str) -> Any:
-    return apsw.Connection(url.removeprefix("sqlite:///")) if url.startswith("sqlite") else psycopg.connect(
-        url, autocommit=True
+    return (
+        apsw.Connection(url.removeprefix("sqlite:///"))
+        if url.startswith("sqlite")
+        else psycopg.connect(url, autocommit=True)
     )
 
 

@@ -71,18 +71,24 @@ class Place:
         self.url, self.folder, self.tasks, self.app = url, folder, tasks, tasks.app
 
     def told(self, name: str, count: int = 1) -> list[list[str]]:
-        return eventually(lambda: found if len(found := lines(self.folder / name)) >= count else [], within=20)
+        return eventually(
+            lambda: found if len(found := lines(self.folder / name)) >= count else [], within=20
+        )
 
 
 @pytest.fixture(scope="module", params=["sqlite", "postgres"])
-def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+def place(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Place]:
     folder = tmp_path_factory.mktemp("messages")
     (folder / "tasks.py").write_text(_TASKS)
     with ExitStack() as stack:
         url = sqlite_url(folder)
         if request.param == "postgres":
             databases = request.getfixturevalue("databases")
-            url = databases.url(stack.enter_context(databases.fresh(request.getfixturevalue("template"))))
+            url = databases.url(
+                stack.enter_context(databases.fresh(request.getfixturevalue("template")))
+            )
         tasks = load_module("tasks", folder, url)
         stack.callback(tasks.app.close)
         node = NodeProcess.start("tasks:app", url, "--max", "4", cwd=folder)
@@ -127,7 +133,9 @@ def test_async_jobs_receive_and_a_cancelled_wait_loses_nothing(place: Place) -> 
     assert job.result(timeout=20) == [[1], None]
 
 
-def test_a_killed_attempt_leaves_the_messages_that_it_has_not_received_to_the_next(place: Place) -> None:
+def test_a_killed_attempt_leaves_the_messages_that_it_has_not_received_to_the_next(
+    place: Place,
+) -> None:
     job = place.tasks.collect.enqueue("killed")
     ((pid,),) = place.told("killed")
     job.send("first")
@@ -155,7 +163,11 @@ def test_jobs_and_clients_talk_through_topics(place: Place) -> None:
         job = place.tasks.answer.enqueue("answers")
         for i in range(3):
             job.send(i)
-        assert [answers.get(timeout=10) for _ in range(3)] == [{"answer": 0}, {"answer": 2}, {"answer": 4}]
+        assert [answers.get(timeout=10) for _ in range(3)] == [
+            {"answer": 0},
+            {"answer": 2},
+            {"answer": 4},
+        ]
         job.send(None)
         assert answers.get(timeout=0.1) is None
     job.wait(timeout=10)
@@ -173,7 +185,9 @@ def test_every_process_that_listens_hears_all_in_order(place: Place) -> None:
     )
     env = without_settings(os.environ)
     readers = [
-        subprocess.Popen([sys.executable, "-c", code, place.url], env=env, stdout=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            [sys.executable, "-c", code, place.url], env=env, stdout=subprocess.PIPE, text=True
+        )
         for _ in "ab"
     ]
     for reader in readers:
@@ -197,7 +211,10 @@ def test_a_listener_is_woken_and_a_killed_one_is_forgotten(place: Place) -> None
         "for m in news: print(time.monotonic(), flush=True)\n"
     )
     reader = subprocess.Popen(
-        [sys.executable, "-c", code, place.url], env=without_settings(os.environ), stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", code, place.url],
+        env=without_settings(os.environ),
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert reader.stdout is not None
     assert reader.stdout.readline() == "ready\n"
@@ -251,7 +268,9 @@ def test_what_json_cannot_tell_or_is_too_large_is_refused(place: Place, call: st
 
     job = place.tasks.collect.using(delay="1h").enqueue("never")
     tries: list[tuple[Any, type[Exception]]] = [
-        (object(), BadArguments), (float("nan"), BadArguments), ("x" * (1 << 21), PayloadTooLarge),
+        (object(), BadArguments),
+        (float("nan"), BadArguments),
+        ("x" * (1 << 21), PayloadTooLarge),
     ]
     for value, error in tries:
         with pytest.raises(error):
@@ -259,5 +278,3 @@ def test_what_json_cannot_tell_or_is_too_large_is_refused(place: Place, call: st
     with pytest.raises(BadOption, match="topic"):
         place.app.publish("", 1)
     job.cancel()
-
-

@@ -16,16 +16,20 @@ from tests.support import eventually, without_settings
 
 @pytest.fixture
 def node(jobs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(tmp_path)   # where its node finds jobs.py
+    monkeypatch.syspath_prepend(tmp_path)  # where its node finds jobs.py
     return jobs.app.node("jobs:app", name="mine", max=1, log_format="json")
 
 
 @pytest.mark.parametrize("call", ["node.run()", "asyncio.run(node.arun())"], ids=["run", "arun"])
-def test_a_signal_to_its_caller_drains_the_node(url: str, jobs: Any, tmp_path: Path, call: str) -> None:
+def test_a_signal_to_its_caller_drains_the_node(
+    url: str, jobs: Any, tmp_path: Path, call: str
+) -> None:
     made = "import asyncio; from jobs import app; node = app.node('jobs:app', max=1)"
     program = f"{made}; print('ended with', {call})"
     env = {**without_settings(os.environ), "GENBA_URL": url}
-    caller = subprocess.Popen([sys.executable, "-c", program], cwd=tmp_path, env=env, stdout=subprocess.PIPE)
+    caller = subprocess.Popen(
+        [sys.executable, "-c", program], cwd=tmp_path, env=env, stdout=subprocess.PIPE
+    )
     try:
         assert jobs.add.enqueue(1).result(timeout=20) == 2
         caller.send_signal(signal.SIGTERM)

@@ -14,7 +14,17 @@ import pytest
 from tests.acceptance.test_readme import blocks
 from tests.support import ROOT, eventually, load_module
 
-from genba import FailJob, Genba, JobFailed, JobTimedOut, Limit, Retry, RetryJob, WaitTimeout, current_job
+from genba import (
+    FailJob,
+    Genba,
+    JobFailed,
+    JobTimedOut,
+    Limit,
+    Retry,
+    RetryJob,
+    WaitTimeout,
+    current_job,
+)
 
 
 @pytest.fixture
@@ -261,7 +271,10 @@ def test_a_job_sees_its_options_as_they_were_given(app):
         assert expires == q.now + timedelta(hours=1)
         assert seen[3] == full
         assert again.refresh().state == "succeeded"
-        assert plain.using(**{**seen[3], "key": "new"}).enqueue().record.options == again.record.options
+        assert (
+            plain.using(**{**seen[3], "key": "new"}).enqueue().record.options
+            == again.record.options
+        )
 
 
 def test_schedules_make_jobs_as_time_passes(app):
@@ -304,7 +317,7 @@ def test_schedules_in_code_are_there_as_a_node_would_have_written_them(tmp_path)
     for _ in range(2):  # each test has its own
         with app.testing() as q:
             assert [one.name for one in app.schedules()] == ["hourly", "monthly", "often"]
-            assert [job.task for job in q.run()] == ["often"]   # an interval begins at once
+            assert [job.task for job in q.run()] == ["often"]  # an interval begins at once
             assert q.run() == []
             q.advance("1h")
             assert {job.task for job in q.run()} >= {"hourly", "often"}
@@ -321,7 +334,7 @@ def test_schedules_in_code_run_as_time_passes_and_keep_nobody_waiting(tmp_path):
         job = planned.flaky.enqueue()
         ran = [one.task for one in q.run_until_idle()]
         assert (job.refresh().state, ran.count("flaky")) == ("failed", 3)
-        assert 3 <= ran.count("hourly") <= 4   # 200 minutes
+        assert 3 <= ran.count("hourly") <= 4  # 200 minutes
         assert ran.count("often") == 21
         assert q.run_until_idle() == []
         assert len([one for one in q.run_until_idle(within="24h") if one.task == "hourly"]) == 24
@@ -349,7 +362,9 @@ def test_a_clone_may_change_what_a_task_takes_beside_its_names(app):
     @app.task(name="walk")
     def walk(left: int, *rest: int, **more: object) -> None:
         if left:
-            current_job().clone(left=left - 1, rest=[*rest, left], priority=3, n=left, name="x", more="y")
+            current_job().clone(
+                left=left - 1, rest=[*rest, left], priority=3, n=left, name="x", more="y"
+            )
 
     @app.task(name="step")
     def step(left: int) -> None:
@@ -378,9 +393,15 @@ def test_arguments_may_be_called_like_what_an_assertion_takes(app):
     with app.testing() as q:
         jobs = [work.enqueue("x"), work.enqueue("x", 2), work.enqueue("y", 2)]
         assert q.enqueued(work, task="x") == q.assert_enqueued(work, 2, task="x") == jobs[:2]
-        assert q.assert_enqueued(work, count=2) == q.assert_enqueued(work, 2, count=2, self=0) == jobs[1:]
+        assert (
+            q.assert_enqueued(work, count=2)
+            == q.assert_enqueued(work, 2, count=2, self=0)
+            == jobs[1:]
+        )
         assert q.assert_enqueued("work", task="x", count=2) == [jobs[1]]
-        with pytest.raises(AssertionError, match=r"3 jobs of work with {'count': 2} expected, 2 found"):
+        with pytest.raises(
+            AssertionError, match=r"3 jobs of work with {'count': 2} expected, 2 found"
+        ):
             q.assert_enqueued(work, 3, count=2)
         anything.enqueue(count=5)
         some = anything.enqueue(count="some")

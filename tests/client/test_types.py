@@ -10,7 +10,7 @@ from pathlib import Path
 import genba
 
 # A line that must be refused ends with the code of its error.
-CALLS = '''
+CALLS = """
 from datetime import datetime
 from typing import assert_type
 
@@ -106,20 +106,35 @@ def takes_any_task(task: Task[..., int]) -> None: ...
 
 takes_any_task(add)
 takes_any_task(fetch)  # [arg-type]
-'''
+"""
 
 
 def test_mypy_refuses_exactly_the_wrong_lines(tmp_path):
     file = tmp_path / "calls.py"
     file.write_text(CALLS)
-    command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", "--hide-error-context", "--cache-dir"]
+    command = [
+        sys.executable,
+        "-m",
+        "mypy",
+        "--strict",
+        "--no-error-summary",
+        "--hide-error-context",
+        "--cache-dir",
+    ]
     source = Path(genba.__file__).parents[1]
     ran = subprocess.run(
         [*command, str(tmp_path / "cache"), "--config-file", "", str(file)],
-        cwd=tmp_path, env={"MYPYPATH": str(source), "PATH": ""}, capture_output=True, text=True, timeout=120,
+        cwd=tmp_path,
+        env={"MYPYPATH": str(source), "PATH": ""},
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
 
     told = re.findall(r"^calls\.py:(\d+): error: .*\[([\w-]+)\]$", ran.stdout, re.MULTILINE)
-    marked = [(str(i), re.search(r"# \[([\w-]+)\]$", line)) for i, line in enumerate(CALLS.splitlines(), 1)]
+    marked = [
+        (str(i), re.search(r"# \[([\w-]+)\]$", line))
+        for i, line in enumerate(CALLS.splitlines(), 1)
+    ]
     wanted = [(number, mark[1]) for number, mark in marked if mark]
     assert told == wanted, ran.stdout + ran.stderr

@@ -13,7 +13,9 @@ journeys = st.integers(0, 60 * SECOND)
 
 
 @given(moments, journeys, st.floats(0, 1))
-def test_equal_clocks_are_equal_however_long_the_answer_took(asked: int, journey: int, when: float) -> None:
+def test_equal_clocks_are_equal_however_long_the_answer_took(
+    asked: int, journey: int, when: float
+) -> None:
     assert skew(asked + int(journey * when), asked + journey, journey) == 0
 
 

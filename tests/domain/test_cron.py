@@ -12,7 +12,13 @@ import pytest
 from genba.domain.cron import MACROS, cron
 from genba.errors import BadOption
 
-ODD = ("Australia/Lord_Howe", "Pacific/Chatham", "Antarctica/Troll", "Africa/Casablanca", "America/Santiago")
+ODD = (
+    "Australia/Lord_Howe",
+    "Pacific/Chatham",
+    "Antarctica/Troll",
+    "Africa/Casablanca",
+    "America/Santiago",
+)
 ZONES = sorted(zone for zone in available_timezones() if zone != "localtime")
 DAYS = ("SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT")
 MONTHS = ("JAN", "FEB", "MAR", "APR", "MAY", "JUN", "JUL", "AUG", "SEP", "OCT", "NOV", "DEC")
@@ -24,7 +30,9 @@ MINUTE = timedelta(minutes=1)
 # the oracle
 
 
-def values(field: str, low: int, high: int, names: tuple[str, ...] = (), first: int = 0) -> set[int]:
+def values(
+    field: str, low: int, high: int, names: tuple[str, ...] = (), first: int = 0
+) -> set[int]:
     found: set[int] = set()
     for part in field.split(","):
         body, _, step = part.partition("/")
@@ -61,7 +69,9 @@ class Oracle:
         return of_month and of_week if self.both else of_month or of_week
 
     def fits(self, wall: datetime) -> bool:
-        return wall.minute in self.minutes and wall.hour in self.hours and self.fits_day(wall.date())
+        return (
+            wall.minute in self.minutes and wall.hour in self.hours and self.fits_day(wall.date())
+        )
 
     def fires(self, moment: datetime) -> bool:
         """Whether it happens at this very minute."""
@@ -71,7 +81,9 @@ class Oracle:
         if wall.fold == 0 and self.fits(wall):
             return True
         minute_ago = (moment - MINUTE).astimezone(self.zone).replace(tzinfo=None) + MINUTE
-        while minute_ago < wall.replace(tzinfo=None):  # just after a gap: what would have been in it?
+        while minute_ago < wall.replace(
+            tzinfo=None
+        ):  # just after a gap: what would have been in it?
             if self.fits(minute_ago):
                 return True
             minute_ago += MINUTE
@@ -83,7 +95,9 @@ class Oracle:
         end = now + HORIZON
         while now < end:
             if skip and now.minute == 0:
-                if now.hour == 0 and not any(self.fits_day(now.date() + timedelta(days=i)) for i in (-1, 0, 1)):
+                if now.hour == 0 and not any(
+                    self.fits_day(now.date() + timedelta(days=i)) for i in (-1, 0, 1)
+                ):
                     now += timedelta(days=1)
                     continue
                 if not self._hour_may_fit(now):
@@ -95,7 +109,10 @@ class Oracle:
         return None
 
     def _hour_may_fit(self, now: datetime) -> bool:
-        walls = [(now + timedelta(minutes=i)).astimezone(self.zone) for i in (-1, 0, 14, 15, 29, 30, 44, 45, 59)]
+        walls = [
+            (now + timedelta(minutes=i)).astimezone(self.zone)
+            for i in (-1, 0, 14, 15, 29, 30, 44, 45, 59)
+        ]
         if len({wall.utcoffset() for wall in walls}) > 1:
             return True
         return any(wall.hour in self.hours for wall in walls[1:])
@@ -104,16 +121,26 @@ class Oracle:
 # random expressions
 
 
-def a_field(rng: random.Random, low: int, high: int, names: tuple[str, ...] = (), first: int = 0) -> str:
+def a_field(
+    rng: random.Random, low: int, high: int, names: tuple[str, ...] = (), first: int = 0
+) -> str:
     def one() -> str:
         value = rng.randint(low, high)
-        return names[value - first] if names and value - first < len(names) and rng.random() < 0.3 else str(value)
+        return (
+            names[value - first]
+            if names and value - first < len(names) and rng.random() < 0.3
+            else str(value)
+        )
 
     match rng.randrange(8):
         case 0 | 1 | 2:
             return "*"
         case 3:
-            return f"*/{rng.choice((2, 3, 5, 7, 10, 15, 20))}" if high > 20 else f"*/{rng.randint(1, 4)}"
+            return (
+                f"*/{rng.choice((2, 3, 5, 7, 10, 15, 20))}"
+                if high > 20
+                else f"*/{rng.randint(1, 4)}"
+            )
         case 4:
             begin, end = sorted(rng.sample(range(low, high + 1), 2))  # cronsim reads 5-5/2 as 5/2
             return f"{begin}-{end}" + (f"/{rng.randint(1, 5)}" if rng.random() < 0.4 else "")
@@ -149,7 +176,9 @@ def a_moment(rng: random.Random, zone: str) -> datetime:
     """Any of 2020 to 2030; more often one near a change of the clocks."""
     near = changes(zone)
     if near and rng.random() < 0.7:
-        return rng.choice(near) + timedelta(minutes=rng.randint(-1440, 2880), seconds=rng.choice((0, 30)))
+        return rng.choice(near) + timedelta(
+            minutes=rng.randint(-1440, 2880), seconds=rng.choice((0, 30))
+        )
     return FIRST + timedelta(seconds=rng.randrange(int((LAST - FIRST).total_seconds())))
 
 
@@ -167,7 +196,9 @@ def compare(rng: random.Random, cases: int, zones: list[str]) -> int:
             if expected is None:
                 break
             got = next(found)
-            assert got == micros(expected), f"{text!r} in {zone} after {moment}: {when(got)}, but {expected} is right"
+            assert got == micros(expected), (
+                f"{text!r} in {zone} after {moment}: {when(got)}, but {expected} is right"
+            )
             moment, compared = expected, compared + 1
     return compared
 
@@ -195,7 +226,10 @@ def test_the_search_may_skip_what_it_skips():
     rng = random.Random(7)
     for _ in range(25):
         zone = rng.choice(ODD)
-        oracle, moment = Oracle(f"{a_field(rng, 0, 59)} {a_field(rng, 0, 3)} * * *", zone), a_moment(rng, zone)
+        oracle, moment = (
+            Oracle(f"{a_field(rng, 0, 59)} {a_field(rng, 0, 3)} * * *", zone),
+            a_moment(rng, zone),
+        )
         assert oracle.after(moment) == oracle.after(moment, skip=False)
 
 
@@ -210,31 +244,51 @@ def walls(text: str, zone: str, after: str, count: int) -> list[str]:
 
 
 def test_a_time_of_day_inside_the_gap_happens_once_right_after_it():
-    assert walls("30 2 * * *", "Europe/Zurich", "2026-03-28 12:00", 2) == ["29 03:00 +0200", "30 02:30 +0200"]
-    assert walls("0,15,30 2 * * *", "Europe/Zurich", "2026-03-28 12:00", 2) == ["29 03:00 +0200", "30 02:00 +0200"]
+    assert walls("30 2 * * *", "Europe/Zurich", "2026-03-28 12:00", 2) == [
+        "29 03:00 +0200",
+        "30 02:30 +0200",
+    ]
+    assert walls("0,15,30 2 * * *", "Europe/Zurich", "2026-03-28 12:00", 2) == [
+        "29 03:00 +0200",
+        "30 02:00 +0200",
+    ]
 
 
 def test_a_time_of_day_inside_the_fold_happens_the_first_time_only():
-    assert walls("30 2 * * *", "Europe/Zurich", "2026-10-24 12:00", 2) == ["25 02:30 +0200", "26 02:30 +0100"]
+    assert walls("30 2 * * *", "Europe/Zurich", "2026-10-24 12:00", 2) == [
+        "25 02:30 +0200",
+        "26 02:30 +0100",
+    ]
 
 
 def test_seen_from_the_second_hour_of_the_fold_the_first_is_past():
     begin = datetime(2026, 10, 25, 1, 10, tzinfo=UTC)  # 02:10 for the second time
-    assert when(cron("30 2 * * *", "Europe/Zurich").after(micros(begin))) == datetime(2026, 10, 26, 1, 30, tzinfo=UTC)
+    assert when(cron("30 2 * * *", "Europe/Zurich").after(micros(begin))) == datetime(
+        2026, 10, 26, 1, 30, tzinfo=UTC
+    )
 
 
 def test_elapsed_time_skips_the_gap_and_runs_in_both_hours_of_the_fold():
     assert walls("*/30 * * * *", "Europe/Zurich", "2026-03-29 01:15", 3) == [
-        "29 01:30 +0100", "29 03:00 +0200", "29 03:30 +0200",
+        "29 01:30 +0100",
+        "29 03:00 +0200",
+        "29 03:30 +0200",
     ]
     assert walls("*/30 * * * *", "Europe/Zurich", "2026-10-25 01:45", 5) == [
-        "25 02:00 +0200", "25 02:30 +0200", "25 02:00 +0100", "25 02:30 +0100", "25 03:00 +0100",
+        "25 02:00 +0200",
+        "25 02:30 +0200",
+        "25 02:00 +0100",
+        "25 02:30 +0100",
+        "25 03:00 +0100",
     ]
 
 
 def test_half_an_hour_of_lord_howe_and_two_hours_of_troll_are_gaps_too():
     assert walls("15 2 * * *", "Australia/Lord_Howe", "2026-10-03 12:00", 1) == ["04 02:30 +1100"]
-    assert walls("30 1,2 * * *", "Antarctica/Troll", "2026-03-28 12:00", 2) == ["29 03:00 +0200", "30 01:30 +0200"]
+    assert walls("30 1,2 * * *", "Antarctica/Troll", "2026-03-28 12:00", 2) == [
+        "29 03:00 +0200",
+        "30 01:30 +0200",
+    ]
 
 
 @pytest.mark.parametrize(("macro", "fields"), MACROS.items())
@@ -247,7 +301,9 @@ def test_names_lists_ranges_steps_and_the_last_day_are_understood():
     begin = micros(datetime(2026, 2, 1, tzinfo=UTC))
     assert when(cron("0 0 L * *").after(begin)) == datetime(2026, 2, 28, tzinfo=UTC)
     assert when(cron("0 0 * FEB SAT#2").after(begin)) == datetime(2026, 2, 14, tzinfo=UTC)
-    assert when(cron("5-59/20 4,6 * * mon-fri").after(begin)) == datetime(2026, 2, 2, 4, 5, tzinfo=UTC)
+    assert when(cron("5-59/20 4,6 * * mon-fri").after(begin)) == datetime(
+        2026, 2, 2, 4, 5, tzinfo=UTC
+    )
 
 
 def test_the_29th_of_february_and_either_of_two_day_fields():

@@ -9,7 +9,17 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from genba.domain.duration import DAY, HOUR, MINUTE, SECOND, WEEK, duration, format_duration, moment, to_datetime
+from genba.domain.duration import (
+    DAY,
+    HOUR,
+    MINUTE,
+    SECOND,
+    WEEK,
+    duration,
+    format_duration,
+    moment,
+    to_datetime,
+)
 from genba.errors import BadOption
 
 NOW = 1_767_225_600_000_000  # 2026-01-01
@@ -18,7 +28,9 @@ LONGEST = 365_000 * DAY
 
 lengths = st.integers(0, LONGEST) | st.integers(0, 10 * MINUTE)
 signed_lengths = st.integers(-LONGEST, LONGEST) | st.integers(-SECOND, SECOND)
-zones = st.sampled_from([ZURICH, ZoneInfo("America/New_York"), ZoneInfo("Australia/Lord_Howe"), UTC])
+zones = st.sampled_from(
+    [ZURICH, ZoneInfo("America/New_York"), ZoneInfo("Australia/Lord_Howe"), UTC]
+)
 EARLY, LATE = datetime.fromisoformat("1950-01-01"), datetime.fromisoformat("2200-01-01")
 naive = st.datetimes(EARLY, LATE)
 aware = st.datetimes(EARLY, LATE, timezones=zones)
@@ -36,7 +48,9 @@ def test_a_timedelta_is_exact(micros):
 
 @given(st.integers(0, LONGEST // SECOND))
 def test_a_number_is_seconds_also_as_text(seconds):
-    assert duration(seconds) == duration(str(seconds)) == duration(float(seconds)) == seconds * SECOND
+    assert (
+        duration(seconds) == duration(str(seconds)) == duration(float(seconds)) == seconds * SECOND
+    )
 
 
 @given(st.floats(0, 1e9))
@@ -124,7 +138,23 @@ def test_months_and_years_are_refused_with_the_reason(text):
 @pytest.mark.parametrize(
     "value",
     [
-        *("", "  ", "m", "5 parsecs", "5M", "1e3", "P", "PT", "P1DT", "PT5", "1:60", "1:5", "1:00:60", "--5m", "+-5m"),
+        *(
+            "",
+            "  ",
+            "m",
+            "5 parsecs",
+            "5M",
+            "1e3",
+            "P",
+            "PT",
+            "P1DT",
+            "PT5",
+            "1:60",
+            "1:5",
+            "1:00:60",
+            "--5m",
+            "+-5m",
+        ),
         *(
             "1h1h",
             "30m1h",
@@ -204,8 +234,12 @@ def test_summer_and_winter_in_zurich(fold):
     def at(text: str) -> datetime:
         return to_datetime(moment(datetime.fromisoformat(text).replace(fold=fold), NOW, ZURICH))
 
-    assert at("2026-03-29 02:30") == datetime(2026, 3, 29, 1, 30, tzinfo=UTC)  # skipped: 03:30 summer time
-    assert at("2026-10-25 02:30") == datetime(2026, 10, 25, 0, 30, tzinfo=UTC)  # twice: still summer time
+    assert at("2026-03-29 02:30") == datetime(
+        2026, 3, 29, 1, 30, tzinfo=UTC
+    )  # skipped: 03:30 summer time
+    assert at("2026-10-25 02:30") == datetime(
+        2026, 10, 25, 0, 30, tzinfo=UTC
+    )  # twice: still summer time
     assert at("2026-07-01 12:00") == datetime(2026, 7, 1, 10, 0, tzinfo=UTC)
 
 
@@ -250,9 +284,40 @@ def test_a_date_alone_is_midnight_in_the_zone_of_the_app():
 @pytest.mark.parametrize(
     "value",
     [
-        *("", "tomorrow", "in", "in -5m", "in now", "+", "+-5m", "+1 month", "5m", "2026-13-01", "2026-02-30", "12:00"),
-        *("2026-01-01x03:00", "2026-01-01T25:00", "1767225600", "2026-01-01T03:00+99:00", "0000-01-01", "+9999999d"),
-        *(True, None, [], timedelta(1), date(2026, 1, 1), math.nan, math.inf, 1.7e308, 10**12, -(10**12)),
+        *(
+            "",
+            "tomorrow",
+            "in",
+            "in -5m",
+            "in now",
+            "+",
+            "+-5m",
+            "+1 month",
+            "5m",
+            "2026-13-01",
+            "2026-02-30",
+            "12:00",
+        ),
+        *(
+            "2026-01-01x03:00",
+            "2026-01-01T25:00",
+            "1767225600",
+            "2026-01-01T03:00+99:00",
+            "0000-01-01",
+            "+9999999d",
+        ),
+        *(
+            True,
+            None,
+            [],
+            timedelta(1),
+            date(2026, 1, 1),
+            math.nan,
+            math.inf,
+            1.7e308,
+            10**12,
+            -(10**12),
+        ),
         *("0001-01-01T00:00+14:00", datetime.max.replace(tzinfo=timezone(timedelta(hours=-5)))),
         *(pytest.param("9" * 1_000_001, id="long"), pytest.param(10**5000, id="huge")),
     ],

@@ -14,7 +14,8 @@ def graphs(draw: st.DrawFn) -> list[list[int]]:
     count = draw(st.integers(0, 12))
     age = draw(st.permutations(range(count)))
     return [
-        [other for other in range(count) if age[other] < age[place] and draw(st.booleans())] for place in range(count)
+        [other for other in range(count) if age[other] < age[place] and draw(st.booleans())]
+        for place in range(count)
     ]
 
 
@@ -23,13 +24,21 @@ def test_each_comes_once_and_after_what_it_waits_for(graph):
     order = parents_first(graph)
 
     assert sorted(order) == list(range(len(graph)))
-    assert all(order.index(other) < order.index(place) for place in range(len(graph)) for other in graph[place])
+    assert all(
+        order.index(other) < order.index(place)
+        for place in range(len(graph))
+        for other in graph[place]
+    )
 
 
 @given(st.integers(0, 20))
 def test_what_is_in_order_stays_in_order(count):
-    assert parents_first([[place - 1] if place else [] for place in range(count)]) == list(range(count))
+    assert parents_first([[place - 1] if place else [] for place in range(count)]) == list(
+        range(count)
+    )
 
 
 def test_a_long_chain_needs_no_deep_stack():
-    assert parents_first([[place + 1] if place < 9_999 else [] for place in range(10_000)])[0] == 9_999
+    assert (
+        parents_first([[place + 1] if place < 9_999 else [] for place in range(10_000)])[0] == 9_999
+    )

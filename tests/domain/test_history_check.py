@@ -23,9 +23,39 @@ def told(*kinds: str, complete: bool = True) -> tuple[Replay, list[Kind]]:
     "kinds",
     [
         ("waiting", "running", "succeeded"),
-        ("scheduled", "waiting", "running", "retrying", "waiting", "running", "failed", "requeued", "succeeded"),
-        ("blocked", "cancelled", "blocked", "waiting", "running", "progress", "held", "resumed", "cancelled"),
-        ("waiting", "updated", "waiting", "running", "released", "running", "crashed", "timed_out", "deleted"),
+        (
+            "scheduled",
+            "waiting",
+            "running",
+            "retrying",
+            "waiting",
+            "running",
+            "failed",
+            "requeued",
+            "succeeded",
+        ),
+        (
+            "blocked",
+            "cancelled",
+            "blocked",
+            "waiting",
+            "running",
+            "progress",
+            "held",
+            "resumed",
+            "cancelled",
+        ),
+        (
+            "waiting",
+            "updated",
+            "waiting",
+            "running",
+            "released",
+            "running",
+            "crashed",
+            "timed_out",
+            "deleted",
+        ),
         ("succeeded",),
         ("scheduled", "blocked", "waiting"),
     ],
@@ -67,7 +97,9 @@ def test_a_row_in_another_state_than_its_history_says_is_a_fault(kind, state):
     replay.tell(7, kind)
     _, after = STEPS[kind]
     possible = {one for bit, one in BITS.items() if after & bit}
-    reached = state in possible or (state == State.RUNNING and possible & {State.WAITING, State.SCHEDULED, State.HELD})
+    reached = state in possible or (
+        state == State.RUNNING and possible & {State.WAITING, State.SCHEDULED, State.HELD}
+    )
     untold = kind not in ("waiting", "scheduled", "blocked") and state in OPEN and possible & OPEN
 
     assert (replay.row(7, state, silent=False) is None) == bool(reached or untold)
@@ -75,12 +107,21 @@ def test_a_row_in_another_state_than_its_history_says_is_a_fault(kind, state):
 
 def test_a_job_that_is_gone_before_its_end_is_lost():
     replay = Replay(complete=True)
-    for job, kind in ((1, "waiting"), (2, "succeeded"), (3, "blocked"), (9000, "scheduled"), (9001, "waiting")):
+    for job, kind in (
+        (1, "waiting"),
+        (2, "succeeded"),
+        (3, "blocked"),
+        (9000, "scheduled"),
+        (9001, "waiting"),
+    ):
         replay.tell(job, kind)
     replay.tell(9001, "deleted")
     replay.row(3, "blocked", silent=False)
 
-    assert [(fault.kind, fault.which) for fault in replay.lost()] == [(Kind.LOST, "job 1"), (Kind.LOST, "job 9000")]
+    assert [(fault.kind, fault.which) for fault in replay.lost()] == [
+        (Kind.LOST, "job 1"),
+        (Kind.LOST, "job 9000"),
+    ]
 
 
 def test_what_is_known_of_a_job_takes_two_bytes():

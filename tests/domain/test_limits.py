@@ -114,7 +114,15 @@ def lines(draw):
         needs = tuple(Need(name, name, STRIPE if name == "a" else LIMIT) for name in names)
         line = line_of(needs)
         assert line is not None
-        waiters.append(Waiter(draw(st.integers(0, 5)), id, line.name, needs, draw(st.booleans()) or line.kind == LIMIT))
+        waiters.append(
+            Waiter(
+                draw(st.integers(0, 5)),
+                id,
+                line.name,
+                needs,
+                draw(st.booleans()) or line.kind == LIMIT,
+            )
+        )
     return buckets, waiters
 
 
@@ -135,7 +143,9 @@ def test_an_allotment_exceeds_nothing_passes_nobody_and_leaves_nothing_that_fits
     gone = {waiter.id for waiter in (*granted, *done.turns, *(waiter for waiter, _ in done.moves))}
     for waiter in sorted(waiters):
         if waiter.id not in gone:
-            assert not buckets[waiter.line].fits(waiter.id, 0), "there was room, and it was left in the line"
+            assert not buckets[waiter.line].fits(waiter.id, 0), (
+                "there was room, and it was left in the line"
+            )
             behind = [other for other in granted if other.line == waiter.line and other > waiter]
             assert behind == [], "somebody has passed"
 

@@ -25,11 +25,17 @@ def test_at_the_same_priority_the_older_goes_first(due_at, priority, later):
 
 
 @given(moments, priorities, st.integers(0, 1000), st.integers(1, 2**40))
-def test_nothing_starves_an_old_job_passes_every_later_one_of_higher_priority(due_at, priority, more, step):
+def test_nothing_starves_an_old_job_passes_every_later_one_of_higher_priority(
+    due_at, priority, more, step
+):
     assert rank(due_at, priority, step) < rank(due_at + more * step + 1, priority + more, step)
 
 
-@given(st.integers(0, 62), st.integers(-(2**31), 2**31) | st.sampled_from([-(2**31), 2**31]), st.integers(0, 2**62))
+@given(
+    st.integers(0, 62),
+    st.integers(-(2**31), 2**31) | st.sampled_from([-(2**31), 2**31]),
+    st.integers(0, 2**62),
+)
 def test_a_rank_fits_sixty_four_bits_and_keeps_its_direction(bits, priority, step):
     due_at, step = 2**bits, step | 2**40
     number = rank(due_at, priority, step)

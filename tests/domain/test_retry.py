@@ -19,11 +19,15 @@ from genba.errors import BadOption
 jitters = st.floats(0, 1, exclude_max=True)
 micros = st.integers(0, 30 * DAY)
 lengths = micros.map(lambda length: timedelta(microseconds=length))
-retries = st.builds(Retry, times=st.integers(-1, 2**31 - 1), delay=lengths, backoff=st.floats(1, 1e6), cap=lengths)
+retries = st.builds(
+    Retry, times=st.integers(-1, 2**31 - 1), delay=lengths, backoff=st.floats(1, 1e6), cap=lengths
+)
 
 
 @given(micros, st.integers(1, 9), micros, st.integers(0, 40), jitters)
-def test_each_wait_lies_between_the_plain_one_and_half_as_much_again(delay, backoff, cap, n, jitter):
+def test_each_wait_lies_between_the_plain_one_and_half_as_much_again(
+    delay, backoff, cap, n, jitter
+):
     retry = Retry(5, timedelta(microseconds=delay), backoff, timedelta(microseconds=cap))
     plain = min(Fraction(cap), delay * Fraction(backoff) ** n)
 
@@ -74,7 +78,9 @@ def test_stored_rules_carry_every_field():
 
 
 def test_the_same_rule_is_equal_however_it_was_written():
-    assert Retry(3, delay=90, cap="PT1H") == Retry(3, delay="1m30s", backoff=2, cap=timedelta(hours=1))
+    assert Retry(3, delay=90, cap="PT1H") == Retry(
+        3, delay="1m30s", backoff=2, cap=timedelta(hours=1)
+    )
     assert hash(Retry(3, delay=90)) == hash(Retry(3, delay="90s"))
 
 
@@ -86,7 +92,9 @@ def test_a_number_a_rule_and_nothing_are_options(times, retry):
     assert Retry.of({"times": 2, "delay": 5}) == Retry(times=2, delay="5s")
 
 
-@pytest.mark.parametrize("value", [True, False, "3", 3.0, -2, 2**31, [3], {"tries": 3}, {"times": True}, {3: 3}])
+@pytest.mark.parametrize(
+    "value", [True, False, "3", 3.0, -2, 2**31, [3], {"tries": 3}, {"times": True}, {3: 3}]
+)
 def test_what_is_no_retry_option_is_refused(value):
     with pytest.raises(BadOption, match="retry"):
         Retry.of(value)
@@ -94,7 +102,14 @@ def test_what_is_no_retry_option_is_refused(value):
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"delay": -1}, {"delay": "soon"}, {"delay": None}, {"cap": -1}, {"cap": math.inf}, {"cap": True}]
+    [
+        {"delay": -1},
+        {"delay": "soon"},
+        {"delay": None},
+        {"cap": -1},
+        {"cap": math.inf},
+        {"cap": True},
+    ]
     + [{"backoff": b} for b in (0.99, 0, -2, math.nan, math.inf, True, "2", None, 10**400)]
     + [{"times": t} for t in (-2, 1.5, None, "3", True)],
 )
@@ -143,7 +158,9 @@ def test_a_rule_covers_exceptions_by_class_or_name(rule, error, covered):
     assert Retry.from_json(json.loads(json.dumps(retry.to_json()))) == retry
 
 
-@pytest.mark.parametrize("wrong", [{"on": [int]}, {"never": [3]}, {"on": ["not a name"]}, {"on": 3}, {"on": [""]}])
+@pytest.mark.parametrize(
+    "wrong", [{"on": [int]}, {"never": [3]}, {"on": ["not a name"]}, {"on": 3}, {"on": [""]}]
+)
 def test_what_is_no_exception_is_refused(wrong):
     with pytest.raises(BadOption, match="retry"):
         Retry(1, **wrong)

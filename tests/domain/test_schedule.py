@@ -12,7 +12,16 @@ from hypothesis import strategies as st
 from genba.client.schedule import changed_rule, read_rule
 from genba.domain.cron import cron
 from genba.domain.duration import DAY, MILLISECOND, MINUTE, SECOND
-from genba.domain.schedule import LONGEST_BACKOFF, MOST_AT_ONCE, Rule, after_run, due, first, spread, upcoming
+from genba.domain.schedule import (
+    LONGEST_BACKOFF,
+    MOST_AT_ONCE,
+    Rule,
+    after_run,
+    due,
+    first,
+    spread,
+    upcoming,
+)
 from genba.errors import BadOption
 
 UTC = ZoneInfo("UTC")
@@ -33,7 +42,9 @@ def test_an_anchored_run_comes_at_the_first_slot_after_the_end(every, base, mome
 
 
 @given(every=lengths, base=moments, start=st.none() | moments)
-def test_the_first_anchored_run_is_the_first_slot_from_now_on_and_never_before_the_base(every, base, start):
+def test_the_first_anchored_run_is_the_first_slot_from_now_on_and_never_before_the_base(
+    every, base, start
+):
     found = first(Rule(every=every, base=base, start=start), NOW)
     assert found is not None
     begin = max(NOW, start or NOW)
@@ -44,16 +55,31 @@ def test_the_first_anchored_run_is_the_first_slot_from_now_on_and_never_before_t
         assert begin <= found < begin + every
 
 
-@given(every=lengths, moment=moments, late=lengths, ran=lengths, reference=st.sampled_from(["start", "end"]))
-def test_no_run_of_an_interval_comes_before_the_end_of_the_one_before(every, moment, late, ran, reference):
+@given(
+    every=lengths,
+    moment=moments,
+    late=lengths,
+    ran=lengths,
+    reference=st.sampled_from(["start", "end"]),
+)
+def test_no_run_of_an_interval_comes_before_the_end_of_the_one_before(
+    every, moment, late, ran, reference
+):
     started, ended = moment + late, moment + late + ran
     rule = Rule(every=every, reference=reference)
     found = after_run(rule, moment=moment, started=started, ended=ended, runs=1, failures=0)
     assert found == (ended + every if reference == "end" else max(ended, started + every))
 
 
-@given(every=lengths, back=lengths, reference=st.sampled_from(["start", "end"]), base=st.none() | moments)
-def test_a_run_during_which_the_clock_was_set_back_is_followed_within_one_interval(every, back, reference, base):
+@given(
+    every=lengths,
+    back=lengths,
+    reference=st.sampled_from(["start", "end"]),
+    base=st.none() | moments,
+)
+def test_a_run_during_which_the_clock_was_set_back_is_followed_within_one_interval(
+    every, back, reference, base
+):
     for rule in (Rule(every=every, reference=reference, base=base), Rule(every=-1)):
         found = after_run(rule, moment=NOW, started=NOW, ended=NOW - back, runs=1, failures=0)
         assert found is not None
@@ -62,7 +88,9 @@ def test_a_run_during_which_the_clock_was_set_back_is_followed_within_one_interv
 
 @given(failures=st.integers(0, 100), ran=st.integers(0, SECOND))
 def test_again_at_once_keeps_its_distance_and_backs_off(failures, ran):
-    found = after_run(Rule(every=-1), moment=NOW, started=NOW, ended=NOW + ran, runs=1, failures=failures)
+    found = after_run(
+        Rule(every=-1), moment=NOW, started=NOW, ended=NOW + ran, runs=1, failures=failures
+    )
     assert found is not None
     assert found >= NOW + 100 * MILLISECOND
     assert found - NOW - ran <= LONGEST_BACKOFF
@@ -123,6 +151,12 @@ def test_what_is_not_said_stays_and_none_takes_one_away(words, changes, expected
 
 def test_a_change_that_makes_no_sense_is_refused():
     rule = read_rule({"every": "1h"}, NOW, UTC)
-    for changes in ({"tz": "Europe/Zurich"}, {"every": None}, {"every": 0}, {"often": 3}, {"cron": "x"}):
+    for changes in (
+        {"tz": "Europe/Zurich"},
+        {"every": None},
+        {"every": 0},
+        {"often": 3},
+        {"cron": "x"},
+    ):
         with pytest.raises(BadOption):
             changed_rule(rule, changes, NOW, UTC)

@@ -104,7 +104,9 @@ def test_panicked_means_some_of_those_that_are_held_unless_all_are_meant(names, 
     assert panics_only(names) is only
 
 
-@pytest.mark.parametrize("value", ["", "Waiting", "crashed", ["waiting", "nope"], [None], 3, None, [["open"]], b"open"])
+@pytest.mark.parametrize(
+    "value", ["", "Waiting", "crashed", ["waiting", "nope"], [None], 3, None, [["open"]], b"open"]
+)
 def test_an_unknown_state_is_refused_with_what_is_allowed(value):
     with pytest.raises(BadOption, match=r"allowed: .*waiting.*open.*done"):
         parse_states(value)

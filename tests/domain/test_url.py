@@ -54,7 +54,10 @@ def test_a_password_is_taken_out_of_the_words_of_a_driver(url):
 
 def test_words_without_a_password_stay_as_they_are():
     assert scrubbed("connection refused", "postgresql://me@host:5/db") == "connection refused"
-    assert scrubbed("connection refused", "postgresql://host:5/db?password=a/b@c") == "connection refused"
+    assert (
+        scrubbed("connection refused", "postgresql://host:5/db?password=a/b@c")
+        == "connection refused"
+    )
 
 
 @pytest.mark.parametrize("url", ["postgresql://u:[pass@h/x", "postgresql://u:pass\u2100@h/x"])

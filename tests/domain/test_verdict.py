@@ -14,7 +14,9 @@ from genba.domain.verdict import End, Standing, Verdict, judge
 
 NOW = 1_767_225_600_000_000
 
-deaths = st.sampled_from(["out of memory", "cpu limit", "signal 9", "signal 11", "exit 0", "exit 137"])
+deaths = st.sampled_from(
+    ["out of memory", "cpu limit", "signal 9", "signal 11", "exit 0", "exit 137"]
+)
 owner_lost = st.sampled_from(["node lost", "lease lost"])
 crashes = deaths | owner_lost
 overtime = st.sampled_from(["timeout", "stall"])
@@ -77,7 +79,10 @@ def test_every_end_leads_to_a_state_that_a_running_job_may_take(end, job, jitter
 
 @given(ends, standings, jitters)
 def test_an_end_counts_as_one_thing_at_most(end, job, jitter):
-    steps = [new - old for new, old in zip(counts(judge(end, job, NOW, jitter)), counts(job), strict=True)]
+    steps = [
+        new - old
+        for new, old in zip(counts(judge(end, job, NOW, jitter)), counts(job), strict=True)
+    ]
 
     assert sorted(steps) in ([0, 0, 0], [0, 0, 1])
 
@@ -115,7 +120,12 @@ def test_a_return_succeeds(wants, job):
     assert counts(verdict) == counts(job)
 
 
-@given(own_end, st.sampled_from([("fail", State.FAILED), ("hold", State.HELD)]), standings, st.booleans())
+@given(
+    own_end,
+    st.sampled_from([("fail", State.FAILED), ("hold", State.HELD)]),
+    standings,
+    st.booleans(),
+)
 def test_fail_and_hold_are_obeyed_whatever_the_policy(cause, wish, job, started):
     wants, state = wish
     verdict = judge(an_end(cause, started=started, wants=wants, reason="why"), job, NOW, 0)
@@ -141,11 +151,17 @@ def test_a_retry_after_a_delay_counts_from_when_it_is_written(cause, job, delay)
 
 
 @given(own_end, standings, st.integers(1, 10**12))
-def test_a_retry_that_was_asked_for_takes_from_the_budget_whatever_on_exception_says(cause, job, later):
+def test_a_retry_that_was_asked_for_takes_from_the_budget_whatever_on_exception_says(
+    cause, job, later
+):
     verdict = judge(an_end(cause, wants="retry", retry_at=NOW + later), job, NOW, 0)
 
     if job.retry.allows(job.retries):
-        assert (verdict.state, verdict.due_at, verdict.retries) == (State.SCHEDULED, NOW + later, job.retries + 1)
+        assert (verdict.state, verdict.due_at, verdict.retries) == (
+            State.SCHEDULED,
+            NOW + later,
+            job.retries + 1,
+        )
     else:
         assert (verdict.state, verdict.retries) == (State.FAILED, job.retries)
 
@@ -155,7 +171,9 @@ def test_an_exception_follows_on_exception_even_after_a_wish_to_succeed(wants, j
     end = an_end("exception", wants=wants, retry_at=NOW + 1, reason="ValueError: x")
     verdict = judge(end, job, NOW, jitter)
 
-    assert verdict.reason == ("panic: ValueError: x" if job.on_exception == "hold" else "ValueError: x")
+    assert verdict.reason == (
+        "panic: ValueError: x" if job.on_exception == "hold" else "ValueError: x"
+    )
     if job.on_exception == "fail":
         assert verdict.state is State.FAILED
     elif job.on_exception == "hold":
@@ -165,9 +183,14 @@ def test_an_exception_follows_on_exception_even_after_a_wish_to_succeed(wants, j
 
 
 @given(overtime, st.booleans(), wishes, repeatable, jitters)
-def test_overtime_is_retried_until_the_budget_is_spent_then_timed_out(cause, started, wants, job, jitter):
+def test_overtime_is_retried_until_the_budget_is_spent_then_timed_out(
+    cause, started, wants, job, jitter
+):
     assert_retried_or(
-        State.TIMED_OUT, judge(an_end(cause, started=started, wants=wants), job, NOW, jitter), job, jitter
+        State.TIMED_OUT,
+        judge(an_end(cause, started=started, wants=wants), job, NOW, jitter),
+        job,
+        jitter,
     )
 
 
@@ -280,7 +303,9 @@ def test_at_most_once_is_not_repeated_after_its_time_was_over(cause, job):
     assert (verdict.state, verdict.cause) == (State.TIMED_OUT, cause)
 
 
-@pytest.mark.parametrize("cause", ["", "sigkill", "signal", "signal x", "exit -1", "exit 3x", "Timeout", "expired"])
+@pytest.mark.parametrize(
+    "cause", ["", "sigkill", "signal", "signal x", "exit -1", "exit 3x", "Timeout", "expired"]
+)
 def test_an_unknown_cause_is_an_error_and_not_a_guess(cause):
     with pytest.raises(ValueError, match="cause"):
         judge(an_end(cause), a_job(), NOW, 0)

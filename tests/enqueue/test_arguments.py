@@ -17,7 +17,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from genba.enqueue.arguments import MAX_BYTES, Arguments, encode_checkpoint, encode_plain, identity, key_identity
+from genba.enqueue.arguments import (
+    MAX_BYTES,
+    Arguments,
+    encode_checkpoint,
+    encode_plain,
+    identity,
+    key_identity,
+)
 from genba.errors import BadArguments, BadTask, PayloadTooLarge
 
 if TYPE_CHECKING:
@@ -72,7 +79,9 @@ def taking(annotation: Any) -> Arguments:
 def anything(*args, **kwargs): ...
 
 
-def there_and_back(arguments: Arguments, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def there_and_back(
+    arguments: Arguments, *args: Any, **kwargs: Any
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return arguments.decode(arguments.encode(args, kwargs))
 
 
@@ -85,7 +94,9 @@ ADD = Arguments.of(add)
 text = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))
 ints = st.integers(-(2**63), 2**64 - 1)
 scalars = st.none() | st.booleans() | ints | st.floats(allow_nan=False, allow_infinity=False) | text
-plain = st.recursive(scalars, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(text, inner, max_size=4))
+plain = st.recursive(
+    scalars, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(text, inner, max_size=4)
+)
 
 
 def exact(value: Any) -> Any:
@@ -95,7 +106,9 @@ def exact(value: Any) -> Any:
     if isinstance(value, dict):
         return dict, [(key, exact(item)) for key, item in value.items()]
     if isinstance(value, set | frozenset):
-        return type(value), sorted((exact(item) for item in value), key=repr)  # its own order is a matter of chance
+        return type(value), sorted(
+            (exact(item) for item in value), key=repr
+        )  # its own order is a matter of chance
     return type(value), repr(value)
 
 
@@ -122,7 +135,9 @@ def test_scalars_come_back_through_their_annotations(i, s, f, b):
 
     arguments = Arguments.of(task)
     assert exact(there_and_back(arguments, i, s, f, b)) == exact(((i, s, f, b), {}))
-    assert exact(there_and_back(arguments, i, s, f, b)) == exact(((i, s, f, b), {}))  # the shape is known now
+    assert exact(there_and_back(arguments, i, s, f, b)) == exact(
+        ((i, s, f, b), {})
+    )  # the shape is known now
 
 
 @pytest.mark.parametrize(
@@ -175,7 +190,9 @@ def test_objects_without_equality_are_compared_by_their_fields():
     assert back.x == 3
 
 
-@pytest.mark.parametrize(("annotation", "value"), [(float, 3), (list[float], [3]), (float | None, 3)])
+@pytest.mark.parametrize(
+    ("annotation", "value"), [(float, 3), (list[float], [3]), (float | None, 3)]
+)
 def test_an_int_for_a_float_is_stored_as_a_float(annotation, value):
     arguments = taking(annotation)
     same = json.loads(json.dumps(value), parse_int=float)
@@ -232,7 +249,11 @@ def test_positional_arguments_of_a_caller_without_the_code_find_their_parameters
         ((1,), {}, {"a": 1, "b": 2, "rest": [], "c": 3}),
         ((1, 5, 6, 7), {"c": 8, "z": 9}, {"a": 1, "b": 5, "rest": [6, 7], "c": 8, "z": 9}),
         ((1,), {"b": 4}, {"a": 1, "b": 4, "rest": [], "c": 3}),
-        ((1,), {"a": 4, "rest": 5}, {"a": 1, "b": 2, "rest": [], "c": 3}),   # of `more`; the parameters come first
+        (
+            (1,),
+            {"a": 4, "rest": 5},
+            {"a": 1, "b": 2, "rest": [], "c": 3},
+        ),  # of `more`; the parameters come first
     ],
 )
 def test_arguments_are_known_by_name_however_they_were_given(args, kwargs, named):
@@ -245,7 +266,11 @@ def test_arguments_are_known_by_name_however_they_were_given(args, kwargs, named
 def test_arguments_of_a_caller_without_the_code_get_their_names_too():
     assert ADD.by_name(encode_plain((1,), {"y": 5})) == {"x": 1, "y": 5}
     assert ADD.by_name(encode_plain((), {"x": 1})) == {"x": 1}
-    assert ADD.by_name(encode_plain((1, 2, 3), {})) == {"x": 1, "y": 2, "*": [3]}   # too many: nothing is hidden
+    assert ADD.by_name(encode_plain((1, 2, 3), {})) == {
+        "x": 1,
+        "y": 2,
+        "*": [3],
+    }  # too many: nothing is hidden
 
 
 def test_a_star_cannot_be_the_name_of_an_argument():
@@ -322,7 +347,10 @@ def test_a_call_that_does_not_fit_is_refused_with_the_parameter(args, kwargs, me
     [
         ((1, 2), "`value`: a value of type tuple would come back as list"),
         ({"a"}, "`value`: a value of type set"),
-        (datetime(2026, 1, 1, tzinfo=UTC), "`value`: a value of type datetime would come back as str"),
+        (
+            datetime(2026, 1, 1, tzinfo=UTC),
+            "`value`: a value of type datetime would come back as str",
+        ),
         (b"x", "`value`: a value of type bytes"),
         (Word("x"), "`value`: a value of type Word"),
         (Colour.RED, "`value`: a value of type Colour"),
@@ -333,7 +361,10 @@ def test_a_call_that_does_not_fit_is_refused_with_the_parameter(args, kwargs, me
         ({None: "a"}, r"`value\[None\]`: a key of type NoneType"),
         ({"a": {Word("b"): 1}}, "`value.a.b`: a key of type Word"),
         ([1, 2, {"name": (1,)}], r"`value\[2\].name`: a value of type tuple"),
-        ([1, 2, {"a b": object()}], r"`value\[2\]\['a b'\]`: a value of type object cannot be stored"),
+        (
+            [1, 2, {"a b": object()}],
+            r"`value\[2\]\['a b'\]`: a value of type object cannot be stored",
+        ),
         (math.nan, "`value`: nan is not a JSON number"),
         ([1.0, -math.inf], r"`value\[1\]`: -inf is not a JSON number"),
         ("a\0b", "`value`: the text has a NUL"),
@@ -375,7 +406,11 @@ def test_a_value_that_would_change_is_refused_with_its_path(value, message):
         (float, 2**53 + 1, "would come back as"),
         (float, True, "expected `float`, got `bool`"),
         (str, Word("a"), "a value of type Word cannot be stored as JSON"),
-        (str | datetime, datetime(2026, 1, 1, tzinfo=UTC), "a value of type datetime would come back as str"),
+        (
+            str | datetime,
+            datetime(2026, 1, 1, tzinfo=UTC),
+            "a value of type datetime would come back as str",
+        ),
         (Annotated[int, msgspec.Meta(gt=0)], 0, "expected `int` >= 1"),
         (Literal["a"], "b", "invalid enum value 'b'"),
         (Address, {"street": "x", "town": "y"}, "`value.town`"),
@@ -516,7 +551,9 @@ def test_something_without_a_signature_is_no_task():
 
 
 def test_a_description_is_plain_json():
-    def task(a: int, /, b: str | None = "x", *rest: Point, c: Unknown, d=(1, 2), **more) -> list[int]:
+    def task(
+        a: int, /, b: str | None = "x", *rest: Point, c: Unknown, d=(1, 2), **more
+    ) -> list[int]:
         return []
 
     described = Arguments.of(task).describe()
@@ -620,5 +657,7 @@ def test_identities_tell_tasks_arguments_and_keys_apart():
 
 
 def test_a_checkpoint_that_cannot_be_kept_names_the_call_that_it_was_in() -> None:
-    with pytest.raises(BadArguments, match=r"^save: argument `saved`: the text has a NUL character"):
+    with pytest.raises(
+        BadArguments, match=r"^save: argument `saved`: the text has a NUL character"
+    ):
         encode_checkpoint("a\0b")

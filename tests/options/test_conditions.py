@@ -11,7 +11,17 @@ from hypothesis import strategies as st
 
 from genba import Wait, ready
 from genba.errors import BadOption, BadTask
-from genba.options.conditions import AnyOf, Candidate, Check, Conditions, LimitTo, Ready, Verdict, arity, ask
+from genba.options.conditions import (
+    AnyOf,
+    Candidate,
+    Check,
+    Conditions,
+    LimitTo,
+    Ready,
+    Verdict,
+    arity,
+    ask,
+)
 
 JOB = Candidate(7, "shop.pay", {"tenant": "acme"}, {}, 1)
 
@@ -79,7 +89,9 @@ def test_the_chain_of_lzq():
 
 
 def test_a_losing_branch_asks_for_no_slot():
-    chain = ready().any(ready().limit_to(1, "lost").check(no), ready().limit_to(2, "won").check(yes))
+    chain = ready().any(
+        ready().limit_to(1, "lost").check(no), ready().limit_to(2, "won").check(yes)
+    )
     assert answer(chain).ways == ((("shop.pay:won", 2),),)
 
 
@@ -91,13 +103,22 @@ def test_a_limit_of_nothing_is_never_ready():
 def test_a_bucket_is_any_plain_value():
     values = (None, "x", {"b": 1, "a": 2}, {"a": 2, "b": 1}, 3)
     names = [answer(ready().limit_to(1, value)).ways[0][0][0] for value in values]
-    assert names == ["shop.pay", "shop.pay:x", 'shop.pay:{"a":2,"b":1}', 'shop.pay:{"a":2,"b":1}', "shop.pay:3"]
+    assert names == [
+        "shop.pay",
+        "shop.pay:x",
+        'shop.pay:{"a":2,"b":1}',
+        'shop.pay:{"a":2,"b":1}',
+        "shop.pay:3",
+    ]
     with pytest.raises(TypeError, match="bucket"):
         answer(ready().limit_to(1, object()))
 
 
 def test_any_that_waits_says_when_the_first_may_change():
-    assert answer(ready().any(ready().check(lambda: Wait(5)), ready().check(lambda: Wait(2)))).wait == 2_000_000
+    assert (
+        answer(ready().any(ready().check(lambda: Wait(5)), ready().check(lambda: Wait(2)))).wait
+        == 2_000_000
+    )
     assert answer(ready().any(ready().check(lambda: Wait(5)), ready().check(no))).wait is None
 
 

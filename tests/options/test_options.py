@@ -34,13 +34,24 @@ def policy(**given):
 
 
 def test_the_defaults_are_the_documented_ones():
-    assert (DEFAULT_OPTIONS.queue, DEFAULT_OPTIONS.priority, DEFAULT_OPTIONS.timeout) == ("default", 0, None)
+    assert (DEFAULT_OPTIONS.queue, DEFAULT_OPTIONS.priority, DEFAULT_OPTIONS.timeout) == (
+        "default",
+        0,
+        None,
+    )
     assert (DEFAULT_OPTIONS.retry, DEFAULT_OPTIONS.grace) == (
         Retry(times=0, delay="10s", backoff=2, cap="1h"),
         10 * SECOND,
     )
-    assert (DEFAULT_OPTIONS.on_conflict, DEFAULT_OPTIONS.on_dependency_failure) == ("return", "cancel")
-    assert (DEFAULT_POLICY.max_crashes, DEFAULT_POLICY.keep, DEFAULT_POLICY.progress_every) == (3, 7 * DAY, SECOND // 2)
+    assert (DEFAULT_OPTIONS.on_conflict, DEFAULT_OPTIONS.on_dependency_failure) == (
+        "return",
+        "cancel",
+    )
+    assert (DEFAULT_POLICY.max_crashes, DEFAULT_POLICY.keep, DEFAULT_POLICY.progress_every) == (
+        3,
+        7 * DAY,
+        SECOND // 2,
+    )
     assert DEFAULT_POLICY.on_exception == "retry"
 
 
@@ -63,9 +74,18 @@ def test_options_are_read_into_one_form():
         parent=3,
     )
     assert (read.queue, read.priority, read.retry, read.grace) == ("render", -3, Retry(times=5), 0)
-    assert (read.timeout, read.stall_timeout, read.cpu, read.unique_for) == (10 * MINUTE, MINUTE, HOUR, HOUR)
+    assert (read.timeout, read.stall_timeout, read.cpu, read.unique_for) == (
+        10 * MINUTE,
+        MINUTE,
+        HOUR,
+        HOUR,
+    )
     assert (read.memory, read.tags, read.key, read.parent) == (512 * 1024**2, ("a", "b"), "r:7", 3)
-    assert (read.on_conflict, read.on_dependency_failure, read.dedicated) == ("replace", "hold", True)
+    assert (read.on_conflict, read.on_dependency_failure, read.dedicated) == (
+        "replace",
+        "hold",
+        True,
+    )
 
 
 @pytest.mark.parametrize(
@@ -105,7 +125,9 @@ def test_an_ill_typed_policy_is_refused_by_name(name, value):
 
 
 def test_a_policy_is_read_into_one_form():
-    read = policy(name="a.b:c#d-e", title="A", keep=None, max_crashes=1, concurrency=1, progress_every=0)
+    read = policy(
+        name="a.b:c#d-e", title="A", keep=None, max_crashes=1, concurrency=1, progress_every=0
+    )
     assert (read.name, read.keep, read.max_crashes, read.concurrency) == ("a.b:c#d-e", None, 1, 1)
     assert read.progress_every == 0
 
@@ -126,19 +148,42 @@ def test_policy_is_refused_where_only_job_options_count():
 
 def test_conditions_of_a_start_are_read_and_checked():
     options, read = declare(
-        {"limits": [Limit("gpu", 1)], "ready": ["a.b"], "max_running": 0, "max_waiting": 3, "exclusive": True}
-        | {"rate": "5/s", "fair_by": "tenant", "cron": "0 3 * * *", "tz": "Europe/Zurich", "on_final": "x.y"}
+        {
+            "limits": [Limit("gpu", 1)],
+            "ready": ["a.b"],
+            "max_running": 0,
+            "max_waiting": 3,
+            "exclusive": True,
+        }
+        | {
+            "rate": "5/s",
+            "fair_by": "tenant",
+            "cron": "0 3 * * *",
+            "tz": "Europe/Zurich",
+            "on_final": "x.y",
+        }
     )
     assert read.on_final == "x.y"
     assert (options.limits, options.ready) == ((Limit("gpu", 1),), ("a.b",))
-    assert (read.max_running, read.max_waiting, read.exclusive, read.rate) == (None, 3, True, Rate(None, "5/s"))
+    assert (read.max_running, read.max_waiting, read.exclusive, read.rate) == (
+        None,
+        3,
+        True,
+        Rate(None, "5/s"),
+    )
     assert (policy(every=-1).every, policy(every="12h").every) == (-1, 12 * HOUR)
     assert (policy(every=0).every, policy(every=None).every) == (None, None)
     contradiction = {"cron": "* * * * *", "every": 5}
     alone = declare({"limits": Limit("gpu", 1), "ready": "a.b"})[0]
     assert (alone.limits, alone.ready) == (options.limits, options.ready)
     assert declare({"limits": Rate("x", "5/s")})[0].limits == (Rate("x", "5/s"),)
-    strange = ({"limits": "gpu"}, {"limits": ["gpu"]}, {"ready": "not a name"}, {"ready": 3}, {"tz": "Mars/Base"})
+    strange = (
+        {"limits": "gpu"},
+        {"limits": ["gpu"]},
+        {"ready": "not a name"},
+        {"ready": 3},
+        {"tz": "Mars/Base"},
+    )
     for bad in (contradiction, *strange, {"rate": "x"}, {"on_final": 3}):
         with pytest.raises(BadOption):
             declare(bad)
@@ -177,7 +222,12 @@ def test_the_nearer_level_says_what_makes_a_job_unique():
 def test_a_decorator_takes_options_and_policy_side_by_side():
     base = Options.build({"queue": "slow"}, DEFAULT_OPTIONS)
     options, read = declare({"name": "render", "timeout": 5, "keep": "1d"}, base)
-    assert (options.queue, options.timeout, read.name, read.keep) == ("slow", 5 * SECOND, "render", DAY)
+    assert (options.queue, options.timeout, read.name, read.keep) == (
+        "slow",
+        5 * SECOND,
+        "render",
+        DAY,
+    )
 
 
 def test_nothing_given_changes_nothing():
@@ -221,14 +271,19 @@ def test_a_job_expires_some_time_after_it_may_start_or_at_a_moment(given, end):
 
 def test_dependencies_may_be_ids_handles_or_calls():
     call = object()
-    assert using(after=[7, call, Dep(9, on="finished")]).after == (Dep(7), Dep(call), Dep(9, on="finished"))
+    assert using(after=[7, call, Dep(9, on="finished")]).after == (
+        Dep(7),
+        Dep(call),
+        Dep(9, on="finished"),
+    )
     assert using(after=7).after == (Dep(7),)
     assert using(after=Dep(7)).after == (Dep(7),)
     assert using(after=None).after == ()
 
 
 @pytest.mark.parametrize(
-    ("text", "size"), [("100", 100), ("1K", 1024), ("1.5 GiB", 3 * 2**29), ("2gb", 2**31), ("7B", 7), (4096, 4096)]
+    ("text", "size"),
+    [("100", 100), ("1K", 1024), ("1.5 GiB", 3 * 2**29), ("2gb", 2**31), ("7B", 7), (4096, 4096)],
 )
 def test_memory_is_bytes_or_a_size(text, size):
     assert using(memory=text).memory == size
@@ -244,13 +299,17 @@ def test_a_connection_is_neither_shown_nor_compared():
 
 def test_defaults_need_no_snapshot():
     assert snapshot(DEFAULT_OPTIONS, DEFAULT_POLICY) is None
-    assert snapshot(using(queue="a", priority=3, key="x", tags=["y"]), policy(name="a", title="b")) is None
+    assert (
+        snapshot(using(queue="a", priority=3, key="x", tags=["y"]), policy(name="a", title="b"))
+        is None
+    )
     assert Snapshot.read(None) == Snapshot.of(DEFAULT_OPTIONS, DEFAULT_POLICY)
 
 
 def test_a_snapshot_has_only_what_differs():
     assert (
-        snapshot(using(timeout=5, once="task"), policy(keep=None)) == b'{"timeout":5000000,"keep":null,"once":"task"}'
+        snapshot(using(timeout=5, once="task"), policy(keep=None))
+        == b'{"timeout":5000000,"keep":null,"once":"task"}'
     )
 
 
@@ -261,7 +320,8 @@ given_options = st.fixed_dictionaries(
         "timeout": seconds,
         "grace": seconds,
         "stall_timeout": seconds,
-        "retry": st.integers(-1, 9) | st.builds(Retry, times=st.integers(0, 5), delay=seconds, backoff=st.floats(1, 9)),
+        "retry": st.integers(-1, 9)
+        | st.builds(Retry, times=st.integers(0, 5), delay=seconds, backoff=st.floats(1, 9)),
         "memory": seconds,
         "cpu": seconds,
         "dedicated": st.booleans(),

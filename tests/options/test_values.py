@@ -39,13 +39,20 @@ def test_only_a_limit_of_one_can_be_ordered():
 
 @pytest.mark.parametrize(
     ("rate", "n", "per"),
-    [("10/s", 10, SECOND), ("100/m", 100, MINUTE), ("5/30s", 5, 30 * SECOND), (" 1 / minute ", 1, MINUTE)],
+    [
+        ("10/s", 10, SECOND),
+        ("100/m", 100, MINUTE),
+        ("5/30s", 5, 30 * SECOND),
+        (" 1 / minute ", 1, MINUTE),
+    ],
 )
 def test_a_rate_is_a_count_and_a_time(rate, n, per):
     assert (Rate(None, rate).n, Rate(None, rate).per) == (n, per)
 
 
-@pytest.mark.parametrize("rate", ["", "10", "10/", "/s", "0/s", "-1/s", "1/0s", "1.5/s", "1/x", "1/900d", 10, None])
+@pytest.mark.parametrize(
+    "rate", ["", "10", "10/", "/s", "0/s", "-1/s", "1/0s", "1.5/s", "1/x", "1/900d", 10, None]
+)
 def test_a_rate_that_says_nothing_is_refused(rate):
     with pytest.raises(BadOption):
         Rate(None, rate)

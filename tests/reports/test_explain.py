@@ -151,7 +151,16 @@ class Situation:
 GPU, PARTNER = Rule("gpu", 1), Rule("partner", 1, False, HOUR, 1)
 RULES = {"bucket_full": GPU, "rate": PARTNER}
 KINDS = (
-    *("held", "blocked", "scheduled", "queue_paused", "no_node", "unknown_task", "unserved_queue", "condition"),
+    *(
+        "held",
+        "blocked",
+        "scheduled",
+        "queue_paused",
+        "no_node",
+        "unknown_task",
+        "unserved_queue",
+        "condition",
+    ),
     *("task_disabled", "bucket_full", "rate", "no_slot"),
 )
 
@@ -179,8 +188,12 @@ def check(store: Any, clock: Any, kinds: set[str]) -> Situation:
     return situation
 
 
-@pytest.mark.parametrize("seed", [*range(20), *(pytest.param(n, marks=pytest.mark.soak) for n in range(20, 400))])
-def test_the_first_reason_is_true_and_without_it_there_is_another_or_the_job_starts(store, clock, seed):
+@pytest.mark.parametrize(
+    "seed", [*range(20), *(pytest.param(n, marks=pytest.mark.soak) for n in range(20, 400))]
+)
+def test_the_first_reason_is_true_and_without_it_there_is_another_or_the_job_starts(
+    store, clock, seed
+):
     chance = random.Random(seed)
     check(store, clock, possible({kind for kind in KINDS if chance.random() < 0.5}))
 
@@ -203,7 +216,9 @@ def test_a_job_that_runs_and_waits_for_a_lock_says_who_has_it_until_it_has_it(st
 
     reasons = told(store, job.id).reasons
     assert [reason.kind for reason in reasons] == ["running", "lock"]
-    assert f"it waits for lock 'door' since 00:00:00 UTC, held by job {holder.job_id}" in str(reasons[1])
+    assert f"it waits for lock 'door' since 00:00:00 UTC, held by job {holder.job_id}" in str(
+        reasons[1]
+    )
 
     store.locks.release("door", has.token)
     assert isinstance(store.locks.take(waiter, "door", 1, line.seq, 6), Taken)
@@ -212,18 +227,23 @@ def test_a_job_that_runs_and_waits_for_a_lock_says_who_has_it_until_it_has_it(st
 
 def test_what_a_rate_has_let_go_and_nobody_has_started_is_named(store, clock):
     first, second = (
-        one(store, queue=queue, needs=needs_of([PARTNER], {}), rules=(PARTNER,)) for queue in ("afar", "default")
+        one(store, queue=queue, needs=needs_of([PARTNER], {}), rules=(PARTNER,))
+        for queue in ("afar", "default")
     )
     joined(store)
-    assert 'the rate of bucket "partner" is used up until 01:00:00 UTC, 1st in line' in str(told(store, second))
+    assert 'the rate of bucket "partner" is used up until 01:00:00 UTC, 1st in line' in str(
+        told(store, second)
+    )
     clock.advance("2h")
     store.limits.ripen()
 
     explanation = told(store, second)
 
-    assert f'bucket "partner" has let go job {first}, which has not started, 1st in line' in str(explanation)
+    assert f'bucket "partner" has let go job {first}, which has not started, 1st in line' in str(
+        explanation
+    )
     assert explanation.reasons[0].data["jobs"] == [first]
-    store.limits.sweep()   # nobody serves its queue: the other one has its turn
+    store.limits.sweep()  # nobody serves its queue: the other one has its turn
     assert told(store, second).reasons[0].kind == "no_slot"
 
 
@@ -255,7 +275,9 @@ def test_it_waits_for_jobs_that_run_and_starts_when_they_usually_end(store, cloc
 
     explanation = told(store, child)
 
-    assert f"it waits for jobs {first} (running since 00:00:00 UTC) and {second} (running" in str(explanation)
+    assert f"it waits for jobs {first} (running since 00:00:00 UTC) and {second} (running" in str(
+        explanation
+    )
     assert explanation.reasons[0].data == {"jobs": [first, second]}
     assert explanation.start is not None
     assert f"{explanation.start:%H:%M:%S}" == "00:00:30"
@@ -281,14 +303,19 @@ def test_a_condition_said_no_and_is_asked_again(store, clock, node):
     no: dict[str, Any] = {"said": "shop.open"}
     for answer, words in (
         (no, "condition shop.open said no at 00:00:00 UTC, next look at 00:00:01 UTC"),
-        ({**no, "error": "E: x"}, "condition shop.open raised E: x at 00:00:05 UTC, next look at 00:00:07 UTC"),
+        (
+            {**no, "error": "E: x"},
+            "condition shop.open raised E: x at 00:00:05 UTC, next look at 00:00:07 UTC",
+        ),
         ({**no, "unknown": "shop.open"}, "no live node knows condition 'shop.open'"),
     ):
         store.questions.look()
         (job,) = claimed(store)
         gone = ending(job, "waiting", "not ready", happened=False, quiet=True)
         key = question_of(TASK, READY, b"{}", OPTIONS)
-        store.questions.answered(1, [Answer(ending=gone, key=key, task=TASK, conditions=READY, **answer)])
+        store.questions.answered(
+            1, [Answer(ending=gone, key=key, task=TASK, conditions=READY, **answer)]
+        )
         assert words in str(told(store, id))
         clock.advance(5)
 
@@ -327,14 +354,16 @@ def test_a_pause_that_ends_says_when_and_slots_are_not_what_is_lacking(store, no
     store.policy.pause("default", end, "me", None)
 
     explanation = told(store, id)
-    assert [(reason.kind, reason.data.get("until")) for reason in explanation.reasons] == [("queue_paused", end)]
+    assert [(reason.kind, reason.data.get("until")) for reason in explanation.reasons] == [
+        ("queue_paused", end)
+    ]
     assert "its queue 'default' is paused until 2026-01-02 02:00:00 UTC" in str(explanation)
     assert explanation.start == to_datetime(end)
     assert told(store, late).start == to_datetime(clock.now() + 30 * HOUR)
 
     second = told(store, one(store))
     assert [reason.text for reason in second.reasons][1:] == ["1 job of it is ahead"]
-    assert second.start == to_datetime(end)   # at the earliest
+    assert second.start == to_datetime(end)  # at the earliest
     store.policy.pause("default", None, "me", None)
     assert [reason.kind for reason in told(store, id).reasons] == ["queue_paused"]
     assert told(store, id).start is None

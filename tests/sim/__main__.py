@@ -22,7 +22,9 @@ def main(first: int, last: int) -> int:
             harm += 1
             print(str(error)[:300], flush=True)
     spent = (time.process_time() - began) / max(1, last - first)
-    print(f"worlds {last - first}, with harm {harm}, {spent * 1000:.0f} ms of CPU each; worlds in which it happened:")
+    print(
+        f"worlds {last - first}, with harm {harm}, {spent * 1000:.0f} ms of CPU each; worlds in which it happened:"
+    )
     for what, count in sorted(hits.items()):
         print(f"  {what:28} {count}")
     return int(harm > 0)

@@ -126,12 +126,17 @@ class Wish:
     """One process wants the lock, until it has it, or must not have it any more."""
 
     def __init__(
-        self, world: World, process: Process, job: Any, got: Callable[[Hold], None], over: Callable[[], None]
+        self,
+        world: World,
+        process: Process,
+        job: Any,
+        got: Callable[[Hold], None],
+        over: Callable[[], None],
     ) -> None:
         self._world, self._process, self._job = world, process, job
         self._got, self._over = got, over
         self.app = App(world, process)
-        self._lock = Lock(self.app, NAME, 1, None)   # type: ignore[arg-type]
+        self._lock = Lock(self.app, NAME, 1, None)  # type: ignore[arg-type]
         self._asking = Asking(self._lock, job)
         self.grant: Grant | None = None
         self.hold: Hold | None = None
@@ -154,7 +159,7 @@ class Wish:
         except LeaseLost:
             self._over()
             return
-        except StoreError:   # as a user's code would that tries again
+        except StoreError:  # as a user's code would that tries again
             with suppress(Gone):
                 self._asking.abandon()
                 self._asking = Asking(self._lock, self._job)
@@ -169,7 +174,9 @@ class Wish:
         self.grant = self._asking.end()
         assert self.grant is not None
         session = self._job is None
-        self.hold = Hold(self.grant.token, world.now, None, self.app.ear.good_until if session else None)
+        self.hold = Hold(
+            self.grant.token, world.now, None, self.app.ear.good_until if session else None
+        )
         world.holds.append(self.hold)
         self._got(self.hold)
 
@@ -178,14 +185,16 @@ class Wish:
         assert self.grant is not None
         assert self.hold is not None
         self.hold.ended = self._world.now
-        with suppress(StoreError, Gone):   # then it goes with its owner
+        with suppress(StoreError, Gone):  # then it goes with its owner
             try:
-                lock._give_back(self.app, NAME, self.grant)   # type: ignore[arg-type]
+                lock._give_back(self.app, NAME, self.grant)  # type: ignore[arg-type]
                 self._world.hits.add("gave a lock back")
             except LockLost:
                 good = self.hold.good_until
                 if good is None or self._world.now < good:
-                    self._world.harm.append(f"token {self.hold.token} was worth nothing, and its owner lived")
+                    self._world.harm.append(
+                        f"token {self.hold.token} was worth nothing, and its owner lived"
+                    )
 
 
 class Visitor(Process):

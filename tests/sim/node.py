@@ -12,8 +12,25 @@ from typing import Any
 from genba import wire
 from genba.errors import StoreError
 from genba.node.database.lost_claims import Doubts
-from genba.node.database.maintenance import Commands, DeclaredDead, Disabled, Found, Keeper, Renewed, Work
-from genba.node.database.writer import ClaimedDedicated, ClaimedJobs, Desk, Ended, Handed, Marked, Refused, Slotted
+from genba.node.database.maintenance import (
+    Commands,
+    DeclaredDead,
+    Disabled,
+    Found,
+    Keeper,
+    Renewed,
+    Work,
+)
+from genba.node.database.writer import (
+    ClaimedDedicated,
+    ClaimedJobs,
+    Desk,
+    Ended,
+    Handed,
+    Marked,
+    Refused,
+    Slotted,
+)
 from genba.node.decide import actions as do
 from genba.node.decide.brain import Brain
 from genba.node.decide.worker_state import Sight
@@ -61,13 +78,15 @@ class Worker(Process):
     def _answer(self, serial: int) -> None:
         shut = self._world.happens(0.6)
         self._world.hits.add("not ready" if shut else "ready")
-        self._node.answer(self, [serial, [] if shut else [[]], SECOND // 2 if shut else None, DOOR, None])
+        self._node.answer(
+            self, [serial, [] if shut else [[]], SECOND // 2 if shut else None, DOOR, None]
+        )
 
     def share(self, slots: Sequence[int]) -> None:
         """From now on what it is given runs at its seats."""
         self.seats = {slot: Worker(self._world, self._node, slot, self) for slot in slots}
         for seat in self.seats.values():
-            seat.alive = self.alive   # its node may not know yet that it is dead
+            seat.alive = self.alive  # its node may not know yet that it is dead
 
     def all(self) -> list[Worker]:
         """It, and its seats."""
@@ -92,22 +111,34 @@ class Worker(Process):
 
     def _begin(self, place: int, job: wire.Job) -> None:
         self.place, self.phase = place, wire.RUNNING
-        self.run = Run(job.id, job.attempt, job.claim, self._world.now, disturbed=self._node.disturbed)
+        self.run = Run(
+            job.id, job.attempt, job.claim, self._world.now, disturbed=self._node.disturbed
+        )
         self._world.runs.append(self.run)
         told: dict[str, Any] = json.loads(job.args)
         fate = told["fates"][min(job.attempt, len(told["fates"])) - 1]
         self._patience = told.get("stubborn", 0) * MS
-        then = partial(self._crash, self.run) if fate == "crash" else partial(self._end, self.run, job, fate)
+        then = (
+            partial(self._crash, self.run)
+            if fate == "crash"
+            else partial(self._end, self.run, job, fate)
+        )
         self.locked, self._wish = False, None
         if "lock" in told:
             fence = SimJob(self, (job.id, job.attempt, job.claim))
-            self._wish = Wish(self._world, self, fence, self._with_lock(told, then), partial(self._raise, self.run))
+            self._wish = Wish(
+                self._world,
+                self,
+                fence,
+                self._with_lock(told, then),
+                partial(self._raise, self.run),
+            )
             self._wish.step()
         else:
             self._world.at(told["ms"] * MS, then, self)
 
     @property
-    def cut(self) -> bool:   # type: ignore[override]
+    def cut(self) -> bool:  # type: ignore[override]
         """With its node: they are on one machine."""
         return self._node.cut
 
@@ -120,7 +151,9 @@ class Worker(Process):
             self.run.hold = hold
             if told["lock"] == "gives back":
                 assert self._wish is not None
-                self._world.at(told["ms"] * MS * 0.9, partial(self._give_back, self.run, self._wish), self)
+                self._world.at(
+                    told["ms"] * MS * 0.9, partial(self._give_back, self.run, self._wish), self
+                )
             self._world.at(told["ms"] * MS, then, self)
 
         return work
@@ -202,15 +235,27 @@ class SimNode(Process):
         self._desk_due = False
         self._keeper_at: int | None = None
         self.store = a_store(world, self)
-        self._settings = NodeSettings(target="sim", name=name, pool="static", min=2, max=2, grace=2 * SECOND)
+        self._settings = NodeSettings(
+            target="sim", name=name, pool="static", min=2, max=2, grace=2 * SECOND
+        )
         self.brain = Brain(self._settings, TASKS, world.rng.random)
         self.brain.concurrency = {COMPANY: 3}
         self.brain.conditions = [DOOR]
         doubts = Doubts(world.clock)
         self._desk = Desk("sim", self.store, self.id, TASKS, doubts, self._inbox.append)
         self._keeper = Keeper(
-            self.store, self.id, lease=LEASE, poll=2 * SECOND, queues=["default"], tasks=TASKS, conditions=(DOOR,),
-            keep={}, schedules=schedules, boot_id=BOOT, clock=world.clock, doubts=doubts,
+            self.store,
+            self.id,
+            lease=LEASE,
+            poll=2 * SECOND,
+            queues=["default"],
+            tasks=TASKS,
+            conditions=(DOOR,),
+            keep={},
+            schedules=schedules,
+            boot_id=BOOT,
+            clock=world.clock,
+            doubts=doubts,
             post=self._inbox.append,
         )
 
@@ -224,8 +269,16 @@ class SimNode(Process):
             self._world.nodes[self.id] = self
             self.store.nodes.join(
                 NewNode(
-                    id=self.id, name=self.name, host="sim", boot_id=BOOT, pid=1, slots=2, lease=LEASE,
-                    queues=("default",), tasks=tuple({"name": task} for task in TASKS), version="0",
+                    id=self.id,
+                    name=self.name,
+                    host="sim",
+                    boot_id=BOOT,
+                    pid=1,
+                    slots=2,
+                    lease=LEASE,
+                    queues=("default",),
+                    tasks=tuple({"name": task} for task in TASKS),
+                    version="0",
                 )
             )
             self.brain.delta = self.store.now() - self._world.now
@@ -245,7 +298,9 @@ class SimNode(Process):
         self._world.nodes.pop(self.id, None)
         for worker in self._workers.values():
             self._touch()
-            self._world.at(self._world.rng.uniform(1, 100) * MS, partial(worker.die, signal.SIGKILL))
+            self._world.at(
+                self._world.rng.uniform(1, 100) * MS, partial(worker.die, signal.SIGKILL)
+            )
         again = SimNode(self._world, f"{self.name}'", self._schedules)
         self._world.at(self._world.rng.uniform(0.2, 3) * SECOND, again.start)
 
@@ -314,17 +369,25 @@ class SimNode(Process):
         for each in self._all():
             if each.alive:
                 self._take_in(each)
-        self._perform(brain.on_tick(world.now, {each.slot: each.sight() for each in self._all() if each.alive}))
+        self._perform(
+            brain.on_tick(
+                world.now, {each.slot: each.sight() for each in self._all() if each.alive}
+            )
+        )
         if brain.draining and brain.empty and not self._workers and self._desk.clear:
             try:
                 self.store.nodes.leave(self.id)
             except StoreError:
                 pass
-            except Gone:   # killed on its way out
+            except Gone:  # killed on its way out
                 return
             self.die()
             return
-        world.at(50 * MS if brain.timed or brain.draining else 250 * MS if brain.busy else SECOND, self._tick, self)
+        world.at(
+            50 * MS if brain.timed or brain.draining else 250 * MS if brain.busy else SECOND,
+            self._tick,
+            self,
+        )
 
     def rung(self) -> None:
         self._desk.rung()
@@ -357,7 +420,9 @@ class SimNode(Process):
 
     def _ready(self, worker: Worker) -> None:
         if worker.alive:
-            self._perform(self.brain.on_worker_ready(worker.slot, 100 + worker.slot, self._world.now))
+            self._perform(
+                self.brain.on_worker_ready(worker.slot, 100 + worker.slot, self._world.now)
+            )
 
     def _swept(self, token: int) -> None:
         self._perform(self.brain.on_swept(token, self._world.now))
@@ -445,7 +510,13 @@ class SimNode(Process):
                 case Commands(commands):
                     for command in commands:
                         if command.job_id is not None:
-                            told = (command.job_id, command.verb, command.data, now, command.attempt)
+                            told = (
+                                command.job_id,
+                                command.verb,
+                                command.data,
+                                now,
+                                command.attempt,
+                            )
                             self._perform(brain.on_cancel(*told))
                 case Disabled(tasks):
                     self._perform(brain.on_disabled(tasks, now))

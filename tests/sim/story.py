@@ -24,10 +24,40 @@ FAULTS = 6 * SECOND  # so long things go wrong
 MINUTE = 60 * SECOND
 PATIENCE = 150 * SECOND  # then so long at most until all is done
 
-KINDS = ("plain", "plain", "plain", "long", "raises", "crashes", "limited", "limited", "once", "child",
-         "delayed", "key", "dedicated", "conditional", "company", "company", "locking", "locking", "locking")
-DEEDS = ("kill worker", "kill node", "pause node", "cut node", "outage", "cancel", "drain", "kill worker", "hold",
-         "kill visitor", "pause visitor")
+KINDS = (
+    "plain",
+    "plain",
+    "plain",
+    "long",
+    "raises",
+    "crashes",
+    "limited",
+    "limited",
+    "once",
+    "child",
+    "delayed",
+    "key",
+    "dedicated",
+    "conditional",
+    "company",
+    "company",
+    "locking",
+    "locking",
+    "locking",
+)
+DEEDS = (
+    "kill worker",
+    "kill node",
+    "pause node",
+    "cut node",
+    "outage",
+    "cancel",
+    "drain",
+    "kill worker",
+    "hold",
+    "kill visitor",
+    "pause visitor",
+)
 
 
 @dataclass
@@ -58,7 +88,9 @@ class Story:
         more = self.world.more
         if more.random() < 1 / 3:
             self.world.clock.set(START + int((60 - more.uniform(1.5, 5.5)) * SECOND))
-            self._schedules.append(_cron(more.choice(("once", "all", "skip")), more.choice(("allow", "queue", "skip"))))
+            self._schedules.append(
+                _cron(more.choice(("once", "all", "skip")), more.choice(("allow", "queue", "skip")))
+            )
 
     def play(self) -> None:
         """Nodes come, jobs come, things go wrong, and then nothing does any more."""
@@ -84,7 +116,9 @@ class Story:
         for number in range(2):
             one = Asked(number, "limited")
             self.asked.append(one)
-            (made,) = self._client.enqueue([_limited({"n": number, "ms": 20_000, "fates": ["return"]})])
+            (made,) = self._client.enqueue(
+                [_limited({"n": number, "ms": 20_000, "fates": ["return"]})]
+            )
             one.id = made.id
         assert world.run(4 * SECOND, lambda: bool(world.runs))
         for node in world.nodes.values():
@@ -139,7 +173,11 @@ class Story:
 
     def _job(self, one: Asked) -> NewJob:
         rng = self.world.rng
-        told: dict[str, Any] = {"n": one.number, "ms": rng.choice((1, 20, 300, 2000)), "fates": ["return"]}
+        told: dict[str, Any] = {
+            "n": one.number,
+            "ms": rng.choice((1, 20, 300, 2000)),
+            "fates": ["return"],
+        }
         options: dict[str, Any] = {"grace": SECOND, "max_crashes": 50}
         given: dict[str, Any] = {}
         known = [asked.id for asked in self.asked if asked.id is not None]
@@ -175,7 +213,9 @@ class Story:
             case "key":
                 given["identity"] = "the same"
         task = COMPANY if one.kind == "company" else TASK
-        return NewJob(task=task, args=json.dumps(told).encode(), options=json.dumps(options), **given)
+        return NewJob(
+            task=task, args=json.dumps(told).encode(), options=json.dumps(options), **given
+        )
 
     # what goes wrong
 
@@ -185,7 +225,13 @@ class Story:
         node: SimNode | None = rng.choice(nodes) if nodes else None
         known = [asked.id for asked in self.asked if asked.id is not None]
         span = LEASE * rng.choice((0.3, 0.9, 1.5, 2.5))
-        if node is not None and deed in ("kill worker", "kill node", "pause node", "cut node", "drain"):
+        if node is not None and deed in (
+            "kill worker",
+            "kill node",
+            "pause node",
+            "cut node",
+            "drain",
+        ):
             self._hit(node, deed, span)
         elif deed == "outage":
             world.hits.add(deed)
@@ -242,7 +288,9 @@ class Story:
             node.drain()
 
     def _hold(self, job: int) -> None:
-        self.world.at(2 * SECOND, partial(self._resume, job))   # whatever is heard of it: it may have happened
+        self.world.at(
+            2 * SECOND, partial(self._resume, job)
+        )  # whatever is heard of it: it may have happened
         self._client.hold(job, "sim")
 
     def _resume(self, job: int) -> None:
@@ -273,7 +321,11 @@ class Story:
         with self.world.database.statement() as tx:
             locks = tx.select("SELECT 'lock', token, job_id, session_id FROM genba.lock")
             locks += tx.select("SELECT 'waits', seq, job_id, session_id FROM genba.waiter")
-        return [row for row in self._rows() if row[1] not in ("succeeded", "failed", "timed_out", "cancelled")] + locks
+        return [
+            row
+            for row in self._rows()
+            if row[1] not in ("succeeded", "failed", "timed_out", "cancelled")
+        ] + locks
 
     def check(self) -> None:
         rows = {row[0]: row for row in self._rows()}
@@ -282,11 +334,15 @@ class Story:
             runs[run.job].append(run)
         self._check_nothing_is_lost_or_doubled(rows)
         for id, (_, state, attempt, result, _, reason, options, *_) in rows.items():
-            self._check_job(id, state, attempt, result, reason, json.loads(options or "{}"), runs[id])
+            self._check_job(
+                id, state, attempt, result, reason, json.loads(options or "{}"), runs[id]
+            )
         self._check_limit(rows)
         self._check_lock()
         self._check_ticks()
-        done = {one.kind for one in self.asked if one.id is not None and rows[one.id][1] == "succeeded"}
+        done = {
+            one.kind for one in self.asked if one.id is not None and rows[one.id][1] == "succeeded"
+        }
         self.world.hits.update(f"done: {kind}" for kind in done)
         assert not self.world.false_alarms, "a node was buried that was there all the time"
         faults = self._client.verify().faults
@@ -297,7 +353,9 @@ class Story:
         assert len(numbers) == len(set(numbers)), "a job is there twice"
         for one in self.asked:
             assert one.id is None or one.id in rows, f"job {one.id} was promised and is gone"
-        identities = [row for row in rows.values() if _number(row) in self._with_key() and row[1] == "held"]
+        identities = [
+            row for row in rows.values() if _number(row) in self._with_key() and row[1] == "held"
+        ]
         assert len(identities) <= 1
 
     def _with_key(self) -> set[int]:
@@ -314,7 +372,9 @@ class Story:
             assert result is not None
             wrote = tuple(json.loads(result))
             assert wrote in done, f"job {id}: its result comes from a run that never returned"
-            assert wrote[0] == attempt, f"job {id}: attempt {wrote[0]} has written over attempt {attempt}"
+            assert wrote[0] == attempt, (
+                f"job {id}: attempt {wrote[0]} has written over attempt {attempt}"
+            )
         if state == "held":
             assert reason, f"job {id} is held without a reason"
         if options.get("at_most_once"):
@@ -322,9 +382,13 @@ class Story:
         for before in runs:
             for after in runs:
                 if before.began < after.began < (before.ended or self.world.now):
-                    assert before.disturbed, f"job {id}: two live attempts, and nothing had happened"
+                    assert before.disturbed, (
+                        f"job {id}: two live attempts, and nothing had happened"
+                    )
             again = before.completed and any(run.began > before.began for run in runs)
-            assert not again or before.disturbed or self._failing, f"job {id} had returned, and ran again"
+            assert not again or before.disturbed or self._failing, (
+                f"job {id} had returned, and ran again"
+            )
 
     @property
     def _failing(self) -> bool:
@@ -340,16 +404,18 @@ class Story:
         for (_, ended, job), (began, _, other) in pairwise(inside):
             assert began >= ended, f"jobs {job} and {other} ran at a time, and one may"
 
-
     def _check_lock(self) -> None:
         """Never two who believe to have it, and each has a greater token than the one before."""
         world = self.world
         assert not world.harm, world.harm
-        holds = [hold for hold in world.holds if hold.began < hold.over(world.now)]   # not lost before it was heard of
+        holds = [
+            hold for hold in world.holds if hold.began < hold.over(world.now)
+        ]  # not lost before it was heard of
         for one, other in pairwise(sorted(holds, key=lambda hold: hold.began)):
-            assert other.began >= one.over(world.now), f"tokens {one.token} and {other.token}: two had one mutex"
+            assert other.began >= one.over(world.now), (
+                f"tokens {one.token} and {other.token}: two had one mutex"
+            )
             assert other.token > one.token, f"token {other.token} came after {one.token}"
-
 
     # its ticks
 
@@ -376,11 +442,17 @@ class Story:
                 "SELECT j.moment, j.id FROM genba.job j JOIN genba.schedule s ON s.id = j.schedule_id "
                 "WHERE s.name = 'minutely' ORDER BY j.moment, j.id"
             )
-            ((runs, next_at),) = tx.select("SELECT runs, next_at FROM genba.schedule WHERE name = 'minutely'")
+            ((runs, next_at),) = tx.select(
+                "SELECT runs, next_at FROM genba.schedule WHERE name = 'minutely'"
+            )
         ran = [(moment, job) for moment, job, _, _ in ticks if job is not None]
         assert jobs == ran, f"jobs {jobs} of ticks {ticks}"
-        assert len({moment for moment, _ in jobs}) == len(jobs) == runs, f"a tick was run twice: {jobs}"
-        assert all(job is not None or skipped for _, job, skipped, _ in ticks), f"a tick is not told: {ticks}"
+        assert len({moment for moment, _ in jobs}) == len(jobs) == runs, (
+            f"a tick was run twice: {jobs}"
+        )
+        assert all(job is not None or skipped for _, job, skipped, _ in ticks), (
+            f"a tick is not told: {ticks}"
+        )
         for before, after in pairwise(ticks):
             assert after[0] == before[3] + MINUTE, f"a tick is missing between {before} and {after}"
         late = self.world.clock.now() - (next_at or self.world.clock.now())
@@ -396,11 +468,15 @@ def _number(row: tuple[Any, ...]) -> int:
 def _limited(told: dict[str, Any]) -> NewJob:
     needs, rules = (Need("one", "one", LIMIT),), (Rule("one", 1),)
     options = json.dumps({"grace": SECOND, "max_crashes": 50})
-    return NewJob(task=TASK, args=json.dumps(told).encode(), options=options, needs=needs, rules=rules)
+    return NewJob(
+        task=TASK, args=json.dumps(told).encode(), options=options, needs=needs, rules=rules
+    )
 
 
 def _locking(told: dict[str, Any]) -> NewJob:
-    return NewJob(task=TASK, args=json.dumps(told).encode(), options=json.dumps({"max_crashes": 50}))
+    return NewJob(
+        task=TASK, args=json.dumps(told).encode(), options=json.dumps({"max_crashes": 50})
+    )
 
 
 def _interval() -> Wanted:
@@ -410,4 +486,8 @@ def _interval() -> Wanted:
 
 def _cron(misfire: Any = "once", overlap: Any = "allow") -> Wanted:
     job = NewJob(task=TASK, args=json.dumps({"n": -2, "ms": 300, "fates": ["return"]}).encode())
-    return Wanted(name="minutely", rule=When(cron="* * * * *", misfire=misfire, overlap=overlap, max_runs=2), job=job)
+    return Wanted(
+        name="minutely",
+        rule=When(cron="* * * * *", misfire=misfire, overlap=overlap, max_runs=2),
+        job=job,
+    )

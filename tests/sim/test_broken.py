@@ -31,19 +31,25 @@ NO_FENCE = {
 QUERIES: dict[str, dict[str, list[tuple[str, str]]]] = {
     "ends are written without a fence": NO_FENCE,
     "ends can be written twice": {
-        "succeed": [("claim_id = NULL, ", "")], "end": [("claim_id = NULL, ", "")],
+        "succeed": [("claim_id = NULL, ", "")],
+        "end": [("claim_id = NULL, ", "")],
     },
     "an end does not free the node's hold": {"end": [("node = NULL, ", "")]},
     "locks of the dead are not freed": {
-        "free_attempts": [("WHERE", "WHERE 0 AND")], "free_ownerless": [("WHERE", "WHERE 0 AND")],
+        "free_attempts": [("WHERE", "WHERE 0 AND")],
+        "free_ownerless": [("WHERE", "WHERE 0 AND")],
     },
     "a tick can be run twice": {
-        "add_tick": [("CONFLICT DO NOTHING", "CONFLICT (schedule_id, moment) DO UPDATE SET count = NULL")],
+        "add_tick": [
+            ("CONFLICT DO NOTHING", "CONFLICT (schedule_id, moment) DO UPDATE SET count = NULL")
+        ],
         "write_schedule": [("next_at = :next_at", "next_at = COALESCE(next_at, :next_at)")],
     },
     "locks of the living are freed": {
         "ownerless": [("NOT EXISTS (SELECT 1 FROM genba.job", "EXISTS (SELECT 1 FROM genba.job")],
-        "free_ownerless": [("NOT EXISTS (SELECT 1 FROM genba.job", "EXISTS (SELECT 1 FROM genba.job")],
+        "free_ownerless": [
+            ("NOT EXISTS (SELECT 1 FROM genba.job", "EXISTS (SELECT 1 FROM genba.job")
+        ],
     },
 }
 
@@ -77,11 +83,31 @@ def _anew(intake: Any, jobs: Any, ids: Any, epoch: Any) -> Any:
 # With a seed that has found it once: hours of luck are not what a test should need.
 BROKEN: dict[str, tuple[int, Any, str, Any]] = {
     "nodes are buried without waiting": (2, take_over, "dead", _hasty),
-    "nodes are buried right after an outage": (128, Patience, "lasted", lambda patience, now: 1 << 60),
-    "jobs of a claim without an answer are not looked for": (16, Doubts, "note", lambda doubts, claim: None),
+    "nodes are buried right after an outage": (
+        128,
+        Patience,
+        "lasted",
+        lambda patience, now: 1 << 60,
+    ),
+    "jobs of a claim without an answer are not looked for": (
+        16,
+        Doubts,
+        "note",
+        lambda doubts, claim: None,
+    ),
     "an enqueue without an answer is repeated as another": (0, Intake, "_commit_again", _anew),
-    "who must run once at most is not marked first": (461, Held, "must_mark", property(lambda held: False)),
-    "nobody looks at the children of what has ended": (8, Dependencies, "awaited", lambda *of: False),
+    "who must run once at most is not marked first": (
+        461,
+        Held,
+        "must_mark",
+        property(lambda held: False),
+    ),
+    "nobody looks at the children of what has ended": (
+        8,
+        Dependencies,
+        "awaited",
+        lambda *of: False,
+    ),
     "sessions are ended without waiting": (6, sessions, "is_dead", _impatient),
     "slots are not freed": (1, Limits, "ended", lambda *of: None),
 }

@@ -40,7 +40,9 @@ def test_one_who_waits_for_a_lock_and_is_suspended_in_an_outage_buries_nobody():
     world = story.world
     one = Asked(1, "locking")
     story.asked.append(one)
-    (made,) = story._client.enqueue([_locking({"n": 1, "ms": 30_000, "fates": ["return"], "lock": "leaves it"})])
+    (made,) = story._client.enqueue(
+        [_locking({"n": 1, "ms": 30_000, "fates": ["return"], "lock": "leaves it"})]
+    )
     one.id = made.id
     assert world.run(world.now + 2 * SECOND, lambda: bool(world.holds))
     visitor = Visitor(world, SECOND)
@@ -51,10 +53,10 @@ def test_one_who_waits_for_a_lock_and_is_suspended_in_an_outage_buries_nobody():
     world.down = True
     world.run(world.now + 2 * LEASE)
     world.down = False
-    visitor.resume()   # before any node has renewed its lease
+    visitor.resume()  # before any node has renewed its lease
 
     story.calm()
-    story.check()   # nobody was buried who was there
+    story.check()  # nobody was buried who was there
 
 
 def test_a_job_given_back_twice_and_ended_in_the_same_breath_has_one_end():

@@ -59,7 +59,9 @@ def play_all(first: int, count: int) -> None:
 SOAK = [pytest.param(first, 1_000, marks=pytest.mark.soak) for first in range(2_000, 32_000, 1_000)]
 
 
-@pytest.mark.parametrize(("first", "count"), [(0, 500), (500, 500), *SOAK])   # the rest: test_more_seeds.py
+@pytest.mark.parametrize(
+    ("first", "count"), [(0, 500), (500, 500), *SOAK]
+)  # the rest: test_more_seeds.py
 def test_whatever_goes_wrong_nothing_is_lost_or_doubled_and_all_is_done_in_the_end(first, count):
     play_all(first, count)
 
@@ -70,7 +72,9 @@ def test_a_seed_gives_the_same_history_again():
     for _ in range(2):
         story = Story(stage.world(12))
         story.play()
-        lives.append([(run.attempt, run.began, run.ended, run.completed) for run in story.world.runs])
+        lives.append(
+            [(run.attempt, run.began, run.ended, run.completed) for run in story.world.runs]
+        )
 
     assert lives[0] == lives[1]
     assert lives[0]

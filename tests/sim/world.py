@@ -83,10 +83,15 @@ class World:
     holds: list[Any] = field(default_factory=list)  # of the lock
     harm: list[str] = field(default_factory=list)
     false_alarms: int = 0  # nodes that were buried though nothing but the database had failed them
-    more: random.Random = field(default_factory=lambda: random.Random(0))  # for what came later than the first seeds
+    more: random.Random = field(
+        default_factory=lambda: random.Random(0)
+    )  # for what came later than the first seeds
     calls: int = 0  # transactions so far
     reads: int = 0  # ... and statements that only read
-    fails: tuple[int, str] = (0, "")  # the number of one that fails: "before" or "after" it happens, or a "read"
+    fails: tuple[int, str] = (
+        0,
+        "",
+    )  # the number of one that fails: "before" or "after" it happens, or a "read"
     down: bool = False  # the database, for everybody
     quiet: bool = False  # nothing goes wrong any more
 
@@ -118,7 +123,7 @@ class World:
                 owner.late.append(act)
                 continue
             act()
-            if self.clock.boot() >= look:   # to ask after each act would cost more than the acts
+            if self.clock.boot() >= look:  # to ask after each act would cost more than the acts
                 look = self.clock.boot() + 100 * MS
                 if done():
                     return True
@@ -186,7 +191,9 @@ class Unsteady(SqliteDatabase):
             world.hits.add("failed before it happened")
             raise StoreUnreachable("sim: refused")
         conn = self._idle[0]
-        with self.wrapped():  # as the real one does it, without its locks: there is one thread, and one connection
+        with (
+            self.wrapped()
+        ):  # as the real one does it, without its locks: there is one thread, and one connection
             conn.execute("BEGIN IMMEDIATE")
             try:
                 yield Tx(conn, self, begun=True)
@@ -246,9 +253,13 @@ class Whispers(FilePresence):
 
 
 def a_store(world: World, node: Any = None) -> Store:
-    store = Store(Unsteady(world, node), Whispers(world), FileBells(None), "default", LEASE, world.clock)
+    store = Store(
+        Unsteady(world, node), Whispers(world), FileBells(None), "default", LEASE, world.clock
+    )
     store.by = lambda: "sim"
-    store._installed = True  # by the stage; to read all migrations again for each node takes longer than its life
+    store._installed = (
+        True  # by the stage; to read all migrations again for each node takes longer than its life
+    )
     return store
 
 
@@ -258,13 +269,17 @@ class Stage:
     `broken` maps queries to words of theirs, and what stands there instead.
     """
 
-    def __init__(self, broken: Mapping[str, Sequence[tuple[str, str]]] = MappingProxyType({})) -> None:
+    def __init__(
+        self, broken: Mapping[str, Sequence[tuple[str, str]]] = MappingProxyType({})
+    ) -> None:
         queries = all_queries("sqlite")
         for name, changes in broken.items():
             for words, instead in changes:
                 query = queries[name]
                 assert words in query.text
-                queries[name] = Query(name, query.text.replace(words, instead), query.columns, query.literals)
+                queries[name] = Query(
+                    name, query.text.replace(words, instead), query.columns, query.literals
+                )
         self._database = SqliteDatabase(Place(None, "apsw", False), queries, ManualClock(START))
         Store(self._database, FilePresence(None), FileBells(None), "default", LEASE).install()
 
@@ -275,4 +290,6 @@ class Stage:
         random.seed(seed)  # keepers and rescuers take theirs from here
         clock = Time(START)
         self._database.clock = clock
-        return World(random.Random(seed), clock, self._database, more=random.Random(f"more of {seed}"))
+        return World(
+            random.Random(seed), clock, self._database, more=random.Random(f"more of {seed}")
+        )

@@ -47,8 +47,17 @@ def one(store: Store, **given: Any) -> JobId:
 def a_node(id: int = 1, **given: Any) -> NewNode:
     return NewNode(
         **{
-            "id": id, "name": f"node-{id}", "host": "here", "boot_id": "b", "pid": 100 + id, "slots": 2, "lease": LEASE,
-            "queues": ("default",), "tasks": ({"name": TASK},), "version": "0", **given,
+            "id": id,
+            "name": f"node-{id}",
+            "host": "here",
+            "boot_id": "b",
+            "pid": 100 + id,
+            "slots": 2,
+            "lease": LEASE,
+            "queues": ("default",),
+            "tasks": ({"name": TASK},),
+            "version": "0",
+            **given,
         }
     )
 
@@ -73,19 +82,44 @@ def running(store: Store, **given: Any) -> Claimed:
 
 def success(job: Claimed, *, claim: int = CLAIM, **given: Any) -> Success:
     fence = {"id": job.id, "attempt": job.attempt, "claim": claim, "claimed": job.claimed_at}
-    return Success(**{**fence, "result": b"3", "started": 10, "ended": 20, "pid": 4, "cpu": 5, "peak": 6,
-                      "limited": True, **given})
+    return Success(
+        **{
+            **fence,
+            "result": b"3",
+            "started": 10,
+            "ended": 20,
+            "pid": 4,
+            "cpu": 5,
+            "peak": 6,
+            "limited": True,
+            **given,
+        }
+    )
 
 
 def ending(job: Claimed, state: str = "failed", cause: str = "exception", **given: Any) -> Ending:
-    return Ending(**{"id": job.id, "attempt": job.attempt, "claim": CLAIM, "state": state, "cause": cause, **given})
+    return Ending(
+        **{
+            "id": job.id,
+            "attempt": job.attempt,
+            "claim": CLAIM,
+            "state": state,
+            "cause": cause,
+            **given,
+        }
+    )
 
 
 def loss(orphan: Orphan, now: int) -> Ending:
     """The judge of a test: back into the queue, one loss more."""
     return Ending(
-        id=orphan.id, attempt=orphan.attempt, claim=orphan.claim, state="waiting", cause="node lost",
-        losses=orphan.losses + 1, happened=orphan.started_mark is not None,
+        id=orphan.id,
+        attempt=orphan.attempt,
+        claim=orphan.claim,
+        state="waiting",
+        cause="node lost",
+        losses=orphan.losses + 1,
+        happened=orphan.started_mark is not None,
     )
 
 

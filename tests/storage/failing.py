@@ -44,7 +44,9 @@ class Failing:
         self.number, self.way = 0, REFUSED
         self.frames: list[tuple[str, ...]] = []
         self._depth = 0
-        self._kind: type[StoreUnreachable] = AnswerLost if database.dialect == "postgres" else StoreUnreachable
+        self._kind: type[StoreUnreachable] = (
+            AnswerLost if database.dialect == "postgres" else StoreUnreachable
+        )
 
     def begins(self, ways: tuple[str, ...] = WAYS) -> str:
         """In which way this frame is going to fail, if it is."""
@@ -60,7 +62,7 @@ class Failing:
 
     @contextmanager
     def _frame(self, real: Callable[[], Any], ways: tuple[str, ...] = WAYS) -> Iterator[Any]:
-        if self._depth:   # one engine makes a frame out of another
+        if self._depth:  # one engine makes a frame out of another
             with real() as tx:
                 yield tx
             return
@@ -99,8 +101,15 @@ class Failing:
     def armed(self) -> Iterator[Failing]:
         """While the block lasts."""
         database, real = self._database, {name: getattr(self._database, name) for name in _FRAMES}
-        alone = (REFUSED, LOST) if database.dialect == "postgres" else WAYS   # there is nothing to be rolled back
-        ways = {"transaction": WAYS, "single": alone, "statement": READ, "migrations": (REFUSED, LOST)}
+        alone = (
+            (REFUSED, LOST) if database.dialect == "postgres" else WAYS
+        )  # there is nothing to be rolled back
+        ways = {
+            "transaction": WAYS,
+            "single": alone,
+            "statement": READ,
+            "migrations": (REFUSED, LOST),
+        }
         try:
             for name in ways:
                 setattr(database, name, lambda name=name: self._frame(real[name], ways[name]))
@@ -147,11 +156,17 @@ def said(store: Store) -> dict[str, Counter[Any]]:
         tables = {table: _rows(tx, store, table) for table in sorted(TABLES - _LEFT_OUT)}
         events = tx.select("SELECT kind, at, job_id, data FROM genba.event ORDER BY seq")
     told = [one for kind, at, job, data in events for one in unfold(kind, at, job, data)]
-    known = {row["id"] for row in tables["job"]} | {one.job_id for one in told if one.job_id is not None}
+    known = {row["id"] for row in tables["job"]} | {
+        one.job_id for one in told if one.job_id is not None
+    }
     jobs = {id: f"job {place}" for place, id in enumerate(sorted(known))}
-    series = {id: f"schedule {place}" for place, id in enumerate(sorted(row["id"] for row in tables["schedule"]))}
+    series = {
+        id: f"schedule {place}"
+        for place, id in enumerate(sorted(row["id"] for row in tables["schedule"]))
+    }
     found = {
-        table: Counter(_line(table, row, jobs, series) for row in rows) for table, rows in tables.items()
+        table: Counter(_line(table, row, jobs, series) for row in rows)
+        for table, rows in tables.items()
     }
     found["event"] = Counter((one.kind, jobs.get(one.job_id or 0)) for one in told)
     return found
@@ -159,17 +174,25 @@ def said(store: Store) -> dict[str, Counter[Any]]:
 
 def _rows(tx: Any, store: Store, table: str) -> list[dict[str, Any]]:
     if store._db.dialect == "sqlite":
-        names = [row[0] for row in tx.select(f"SELECT name FROM pragma_table_info('genba_{table}')")]
+        names = [
+            row[0] for row in tx.select(f"SELECT name FROM pragma_table_info('genba_{table}')")
+        ]
     else:
-        columns = "SELECT attname FROM pg_attribute WHERE attrelid = to_regclass(:name) AND attnum > 0"
-        names = [row[0] for row in tx.select(f"{columns} AND NOT attisdropped", name=f"genba.{table}")]
+        columns = (
+            "SELECT attname FROM pg_attribute WHERE attrelid = to_regclass(:name) AND attnum > 0"
+        )
+        names = [
+            row[0] for row in tx.select(f"{columns} AND NOT attisdropped", name=f"genba.{table}")
+        ]
     if not names:
         return []
     found = tx.select(f"SELECT {', '.join(names)} FROM genba.{table}")
     return [dict(zip(names, row, strict=True)) for row in found]
 
 
-def _line(table: str, row: dict[str, Any], jobs: dict[int, str], series: dict[int, str]) -> tuple[Any, ...]:
+def _line(
+    table: str, row: dict[str, Any], jobs: dict[int, str], series: dict[int, str]
+) -> tuple[Any, ...]:
     cells = {}
     for name, value in row.items():
         if name in _DROPPED or (name == "id" and table in ("schedule", "listener")):

@@ -54,7 +54,9 @@ class Scene:
     of: tuple[str, ...]  # methods
     prepare: Prepare
     twice: frozenset[str] = frozenset()
-    unsynced: frozenset[str] = frozenset()  # the same where a log that could not be synced tells it to the caller
+    unsynced: frozenset[str] = (
+        frozenset()
+    )  # the same where a log that could not be synced tells it to the caller
     over: tuple[type[Exception], ...] = ()
 
 
@@ -261,7 +263,9 @@ def _(play: Play) -> Act:
 @scene("Store.progress", "Running.progress", twice=("progress",))
 def _(play: Play) -> Act:
     jobs = _two_running(play)
-    return lambda: play.store.progress([(job.id, job.attempt, CLAIM, '[1.0,2.0,"n"]') for job in jobs])
+    return lambda: play.store.progress(
+        [(job.id, job.attempt, CLAIM, '[1.0,2.0,"n"]') for job in jobs]
+    )
 
 
 @scene("Store.promote")
@@ -326,7 +330,10 @@ def _(play: Play) -> Act:
     """One that waits, with a slot, and a child."""
     id, _ = enqueued(play.store, 2, **limited())
     one(play.store, after=after(id, wants="finished"))
-    return lambda: (play.store.cancel(id, "r"), [until_it_answers(play.store.settle) for _ in range(3)])
+    return lambda: (
+        play.store.cancel(id, "r"),
+        [until_it_answers(play.store.settle) for _ in range(3)],
+    )
 
 
 @scene("Store.cancel", twice=("control", "stop_requested"))
@@ -415,7 +422,10 @@ def _(play: Play) -> Act:
 def _(play: Play) -> Act:
     id, other = enqueued(play.store, 2, **limited())
     one(play.store, after=after(id))
-    return lambda: (play.store.bulk.delete([id, other]), [until_it_answers(play.store.settle) for _ in range(2)])
+    return lambda: (
+        play.store.bulk.delete([id, other]),
+        [until_it_answers(play.store.settle) for _ in range(2)],
+    )
 
 
 @scene("Bulk.kill", twice=("control", "stop_requested"))
@@ -608,7 +618,9 @@ def _(play: Play) -> Act:
 def _(play: Play) -> Act:
     joined(play.store)
     enqueued(play.store, 2, **limited(1, f"running {TASK}"))
-    return lambda: play.store.policy.override(TASK, lambda old: {**old, "max_running": 2}, "me", None)
+    return lambda: play.store.policy.override(
+        TASK, lambda old: {**old, "max_running": 2}, "me", None
+    )
 
 
 @scene("Policies.pause", twice=("queue_paused",))
@@ -707,7 +719,7 @@ def _(play: Play) -> Act:
         pass
     with play.store._db.transaction() as tx:
         tx.batch("delete_job", [(parent,)], namespace="default")
-        play.store.events.tell(tx, "deleted", [parent])   # or verify finds it lost
+        play.store.events.tell(tx, "deleted", [parent])  # or verify finds it lost
     return lambda: (play.store.dependencies.look_for_lost(), until_it_answers(play.store.settle))
 
 
@@ -738,7 +750,9 @@ def _(play: Play) -> Act:
     def check() -> None:
         assert isinstance(got[-1], Waiting)
         play.store.locks.release("a", held.token)
-        assert isinstance(take(play.store, owner_of(job), seq=got[-1].seq), Taken), "it waits for itself"
+        assert isinstance(take(play.store, owner_of(job), seq=got[-1].seq), Taken), (
+            "it waits for itself"
+        )
         assert play.store.locks.waiters() == []
 
     play.then(check)
@@ -805,7 +819,7 @@ def _(play: Play) -> Act:
     job = _one_running(play)
     take(play.store, owner_of(job))
     take(play.store, session(play.store, 6))
-    play.store.finish(1, [success(job)])   # without a word of its locks
+    play.store.finish(1, [success(job)])  # without a word of its locks
     return play.store.locks.sweep
 
 
@@ -998,7 +1012,9 @@ def _(play: Play) -> Act:
 def _(play: Play) -> Act:
     play.store.schedules.declare([wanted("s", cron="* * * * *")])
     play.clock.advance(10)
-    return lambda: play.store.schedules.declare([wanted("s", cron="* * * * *"), wanted("t", every=SECOND)])
+    return lambda: play.store.schedules.declare(
+        [wanted("s", cron="* * * * *"), wanted("t", every=SECOND)]
+    )
 
 
 @scene("Schedules.pause_abandoned")

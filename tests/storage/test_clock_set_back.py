@@ -31,7 +31,10 @@ from genba.storage.records import Edge
 from genba.storage.schedules.rows import Wanted
 from genba.storage.store import Store
 
-PLAIN_RETRY, AT_ONCE = Snapshot(retry={"times": 1, "delay": "7s"}), Snapshot(retry={"times": 1, "delay": 0})
+PLAIN_RETRY, AT_ONCE = (
+    Snapshot(retry={"times": 1, "delay": "7s"}),
+    Snapshot(retry={"times": 1, "delay": 0}),
+)
 
 
 def waits(store, id):
@@ -111,7 +114,9 @@ def test_delays_go_on_one_behind_the_other_and_none_is_early(store, clock):
     clock.set(clock.now() - DAY)
 
     assert store.setback.mend() == 902
-    assert [waits(store, id) for id in (ids[0], ids[300], ids[-1])] == [HOUR - n * MINUTE for n in (3, 2, 1)]
+    assert [waits(store, id) for id in (ids[0], ids[300], ids[-1])] == [
+        HOUR - n * MINUTE for n in (3, 2, 1)
+    ]
     assert (waits(store, late), waits(store, sooner)) == (HOUR, MINUTE)
 
 
@@ -209,4 +214,7 @@ def test_a_rate_goes_on_by_the_new_time(store, clock):
     clock.advance("1s")
     store.limits.ripen()
     assert {job.id for job in claimed(store, 64)} <= set(ids[2:])
-    assert len([id for id in ids if store.job(id).attempt]) in (3, 4)  # no more than it may be in a second
+    assert len([id for id in ids if store.job(id).attempt]) in (
+        3,
+        4,
+    )  # no more than it may be in a second

@@ -17,13 +17,42 @@ from genba.storage.store import open_store
 
 MINUTE = 60_000_000
 NODE = NodeRecord(
-    id=1, name="web1", host="web1", boot_id="b", pid=7, state="live", beat_at=100, lease_until=200, lease=15_000_000,
-    seen_at=101, queues='["default"]', tasks='["shop.pay"]', slots=2, hungry=False, started_at=1, version="0.1.0",
+    id=1,
+    name="web1",
+    host="web1",
+    boot_id="b",
+    pid=7,
+    state="live",
+    beat_at=100,
+    lease_until=200,
+    lease=15_000_000,
+    seen_at=101,
+    queues='["default"]',
+    tasks='["shop.pay"]',
+    slots=2,
+    hungry=False,
+    started_at=1,
+    version="0.1.0",
 )
 WELL = Vitals(
-    now=100 * MINUTE, skew=0, engine="PostgreSQL", version="18.1", home=Home(), writer=None, waste=[],
-    long_transactions=[], nodes=[NODE], deaf=frozenset(), echo=True, queues=[("default", 3, 100 * MINUTE)], parked=[],
-    overdue=(0, None), held=[], late_schedules=[], stopped_schedules=[], abandoned=[],
+    now=100 * MINUTE,
+    skew=0,
+    engine="PostgreSQL",
+    version="18.1",
+    home=Home(),
+    writer=None,
+    waste=[],
+    long_transactions=[],
+    nodes=[NODE],
+    deaf=frozenset(),
+    echo=True,
+    queues=[("default", 3, 100 * MINUTE)],
+    parked=[],
+    overdue=(0, None),
+    held=[],
+    late_schedules=[],
+    stopped_schedules=[],
+    abandoned=[],
 )
 
 
@@ -86,7 +115,7 @@ def test_each_thing_that_goes_wrong_is_named_with_what_to_do(kind, seen):
 )
 def test_what_people_should_know_is_no_fault(kind, seen):
     assert wrong(**seen) == []
-    if kind != "bloat":   # a tenth is how a table lives
+    if kind != "bloat":  # a tenth is how a table lives
         assert kind in notes(**seen)
 
 
@@ -97,8 +126,16 @@ def test_a_task_that_another_node_knows_is_on_its_way():
 @pytest.mark.parametrize(
     ("version", "bad"),
     [
-        ((3, 6, 23), False), ((3, 7, 0), True), ((3, 40, 1), True), ((3, 44, 5), True), ((3, 44, 6), False),
-        ((3, 45, 0), True), ((3, 50, 6), True), ((3, 50, 7), False), ((3, 51, 0), True), ((3, 51, 3), False),
+        ((3, 6, 23), False),
+        ((3, 7, 0), True),
+        ((3, 40, 1), True),
+        ((3, 44, 5), True),
+        ((3, 44, 6), False),
+        ((3, 45, 0), True),
+        ((3, 50, 6), True),
+        ((3, 50, 7), False),
+        ((3, 51, 0), True),
+        ((3, 51, 3), False),
         ((3, 53, 0), False),
     ],
 )
@@ -113,12 +150,12 @@ def kinds(found: list[Finding]) -> set[str]:
 def test_a_real_store_is_seen_as_it_is(url):
     store = open_store(url)
     try:
-        assert kinds(examine(store)) == set()   # nothing waits: that no node is alive is no fault
+        assert kinds(examine(store)) == set()  # nothing waits: that no node is alive is no fault
 
         one(store)
         assert kinds(examine(store)) == {"nodes"}
 
-        joined(store, name="deaf", queues={"other": 1})   # a row without a process behind it
+        joined(store, name="deaf", queues={"other": 1})  # a row without a process behind it
         assert kinds(examine(store)) == {"listener", "queue"}
 
         one(store, task="shop.old")
@@ -157,6 +194,6 @@ def test_the_clock_of_another_machine_is_compared_with_the_stores(url):
     try:
         store.install()
         skew = store.checkup.vitals([], [], 60).skew
-        assert abs(skew) < 30_000_000   # the same machine, however busy
+        assert abs(skew) < 30_000_000  # the same machine, however busy
     finally:
         store.close()

@@ -3,7 +3,18 @@
 from __future__ import annotations
 
 import pytest
-from tests.storage.builders import CLAIM, a_job, claimed, connection, ending, enqueued, joined, one, running, success
+from tests.storage.builders import (
+    CLAIM,
+    a_job,
+    claimed,
+    connection,
+    ending,
+    enqueued,
+    joined,
+    one,
+    running,
+    success,
+)
 
 from genba.client.event import KINDS, kinds_of, unfold
 from genba.errors import BadOption, CursorExpired
@@ -54,13 +65,22 @@ def test_every_state_that_a_job_comes_into_is_an_event(store, clock):
     joined(store)
     (job_in_hand,) = claimed(store, 1)
     store.progress([(job, 1, CLAIM, '[1.0,4.0,"half"]')])
-    store.end(1, [ending(job_in_hand, state="held", cause="exception", reason="ask Ann", started=5)])
+    store.end(
+        1, [ending(job_in_hand, state="held", cause="exception", reason="ask Ann", started=5)]
+    )
     store.resume(job)
     store.cancel(job, "no more")
     store.requeue(job)
 
     assert kinds(store, job) == [
-        "scheduled", "waiting", "progress", "running", "held", "resumed", "cancelled", "requeued",
+        "scheduled",
+        "waiting",
+        "progress",
+        "running",
+        "held",
+        "resumed",
+        "cancelled",
+        "requeued",
     ]
 
 
@@ -81,7 +101,9 @@ def test_a_reader_goes_on_behind_any_event_in_the_middle_of_a_batch_too(store):
 
     for i, (_, _, place) in enumerate(everything):
         again = Position.of(place.cursor)
-        assert [event[:2] for event in passes(store, again)[0]] == [event[:2] for event in everything[i + 1 :]]
+        assert [event[:2] for event in passes(store, again)[0]] == [
+            event[:2] for event in everything[i + 1 :]
+        ]
 
 
 def test_a_reader_that_has_seen_all_gets_what_is_new_and_only_that(store):
@@ -108,7 +130,9 @@ def test_events_of_one_job_are_found_in_batches_of_others(store):
 
 def test_what_commits_late_is_not_skipped(store, url, engine):
     if engine == "sqlite":
-        pytest.skip("one writer at a time: nobody commits between the number of another and its commit")
+        pytest.skip(
+            "one writer at a time: nobody commits between the number of another and its commit"
+        )
     early = one(store)
     with connection(url) as slow:
         slow.autocommit = False
@@ -165,11 +189,17 @@ def test_of_a_task_that_keeps_final_states_only_nothing_else_is_told(store):
     jobs = claimed(store, 4)
     store.mark([(jobs[0].id, 1, CLAIM, 5)])
     store.finish(1, [success(jobs[0], quiet=True)])
-    store.end(1, [ending(jobs[1], state="scheduled", cause="exception", due_at=1, quiet=True, started=5)])
+    store.end(
+        1, [ending(jobs[1], state="scheduled", cause="exception", due_at=1, quiet=True, started=5)]
+    )
     store.end(1, [ending(jobs[2], state="failed", cause="exception", quiet=True, started=5)])
 
     assert [kinds(store, id) for id in ids] == [["succeeded"], [], ["failed"]]
-    assert [len(store.attempts(id)) for id in ids] == [0, 0, 1]   # of what went well nothing is left to know
+    assert [len(store.attempts(id)) for id in ids] == [
+        0,
+        0,
+        1,
+    ]  # of what went well nothing is left to know
 
 
 def test_a_batch_of_both_kinds_leaves_a_trace_of_those_that_want_one(store):
@@ -182,7 +212,7 @@ def test_a_batch_of_both_kinds_leaves_a_trace_of_those_that_want_one(store):
     ours = store.finish(1, [success(job, quiet=job.id in quiet) for job in (lost, *jobs)])
 
     assert ours == {*quiet, *loud} - {lost.id}
-    assert [len(store.attempts(id)) for id in quiet] == [1, 0, 0]   # the first has failed
+    assert [len(store.attempts(id)) for id in quiet] == [1, 0, 0]  # the first has failed
     assert [len(store.attempts(id)) for id in loud] == [1, 1, 1]
 
 
@@ -206,8 +236,14 @@ def test_what_is_no_cursor_is_refused():
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        ("waiting", "waiting"), ("postponed", "scheduled"), ("processing", "running"), ("done", "succeeded"),
-        ("failed", "failed"), ("timeout", "timed_out"), ("cancel", "cancelled"), ("workerSpawn", "worker_started"),
+        ("waiting", "waiting"),
+        ("postponed", "scheduled"),
+        ("processing", "running"),
+        ("done", "succeeded"),
+        ("failed", "failed"),
+        ("timeout", "timed_out"),
+        ("cancel", "cancelled"),
+        ("workerSpawn", "worker_started"),
         ("workerKill", "worker_ended"),
     ],
 )

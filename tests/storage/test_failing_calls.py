@@ -54,7 +54,10 @@ ELSEWHERE = {"Store.uninstall"}  # below
 
 def parts() -> dict[str, type]:
     store = open_store("sqlite:///:memory:")
-    found: list[type] = [Store, *(type(part) for name, part in vars(store).items() if name not in SILENT)]
+    found: list[type] = [
+        Store,
+        *(type(part) for name, part in vars(store).items() if name not in SILENT),
+    ]
     return {kind.__name__: kind for kind in found if kind.__module__.startswith("genba.storage")}
 
 
@@ -74,7 +77,9 @@ def test_every_method_that_writes_has_a_scene():
     reads = {f"{part}.{name}" for part, names in READS.items() for name in names.split()}
     played = {name for scene in SCENES for name in scene.of} | ELSEWHERE
 
-    assert use_cases().keys() - reads - played == set(), "write a scene for these, or say that they only read"
+    assert use_cases().keys() - reads - played == set(), (
+        "write a scene for these, or say that they only read"
+    )
     assert (reads | played) - use_cases().keys() == set(), "there are none of these"
     assert reads & played == set()
 
@@ -82,7 +87,9 @@ def test_every_method_that_writes_has_a_scene():
 def test_what_is_said_to_read_only_opens_no_frame_for_writing():
     reads = {f"{part}.{name}" for part, names in READS.items() for name in names.split()}
     cases = use_cases()
-    writers = sorted(name for name in reads if _writes(parts()[name.partition(".")[0]], cases[name]))
+    writers = sorted(
+        name for name in reads if _writes(parts()[name.partition(".")[0]], cases[name])
+    )
 
     assert writers == []
 
@@ -98,7 +105,10 @@ def _writes(part: type, method: Any) -> bool:
                     return True
                 own = isinstance(node.value, ast.Name) and node.value.id == "self"
                 called = vars(part).get(node.attr) if own and node.attr not in seen else None
-                if isinstance(called, types.FunctionType) and node.attr not in ("install", "_install"):
+                if isinstance(called, types.FunctionType) and node.attr not in (
+                    "install",
+                    "_install",
+                ):
                     seen.add(node.attr)
                     pending.append(called)
     return False
@@ -121,7 +131,9 @@ class Stage:
     def play(self) -> Play:
         clock = ManualClock(START)
         self.database.clock = clock
-        tables = sorted(TABLES - {"migration", "sequence"} - ({"argument"} if self._server else set()))
+        tables = sorted(
+            TABLES - {"migration", "sequence"} - ({"argument"} if self._server else set())
+        )
         if self._server is not None:
             self._server.execute("; ".join(f"DELETE FROM genba.{table}" for table in tables))
         else:
@@ -148,7 +160,9 @@ def stage(home: tuple[str, Path]) -> Iterator[Stage]:
     stage.close()
 
 
-def run(stage: Stage, scene: Scene, number: int, way: str) -> tuple[Failing, dict[str, Counter[Any]]]:
+def run(
+    stage: Stage, scene: Scene, number: int, way: str
+) -> tuple[Failing, dict[str, Counter[Any]]]:
     play = stage.play()
     act = scene.prepare(play)
     failing = Failing(stage.database)
@@ -157,7 +171,7 @@ def run(stage: Stage, scene: Scene, number: int, way: str) -> tuple[Failing, dic
         try:
             act()
         except StoreError:
-            failing.number = 0   # one of them, and no more
+            failing.number = 0  # one of them, and no more
             _again(scene, act, way)
     _keep(play.store)
     for check in play.checks:
@@ -182,10 +196,12 @@ def _again(scene: Scene, act: Callable[[], Any], way: str) -> None:
         assert way == LOST, "it was over, and had never happened"
 
 
-def differences(once: dict[str, Counter[Any]], now: dict[str, Counter[Any]], twice: frozenset[str]) -> list[str]:
+def differences(
+    once: dict[str, Counter[Any]], now: dict[str, Counter[Any]], twice: frozenset[str]
+) -> list[str]:
     found = []
     for table in once:
-        for row in (once[table] | now[table]):
+        for row in once[table] | now[table]:
             more = now[table][row] - once[table][row]
             allowed = table in twice or (table == "event" and row[0] in twice)
             if more and not (allowed and (more == 1 or table in ("job", "tick", "schedule"))):
@@ -197,15 +213,19 @@ NAMES = [f"{scene.of[0]} {number}" for number, scene in enumerate(SCENES)]
 
 
 @pytest.mark.parametrize("scene", SCENES, ids=NAMES)
-def test_whichever_call_fails_it_is_done_once_when_it_is_called_again(stage: Stage, scene: Scene) -> None:
+def test_whichever_call_fails_it_is_done_once_when_it_is_called_again(
+    stage: Stage, scene: Scene
+) -> None:
     clean, once = run(stage, scene, 0, "")
-    assert clean.frames or stage.database.lanes == 1   # what one engine alone has to do
+    assert clean.frames or stage.database.lanes == 1  # what one engine alone has to do
 
     for number, ways in enumerate(clean.frames, 1):
         for way in WAYS:
             if way in ways:
                 _, now = run(stage, scene, number, way)
-                doubled = scene.twice | (scene.unsynced if stage.database.dialect == "sqlite" else frozenset())
+                doubled = scene.twice | (
+                    scene.unsynced if stage.database.dialect == "sqlite" else frozenset()
+                )
                 told = differences(once, now, doubled if way == LOST else frozenset())
                 assert told == [], f"call {number} of {len(clean.frames)} was {way}"
 

@@ -11,7 +11,17 @@ from typing import Any
 
 import apsw
 import pytest
-from tests.storage.builders import TASK, claimed, connection, install, joined, one, rows, spoken, success
+from tests.storage.builders import (
+    TASK,
+    claimed,
+    connection,
+    install,
+    joined,
+    one,
+    rows,
+    spoken,
+    success,
+)
 from tests.storage.jobs.test_prune import sweep
 from tests.support import eventually, sqlite_url
 
@@ -39,18 +49,28 @@ def url(engine: str, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator
     databases = request.getfixturevalue("databases")
     with databases.fresh(request.getfixturevalue("template")) as name:
         with connection(databases.url(name)) as conn:
-            ours = conn.execute("SELECT relname FROM pg_stat_user_tables WHERE schemaname = 'genba'")
+            ours = conn.execute(
+                "SELECT relname FROM pg_stat_user_tables WHERE schemaname = 'genba'"
+            )
             for (table,) in ours.fetchall():
                 conn.execute(f"ALTER TABLE genba.{table} SET (autovacuum_enabled = off)")
         yield databases.url(name)
 
 
-def fill(url: str, count: int, state: str, task: str = TASK, finished: str = "NULL", first: int = 0) -> None:
+def fill(
+    url: str, count: int, state: str, task: str = TASK, finished: str = "NULL", first: int = 0
+) -> None:
     lite = url.startswith("sqlite")
     numbers = f"WITH RECURSIVE s (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM s WHERE n < {count}) SELECT n FROM s"
     source = f"({numbers})" if lite else f"generate_series(1, {count}) AS s (n)"
     far = SystemClock().now() + 365 * DAY
-    given = {"first": first, "due": f"{far} + n", "finished": finished, "task": task, "state": state}
+    given = {
+        "first": first,
+        "due": f"{far} + n",
+        "finished": finished,
+        "task": task,
+        "state": state,
+    }
     text = FILL.format(source=source, **given)
     with connection(url) as conn:
         conn.execute(spoken(url, text))
@@ -98,8 +118,12 @@ def counted(url: str) -> Iterator[Counted]:
     before = pages(url)
     yield found
     others = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
-    eventually(lambda: rows(url, others) == [(0,)], within=30)  # a session tells what it has read when it ends
-    found.pages, found.transactions = (now - then for now, then in zip(pages(url), before, strict=True))
+    eventually(
+        lambda: rows(url, others) == [(0,)], within=30
+    )  # a session tells what it has read when it ends
+    found.pages, found.transactions = (
+        now - then for now, then in zip(pages(url), before, strict=True)
+    )
 
 
 def pages(url: str) -> tuple[int, int]:
@@ -177,7 +201,9 @@ def keep_none(url: str, count: int) -> None:
             store.finish(1, [success(job)])
             eventually(lambda: sweep(store, keeps) == 1)
     cost = both.pages - first.pages if both.pages else both.cost
-    print(f"{count:,} kept: five sweeps of one job each cost {cost:.0f}, the look at all {first} ({both})")
+    print(
+        f"{count:,} kept: five sweeps of one job each cost {cost:.0f}, the look at all {first} ({both})"
+    )
     assert cost < 3000, str(both)
 
 

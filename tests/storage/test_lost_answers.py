@@ -66,7 +66,9 @@ def test_a_commit_whose_answer_was_lost_is_not_repeated(
     assert set(store.states([made.id for made in done]).values()) == {"waiting"}
 
 
-def test_a_connection_that_the_server_ended_while_idle_is_replaced(server: tuple[Store, str]) -> None:
+def test_a_connection_that_the_server_ended_while_idle_is_replaced(
+    server: tuple[Store, str],
+) -> None:
     store, url = server
     store.enqueue([NewJob(task="a", args=b"{}")])
     with psycopg.connect(url, autocommit=True) as other:
@@ -83,7 +85,9 @@ def ask_while_the_server_hangs_up(store: Store, url: str) -> None:
         tx.now()
 
 
-def test_a_connection_that_breaks_in_the_middle_is_tried_once_more(server: tuple[Store, str]) -> None:
+def test_a_connection_that_breaks_in_the_middle_is_tried_once_more(
+    server: tuple[Store, str],
+) -> None:
     store, url = server
     store.install()
     with pytest.raises(StoreUnreachable):
@@ -100,11 +104,15 @@ def test_a_start_that_is_marked_again_because_the_answer_was_lost_is_ours_both_t
     assert store.mark([start]) == {job.id}
     assert store.mark([start]) == {job.id}
     assert store.mark([(job.id, job.attempt, CLAIM + 1, 10)]) == set()
-    assert store.mark([(job.id, job.attempt, CLAIM, 11)]) == set(), "another start of the same attempt"
+    assert store.mark([(job.id, job.attempt, CLAIM, 11)]) == set(), (
+        "another start of the same attempt"
+    )
 
 
 @pytest.mark.parametrize("verb", ["hold", "resume", "requeue"])
-def test_what_is_done_is_not_said_to_have_failed_because_nobody_could_be_called(store, monkeypatch, verb):
+def test_what_is_done_is_not_said_to_have_failed_because_nobody_could_be_called(
+    store, monkeypatch, verb
+):
     joined(store)
     id = one(store)
     if verb == "resume":
@@ -120,7 +128,9 @@ def test_what_is_done_is_not_said_to_have_failed_because_nobody_could_be_called(
     assert store.hold(id, "r") if verb == "hold" else getattr(store, verb)(id)
 
 
-def test_a_message_that_was_received_without_an_answer_is_not_lost_while_the_server_is_still_at_it(store, monkeypatch):
+def test_a_message_that_was_received_without_an_answer_is_not_lost_while_the_server_is_still_at_it(
+    store, monkeypatch
+):
     """It is there when it is looked for again, and gone when it is to be received."""
     joined(store)
     job = running(store)

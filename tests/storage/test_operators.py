@@ -43,11 +43,15 @@ def test_a_disabled_task_leaves_the_claim_index_and_comes_back_in_its_old_order(
 
     assert switch(store, False)
     assert parked(store) == {f"disabled task {TASK}": 5}
-    assert [job.id for job in store.claim(1, CLAIM, {"default": 8, "slow": 8}, [TASK, OTHER])] == [other]
+    assert [job.id for job in store.claim(1, CLAIM, {"default": 8, "slow": 8}, [TASK, OTHER])] == [
+        other
+    ]
 
     assert switch(store, True)
     assert parked(store) == {}
-    assert [job.id for job in store.claim(1, CLAIM, {"default": 8, "slow": 8}, [TASK, OTHER])] == jobs
+    assert [
+        job.id for job in store.claim(1, CLAIM, {"default": 8, "slow": 8}, [TASK, OTHER])
+    ] == jobs
     assert not switch(store, True)
 
 
@@ -71,13 +75,15 @@ def test_what_becomes_due_of_a_disabled_task_is_not_claimed_and_a_keeper_parks_i
     assert {job.id for job in claimed(store, 8)} == {later, running}
 
 
-def test_who_has_not_heard_of_a_change_neither_claims_nor_enqueues_by_the_old_rules(store, url, clock):
+def test_who_has_not_heard_of_a_change_neither_claims_nor_enqueues_by_the_old_rules(
+    store, url, clock
+):
     joined(store)
     one(store)
     old = store.policy.rules().epoch
     operator = open_store(url, clock=clock)
     operator.policy.switch(TASK, False, "ann@desk", None, None)
-    operator.enqueue([a_job()])   # from somewhere that does not ask
+    operator.enqueue([a_job()])  # from somewhere that does not ask
 
     assert claimed(store, 8) == []
     for jobs in ([a_job()], [a_job()] * 2, [a_job(identity="x")]):
@@ -91,13 +97,13 @@ def test_a_keeper_ends_what_an_operator_has_left_half_done(store):
     joined(store)
     enqueued(store, 3)
     switch(store, False)
-    with store._db.transaction() as tx:   # enabled by one that died before the jobs were back
+    with store._db.transaction() as tx:  # enabled by one that died before the jobs were back
         tx.run("switch_task", namespace="default", name=TASK, enabled=True, by="ann")
         tx.run("next_epoch", namespace="default")
     store.policy.refresh()
 
     assert store.policy.keep_parked()
-    assert len(claimed(store, 8)) == 3   # 8 is a size: the largest that there is
+    assert len(claimed(store, 8)) == 3  # 8 is a size: the largest that there is
 
 
 def test_nothing_of_a_paused_queue_is_claimed_until_it_is_resumed(store):
@@ -137,7 +143,10 @@ def test_every_change_tells_who_made_it(store, url):
     store.policy.pause("default", None, "ann@desk", "rest")
     store.policy.resume("default", "bob@desk")
 
-    told = rows(url, "SELECT kind, data FROM genba.event WHERE kind LIKE 'task%' OR kind LIKE 'queue%' ORDER BY seq")
+    told = rows(
+        url,
+        "SELECT kind, data FROM genba.event WHERE kind LIKE 'task%' OR kind LIKE 'queue%' ORDER BY seq",
+    )
     said = [(kind, msgspec.json.decode(bytes(data))) for kind, data in told]
     assert [(kind, more["by"]) for kind, more in said] == [
         ("task_disabled", "ann@desk"),

@@ -25,10 +25,15 @@ def test_who_settles_waits_for_the_other_settler_and_not_for_its_rows(store, url
     with connection(url) as conn:
         conn.execute("BEGIN")
         conn.execute("SELECT 1 FROM genba.job WHERE id = %s FOR UPDATE", (child,))
-        settlers = [threading.Thread(target=store.dependencies.settle, name=f"settler {i}") for i in range(2)]
+        settlers = [
+            threading.Thread(target=store.dependencies.settle, name=f"settler {i}")
+            for i in range(2)
+        ]
         for settler in settlers:
             settler.start()
-        waiting = "SELECT wait_event FROM pg_stat_activity WHERE wait_event_type = 'Lock' ORDER BY 1"
+        waiting = (
+            "SELECT wait_event FROM pg_stat_activity WHERE wait_event_type = 'Lock' ORDER BY 1"
+        )
         try:
             eventually(lambda: len(rows(url, waiting)) == 2)
             kinds = [kind for (kind,) in rows(url, waiting)]

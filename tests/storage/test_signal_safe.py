@@ -61,7 +61,9 @@ def played(deed: Callable[[], object], look: int) -> BaseException | None:
 
 
 def stopped_everywhere(deed: Callable[[], object]) -> Iterator[BaseException]:
-    for _ in range(2):  # what is made at the first time only: connections, plans; from 3.12 on also what is watched
+    for _ in range(
+        2
+    ):  # what is made at the first time only: connections, plans; from 3.12 on also what is watched
         assert played(deed, sys.maxsize) is None
     look = 0
     while (stopped := played(deed, look := look + 1)) is not None:

@@ -12,8 +12,25 @@ from typing import Any
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
-from tests.storage.builders import HOUR, SECOND, a_job, after, claimed, ending, joined, loss, settle, success
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from tests.storage.builders import (
+    HOUR,
+    SECOND,
+    a_job,
+    after,
+    claimed,
+    ending,
+    joined,
+    loss,
+    settle,
+    success,
+)
 
 from genba.domain.clock import ManualClock
 from genba.domain.rank import rank
@@ -58,7 +75,9 @@ class Machine(RuleBasedStateMachine):
         number = next(numbers)
         self.node = number
         self.clock = ManualClock(1_767_225_600 * SECOND)
-        self.store: Store = open_store(self.url, namespace=f"n{number}", clock=self.clock, age_step=STEP)
+        self.store: Store = open_store(
+            self.url, namespace=f"n{number}", clock=self.clock, age_step=STEP
+        )
         joined(self.store, number)
         self.jobs: dict[int, Model] = {}
         self.old: list[tuple[Claimed, int]] = []  # every claim there ever was, with its claim id
@@ -105,20 +124,28 @@ class Machine(RuleBasedStateMachine):
     # jobs come in
 
     @rule(
-        priority=st.integers(-2, 2), delay=st.sampled_from([0, 0, 0, HOUR]),
+        priority=st.integers(-2, 2),
+        delay=st.sampled_from([0, 0, 0, HOUR]),
         identity=st.sampled_from([None, None, "a", "b"]),
-        parents=st.lists(st.tuples(PICK, WANTS), max_size=2), policy=POLICY, many=st.booleans(),
+        parents=st.lists(st.tuples(PICK, WANTS), max_size=2),
+        policy=POLICY,
+        many=st.booleans(),
         conflict=st.sampled_from(["return", "replace"]),
     )
     def enqueue(self, priority, delay, identity, parents, policy, many, conflict):
         now = self.clock.now()
         wanted = {id: wants for number, wants in parents if (id := self.pick(number)) is not None}
         new = a_job(
-            priority=priority, delay=delay, identity=identity, on_conflict=conflict,
+            priority=priority,
+            delay=delay,
+            identity=identity,
+            on_conflict=conflict,
             options=f'{{"on_dependency_failure": "{policy}"}}',
             after=tuple(edge for id, wants in wanted.items() for edge in after(id, wants=wants)),
         )
-        holder = next((id for id, job in self.jobs.items() if identity and job.identity == identity), None)
+        holder = next(
+            (id for id, job in self.jobs.items() if identity and job.identity == identity), None
+        )
         made = self.store.enqueue([new, a_job(delay=HOUR)] if many else [new])
         if many:
             self.jobs[made[1].id] = Model("scheduled", rank(now + HOUR, 0, STEP), now + HOUR, 0)
@@ -133,7 +160,9 @@ class Machine(RuleBasedStateMachine):
                 wanted[holder] = "finished"
             else:
                 self.end(holder, "cancelled", "replaced")
-        job = Model("waiting", rank(now + delay, priority, STEP), now + delay, priority, identity, policy)
+        job = Model(
+            "waiting", rank(now + delay, priority, STEP), now + delay, priority, identity, policy
+        )
         job.edges = {id: [wants, "open"] for id, wants in wanted.items()}
         job.state = self.by_the_facts(job)
         self.jobs[made[0].id] = job
@@ -147,7 +176,9 @@ class Machine(RuleBasedStateMachine):
     def take(self, limit):
         claim = next(self.claims)
         got = claimed(self.store, limit, node=self.node, claim=claim)
-        best = sorted((job.rank, id) for id, job in self.jobs.items() if job.state == "waiting")[:limit]
+        best = sorted((job.rank, id) for id, job in self.jobs.items() if job.state == "waiting")[
+            :limit
+        ]
         assert [(one.rank, one.id) for one in got] == best
         for one in got:
             job = self.jobs[one.id]
@@ -166,17 +197,24 @@ class Machine(RuleBasedStateMachine):
     def succeed(self, number):
         one, claim, live = self.a_claim(number)
         live = live and not self.jobs[one.id].asked
-        assert self.store.finish(self.node, [success(one, claim=claim)]) == ({one.id} if live else set())
+        assert self.store.finish(self.node, [success(one, claim=claim)]) == (
+            {one.id} if live else set()
+        )
         if live:
             self.jobs[one.id].history.append(one.attempt)
             self.end(one.id, "succeeded")
 
     @precondition(lambda self: self.old)
-    @rule(number=PICK, state=st.sampled_from(["failed", "timed_out", "cancelled", "held", "waiting", "scheduled"]))
+    @rule(
+        number=PICK,
+        state=st.sampled_from(["failed", "timed_out", "cancelled", "held", "waiting", "scheduled"]),
+    )
     def fail(self, number, state):
         one, claim, live = self.a_claim(number)
         job, due = self.jobs[one.id], self.clock.now() + HOUR if state == "scheduled" else None
-        ended = self.store.end(self.node, [ending(one, state, claim=claim, due_at=due, reason="boom")])
+        ended = self.store.end(
+            self.node, [ending(one, state, claim=claim, due_at=due, reason="boom")]
+        )
         assert ended == ({one.id} if live else set())
         if live:
             job.history.append(one.attempt)
@@ -186,7 +224,9 @@ class Machine(RuleBasedStateMachine):
     @rule(number=PICK)
     def release(self, number):
         one, claim, live = self.a_claim(number)
-        given = self.store.end(self.node, [ending(one, "waiting", "drain", claim=claim, happened=False)])
+        given = self.store.end(
+            self.node, [ending(one, "waiting", "drain", claim=claim, happened=False)]
+        )
         assert given == ({one.id} if live else set())
         if live:
             self.jobs[one.id].attempt -= 1
@@ -222,13 +262,19 @@ class Machine(RuleBasedStateMachine):
 
     @rule(number=PICK)
     def hold(self, number):
-        if job := self.steer(lambda id: self.store.hold(id, "why"), number, "blocked", "scheduled", "waiting"):
+        if job := self.steer(
+            lambda id: self.store.hold(id, "why"), number, "blocked", "scheduled", "waiting"
+        ):
             job.state, job.why = "held", "why"
 
     @rule(number=PICK)
     def resume(self, number):
         if job := self.steer(self.store.resume, number, "held"):
-            job.state, job.why, job.rank = self.by_the_facts(job), None, rank(job.due, job.priority, STEP)
+            job.state, job.why, job.rank = (
+                self.by_the_facts(job),
+                None,
+                rank(job.due, job.priority, STEP),
+            )
 
     @rule(number=PICK)
     def cancel(self, number):
@@ -251,9 +297,11 @@ class Machine(RuleBasedStateMachine):
         job.due, job.rank, job.why, job.identity = now, rank(now, job.priority, STEP), None, None
         job.state = self.by_the_facts(job)
         again = [
-            child for child, other in self.jobs.items()
+            child
+            for child, other in self.jobs.items()
             if other.edges.get(id, ["", ""])[1] == "broken"
-            and other.state in ("cancelled", "held") and other.why == "dependency"
+            and other.state in ("cancelled", "held")
+            and other.why == "dependency"
         ]
         for child in again:
             other = self.jobs[child]
@@ -268,7 +316,11 @@ class Machine(RuleBasedStateMachine):
     @rule(minutes=st.sampled_from([1, 30, 61]))
     def time_passes(self, minutes):
         self.clock.advance(minutes * 60)
-        due = [job for job in self.jobs.values() if job.state == "scheduled" and job.due <= self.clock.now()]
+        due = [
+            job
+            for job in self.jobs.values()
+            if job.state == "scheduled" and job.due <= self.clock.now()
+        ]
         assert self.store.promote() == len(due)
         for job in due:
             job.state, job.rank = "waiting", rank(job.due, job.priority, STEP)
@@ -284,7 +336,11 @@ class Machine(RuleBasedStateMachine):
         for id in list(self.jobs)[-3:]:
             record: Any = self.store.job(id)
             job = self.jobs[id]
-            assert (record.attempt, record.claim_id, record.open_deps) == (job.attempt, job.claim, job.open)
+            assert (record.attempt, record.claim_id, record.open_deps) == (
+                job.attempt,
+                job.claim,
+                job.open,
+            )
             assert (record.finished_at is not None) == (job.state in FINAL)
             assert (record.node is not None) == (job.state == "running")
             assert bool(record.cancel_requested) == job.asked
@@ -295,7 +351,9 @@ def test_random_calls_mean_what_the_model_says(url, engine):
     run_state_machine_as_test(
         type("Machine", (Machine,), {"url": url}),
         settings=settings(
-            max_examples=60 if engine == "sqlite" else 25, stateful_step_count=30, deadline=None,
+            max_examples=60 if engine == "sqlite" else 25,
+            stateful_step_count=30,
+            deadline=None,
             suppress_health_check=list(HealthCheck),
         ),
     )

@@ -43,7 +43,12 @@ def found(store: Store) -> list[tuple[str, str]]:
 
 def limited(store: Store, clock: Any, count: int = 2) -> list[int]:
     """Jobs of a bucket for one, run one after the other, for a second each."""
-    ids = [made.id for made in store.enqueue([a_job(needs=(GPU,), rules=(Rule("gpu", 1),)) for _ in range(count)])]
+    ids = [
+        made.id
+        for made in store.enqueue(
+            [a_job(needs=(GPU,), rules=(Rule("gpu", 1),)) for _ in range(count)]
+        )
+    ]
     for _ in range(count):
         (job,) = claimed(store, count)
         clock.advance(1)
@@ -89,7 +94,9 @@ def shop(store, clock) -> Store:
     store.nodes.bury(1, builders.loss)
     joined(store, 2)
     limited_to = store.enqueue([a_job(needs=(GPU,), rules=(Rule("gpu", 1),)) for _ in range(2)])
-    assert {started.id, lost.id, limited_to[0].id} <= {job.id for job in claimed(store, 16, node=2, claim=78)}
+    assert {started.id, lost.id, limited_to[0].id} <= {
+        job.id for job in claimed(store, 16, node=2, claim=78)
+    }
     return store
 
 
@@ -134,55 +141,119 @@ def test_one_namespace_is_not_blamed_for_another(shop, url, clock):
 
 
 CORRUPTION = {
-    "a job that waited is gone": ("DELETE FROM genba.job WHERE id = {waiting}", Kind.LOST, "job {waiting}"),
+    "a job that waited is gone": (
+        "DELETE FROM genba.job WHERE id = {waiting}",
+        Kind.LOST,
+        "job {waiting}",
+    ),
     "a job that ended is gone and its history is not": (
-        "DELETE FROM genba.job WHERE id = {retried}", Kind.LOST, "job {retried}"),
-    "the last attempt is gone": ("UPDATE genba.job SET ran_until = NULL WHERE id = {done}", Kind.LOST, "job {done}"),
-    "an attempt is gone": ("DELETE FROM genba.attempt WHERE job_id = {retried}", Kind.LOST, "job {retried}"),
+        "DELETE FROM genba.job WHERE id = {retried}",
+        Kind.LOST,
+        "job {retried}",
+    ),
+    "the last attempt is gone": (
+        "UPDATE genba.job SET ran_until = NULL WHERE id = {done}",
+        Kind.LOST,
+        "job {done}",
+    ),
+    "an attempt is gone": (
+        "DELETE FROM genba.attempt WHERE job_id = {retried}",
+        Kind.LOST,
+        "job {retried}",
+    ),
     "a job that waits has returned": (
-        "UPDATE genba.job SET ran_until = 5 WHERE id = {waiting}", Kind.DAMAGED, "job {waiting}"),
+        "UPDATE genba.job SET ran_until = 5 WHERE id = {waiting}",
+        Kind.DAMAGED,
+        "job {waiting}",
+    ),
     "an end is told twice": (
         "INSERT INTO genba.event (at, namespace, kind, job_id) VALUES (0, 'default', 'failed', {done})",
-        Kind.TWICE, "job {done}"),
+        Kind.TWICE,
+        "job {done}",
+    ),
     "a final job is told to run": (
         "INSERT INTO genba.event (at, namespace, kind, job_id) VALUES (0, 'default', 'running', {done})",
-        Kind.MOVE, "job {done}"),
+        Kind.MOVE,
+        "job {done}",
+    ),
     "a job that nobody has enqueued is resumed": (
         "INSERT INTO genba.event (at, namespace, kind, job_id) VALUES (0, 'default', 'resumed', 4711)",
-        Kind.MOVE, "job 4711"),
+        Kind.MOVE,
+        "job 4711",
+    ),
     "a failure is made a success": (
-        "UPDATE genba.job SET state = 'failed' WHERE id = {done}", Kind.MOVE, "job {done}"),
+        "UPDATE genba.job SET state = 'failed' WHERE id = {done}",
+        Kind.MOVE,
+        "job {done}",
+    ),
     "a job is ended by hand": (
-        "UPDATE genba.job SET state = 'succeeded', finished_at = 1 WHERE id = {waiting}", Kind.MOVE, "job {waiting}"),
+        "UPDATE genba.job SET state = 'succeeded', finished_at = 1 WHERE id = {waiting}",
+        Kind.MOVE,
+        "job {waiting}",
+    ),
     "a job runs without a node": (
-        "UPDATE genba.job SET state = 'running' WHERE id = {waiting}", Kind.DAMAGED, "job {waiting}"),
+        "UPDATE genba.job SET state = 'running' WHERE id = {waiting}",
+        Kind.DAMAGED,
+        "job {waiting}",
+    ),
     "a job is in no state at all": (
-        "UPDATE genba.job SET state = 'dreaming' WHERE id = {waiting}", Kind.DAMAGED, "job {waiting}"),
-    "an end has no moment": ("UPDATE genba.job SET finished_at = NULL WHERE id = {done}", Kind.DAMAGED, "job {done}"),
+        "UPDATE genba.job SET state = 'dreaming' WHERE id = {waiting}",
+        Kind.DAMAGED,
+        "job {waiting}",
+    ),
+    "an end has no moment": (
+        "UPDATE genba.job SET finished_at = NULL WHERE id = {done}",
+        Kind.DAMAGED,
+        "job {done}",
+    ),
     "a job waits for nobody": (
-        "UPDATE genba.job SET open_deps = 2 WHERE id = {waiting}", Kind.DAMAGED, "job {waiting}"),
+        "UPDATE genba.job SET open_deps = 2 WHERE id = {waiting}",
+        Kind.DAMAGED,
+        "job {waiting}",
+    ),
     "an attempt is invented": (
-        ("UPDATE genba.job SET ran_until = NULL WHERE id = {done}; "
-         "INSERT INTO genba.attempt (job_id, attempt, ended_at, cause) VALUES ({done}, 9, 1, 'returned')"),
-        Kind.DAMAGED, "job {done}"),
+        (
+            "UPDATE genba.job SET ran_until = NULL WHERE id = {done}; "
+            "INSERT INTO genba.attempt (job_id, attempt, ended_at, cause) VALUES ({done}, 9, 1, 'returned')"
+        ),
+        Kind.DAMAGED,
+        "job {done}",
+    ),
     "a success has a cause": (
-        ("UPDATE genba.job SET ran_until = NULL WHERE id = {done}; "
-         "INSERT INTO genba.attempt (job_id, attempt, ended_at, cause) VALUES ({done}, 1, 1, 'exception')"),
-        Kind.DAMAGED, "job {done}"),
+        (
+            "UPDATE genba.job SET ran_until = NULL WHERE id = {done}; "
+            "INSERT INTO genba.attempt (job_id, attempt, ended_at, cause) VALUES ({done}, 1, 1, 'exception')"
+        ),
+        Kind.DAMAGED,
+        "job {done}",
+    ),
     "a slot is counted that nobody has": (
-        "UPDATE genba.bucket SET taken = taken + 1", Kind.LIMIT, "bucket gpu"),
+        "UPDATE genba.bucket SET taken = taken + 1",
+        Kind.LIMIT,
+        "bucket gpu",
+    ),
     "two had the one slot at a time": (
-        ("UPDATE genba.job SET ran_until = ran_until + 5000000, finished_at = finished_at + 5000000 "
-         "WHERE id = {limited}"),
-        Kind.LIMIT, "bucket gpu"),
+        (
+            "UPDATE genba.job SET ran_until = ran_until + 5000000, finished_at = finished_at + 5000000 "
+            "WHERE id = {limited}"
+        ),
+        Kind.LIMIT,
+        "bucket gpu",
+    ),
     "two attempts ran at once": (
         "UPDATE genba.attempt SET ended_at = ended_at + 5000000 WHERE job_id = {retried} AND attempt = 1",
-        Kind.TOGETHER, "job {retried}"),
+        Kind.TOGETHER,
+        "job {retried}",
+    ),
     "a tick was run twice": (
-        ("INSERT INTO genba.schedule (namespace, name, task, definition, args) "
-         "VALUES ('default', 'nightly', 't', '', NO_ARGS); UPDATE genba.job SET moment = 5, "
-         "schedule_id = (SELECT id FROM genba.schedule) WHERE id IN ({done}, {limited})"),
-        Kind.TWICE, "schedule nightly"),
+        (
+            "INSERT INTO genba.schedule (namespace, name, task, definition, args) "
+            "VALUES ('default', 'nightly', 't', '', NO_ARGS); UPDATE genba.job SET moment = 5, "
+            "schedule_id = (SELECT id FROM genba.schedule) WHERE id IN ({done}, {limited})"
+        ),
+        Kind.TWICE,
+        "schedule nightly",
+    ),
 }
 
 
@@ -211,7 +282,9 @@ def test_a_damaged_file_is_found(store, url, engine):
     if engine != "sqlite":
         pytest.skip("PostgreSQL has its own means: pg_amcheck")
     one(store)
-    plant(url, "PRAGMA writable_schema = ON", "DELETE FROM sqlite_schema WHERE name = 'genba_tag_job'")
+    plant(
+        url, "PRAGMA writable_schema = ON", "DELETE FROM sqlite_schema WHERE name = 'genba_tag_job'"
+    )
     store.close()
 
     assert (Kind.DAMAGED, "the file") in found(store)
@@ -234,7 +307,14 @@ def test_a_limit_that_was_lowered_has_not_been_exceeded_before(store, clock):
     store.enqueue([a_job(needs=(GPU,), rules=(Rule("gpu", 2),)) for _ in range(2)])
     both = claimed(store, 2)
     clock.advance(1)
-    assert len(store.finish(1, [success(job, started=job.claimed_at, ended=clock.now()) for job in both])) == 2
+    assert (
+        len(
+            store.finish(
+                1, [success(job, started=job.claimed_at, ended=clock.now()) for job in both]
+            )
+        )
+        == 2
+    )
 
     store.policy.set_limit("gpu", 1, "a test")
 

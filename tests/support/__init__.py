@@ -49,7 +49,9 @@ def load_jobs(url: str, folder: Path, **settings: Any) -> Any:
     return load_module("jobs", folder, url, source, **settings)
 
 
-def load_module(name: str, folder: Path, url: str, source: Path | None = None, **settings: Any) -> Any:
+def load_module(
+    name: str, folder: Path, url: str, source: Path | None = None, **settings: Any
+) -> Any:
     """The module `name` of `folder`, as a client of `url` has it; `source`: or of another file."""
     spec = spec_from_file_location(name, source or folder / f"{name}.py")
     assert spec is not None
@@ -72,7 +74,13 @@ def lines(path: Path | str) -> list[list[str]]:
 
 def genba_command(*args: str) -> list[str]:
     """The `genba` command line of this interpreter, installed or not; -P as for a script: no cwd on sys.path."""
-    return [sys.executable, "-P", "-c", "import sys; from genba.cli import main; sys.exit(main())", *args]
+    return [
+        sys.executable,
+        "-P",
+        "-c",
+        "import sys; from genba.cli import main; sys.exit(main())",
+        *args,
+    ]
 
 
 def without_settings(env: Mapping[str, str]) -> dict[str, str]:
@@ -97,12 +105,21 @@ class NodeProcess:
         """Start a node for `target` ("module:app", found in `cwd`) on `url`; does not wait until it is ready."""
         mark = uuid.uuid4().hex
         log = cwd / f"node-{mark[:8]}.log"
-        settings = {**without_settings(os.environ), "GENBA_URL": url, "GENBA_TEST_NODE": mark, **(env or {})}
+        settings = {
+            **without_settings(os.environ),
+            "GENBA_URL": url,
+            "GENBA_TEST_NODE": mark,
+            **(env or {}),
+        }
         with log.open("wb") as out:
             popen = subprocess.Popen(
                 genba_command("node", "start", target, *args),
-                cwd=cwd, env=settings, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
-                start_new_session=True,   # a Ctrl-C at pytest is not for the node
+                cwd=cwd,
+                env=settings,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # a Ctrl-C at pytest is not for the node
                 preexec_fn=_end_with_parent,
             )
         return cls(popen, log, mark)
@@ -131,7 +148,9 @@ class NodeProcess:
         try:
             return self._popen.wait(within)
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"node {self.pid} did not end within {within} s\n{self.log}") from None
+            raise AssertionError(
+                f"node {self.pid} did not end within {within} s\n{self.log}"
+            ) from None
 
     def stop(self, within: float = 15.0) -> int:
         self.signal(signal.SIGTERM)
@@ -150,12 +169,16 @@ class NodeProcess:
     def _kill_rest(self) -> bool:
         rest = self._living()
         for process in rest:
-            with suppress(psutil.NoSuchProcess):   # its guard was faster
+            with suppress(psutil.NoSuchProcess):  # its guard was faster
                 process.kill()
         return not rest
 
     def _living(self) -> list[psutil.Process]:
-        return [process for process in psutil.process_iter() if _setting(process, "GENBA_TEST_NODE") == self._mark]
+        return [
+            process
+            for process in psutil.process_iter()
+            if _setting(process, "GENBA_TEST_NODE") == self._mark
+        ]
 
 
 _libc = ctypes.CDLL(None)
@@ -169,7 +192,7 @@ def _end_with_parent() -> None:
 def _setting(process: psutil.Process, name: str) -> str | None:
     try:
         return process.environ().get(name)
-    except (psutil.Error, OSError):   # it has ended, or is not ours
+    except (psutil.Error, OSError):  # it has ended, or is not ours
         return None
 
 

@@ -45,7 +45,9 @@ class MovedClock:
             with psycopg.connect(url, autocommit=True) as conn:
                 conn.execute(SERVER)
                 here = sql.Identifier(conn.info.dbname)
-                conn.execute(sql.SQL("ALTER DATABASE {} SET search_path = moved, pg_catalog").format(here))
+                conn.execute(
+                    sql.SQL("ALTER DATABASE {} SET search_path = moved, pg_catalog").format(here)
+                )
 
     @property
     def _has_server(self) -> bool:

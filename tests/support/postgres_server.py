@@ -48,19 +48,30 @@ class Server:
         if self._again is not None and self._again.pid == pid:
             self._again.wait(30)
         eventually(lambda: _gone(pid), within=30)
-        for lock in ("data/postmaster.pid", ".s.PGSQL.5432.lock"):   # of one that was killed; they name a zombie
+        for lock in (
+            "data/postmaster.pid",
+            ".s.PGSQL.5432.lock",
+        ):  # of one that was killed; they name a zombie
             (self.home / lock).unlink(missing_ok=True)
         return command
 
     def start(self, command: list[str]) -> None:
         owner = (self.home / "data").stat()
         identity: dict[str, Any] = (
-            {"user": owner.st_uid, "group": owner.st_gid, "extra_groups": []} if os.geteuid() == 0 else {}
+            {"user": owner.st_uid, "group": owner.st_gid, "extra_groups": []}
+            if os.geteuid() == 0
+            else {}
         )
         with (self.home / "log").open("ab") as log:
             self._again = subprocess.Popen(
-                command, cwd=self.home, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-                env={"PATH": os.defpath, "LC_ALL": "C", "TZ": "UTC"}, **identity,
+                command,
+                cwd=self.home,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                env={"PATH": os.defpath, "LC_ALL": "C", "TZ": "UTC"},
+                **identity,
             )
         eventually(self._answers, within=60)
 

@@ -49,7 +49,9 @@ WAYS: Mapping[str, Way] = {
     "timeout": Way("timeout 2 s, grace 0.4 s", TIMEOUT + GRACE + 1, "timeout", ("timed_out",)),
     "cancel": Way("cancel, grace 0.4 s", GRACE + 1, "cancelled", ("cancelled",)),
     "kill": Way("kill", 1.0, "killed", ("cancelled",)),
-    "node SIGKILL": Way("SIGKILL of the node", 1.0, "node lost", ("scheduled", "waiting"), crashes=1),
+    "node SIGKILL": Way(
+        "SIGKILL of the node", 1.0, "node lost", ("scheduled", "waiting"), crashes=1
+    ),
     "drain": Way("drain, grace 1 s", DRAIN_GRACE + 2, "drain", ("waiting",)),
 }
 
@@ -75,7 +77,9 @@ class _Patient:
     handles: tuple[int, ...]
 
     def living(self) -> list[int]:
-        return [pid for pid, handle in zip(self.pids, self.handles, strict=True) if not _over(handle)]
+        return [
+            pid for pid, handle in zip(self.pids, self.handles, strict=True) if not _over(handle)
+        ]
 
     def left(self) -> tuple[str, ...]:
         """A worker that runs nothing may stay, if no thread of the job is left in it."""
@@ -103,7 +107,9 @@ class Ward:
         many = ["--max", str(len(JOBS) * 3)]
         settings = {"stays": many, "dies": many, "drains": [*many, "--grace", f"{DRAIN_GRACE}s"]}
         self.nodes = {
-            name: NodeProcess.start("stubborn:app", url, "--name", name, "-q", name, *more, cwd=folder)
+            name: NodeProcess.start(
+                "stubborn:app", url, "--name", name, "-q", name, *more, cwd=folder
+            )
             for name, more in settings.items()
         }
         eventually(lambda: len(self.app.nodes()) == len(self.nodes), within=30)
@@ -115,7 +121,10 @@ class Ward:
         self.app.close()
 
     def admit(self, way: str, queue: str, **options: Any) -> list[Any]:
-        calls = [getattr(self._module, name).using(queue=queue, tags=[way, name], **options) for name in JOBS]
+        calls = [
+            getattr(self._module, name).using(queue=queue, tags=[way, name], **options)
+            for name in JOBS
+        ]
         return list(self.app.enqueue_many([call.call(str(self._told)) for call in calls]))
 
     def patients(self, jobs: list[Any]) -> list[_Patient]:
@@ -148,7 +157,9 @@ def run(url: str, folder: Path) -> dict[tuple[str, str], Cell]:
         for patient in (*patients, *late):
             for handle in patient.handles:
                 stack.callback(os.close, handle)
-        ways = {way: [patient for patient in (*patients, *late) if patient.way == way] for way in WAYS}
+        ways = {
+            way: [patient for patient in (*patients, *late) if patient.way == way] for way in WAYS
+        }
         cells = _cells(ways["cancel"], lambda patient: patient.job.cancel())
         cells |= _cells(ways["kill"], lambda patient: patient.job.kill())
         cells |= _cells(ways["timeout"])
@@ -184,7 +195,9 @@ def _cells(
     return cells
 
 
-def _without_node(patients: list[_Patient], node: NodeProcess, number: int) -> dict[tuple[str, str], Cell]:
+def _without_node(
+    patients: list[_Patient], node: NodeProcess, number: int
+) -> dict[tuple[str, str], Cell]:
     """Of jobs whose node goes away: over when their processes are, and some day the store says so, too."""
     begun = time.monotonic()
     node.signal(number)
@@ -192,14 +205,20 @@ def _without_node(patients: list[_Patient], node: NodeProcess, number: int) -> d
 
     def look() -> bool:
         took.update(
-            {p.name: time.monotonic() - begun for p in patients if p.name not in took and not p.living()}
+            {
+                p.name: time.monotonic() - begun
+                for p in patients
+                if p.name not in took and not p.living()
+            }
         )
         return len(took) == len(patients)
 
     eventually(look, within=30, every=0.002)
     node.wait()
     eventually(lambda: not node.tree(), within=2)  # the guard is the last
-    eventually(lambda: all(patient.job.refresh().state != "running" for patient in patients), within=30)
+    eventually(
+        lambda: all(patient.job.refresh().state != "running" for patient in patients), within=30
+    )
     return {(p.name, p.way): _cell(p, took[p.name], ()) for p in patients}
 
 
@@ -216,7 +235,9 @@ def table(engines: Mapping[str, Mapping[tuple[str, str], Cell]]) -> str:
     rows.append(["*at most*", *(f"*{way.bound:.1f} s*" for way in WAYS.values())])
     for name, title in JOBS.items():
         took = [[cells[name, way].took for cells in engines.values()] for way in WAYS]
-        rows.append([title, *(" / ".join(f"{seconds:.2f}" for seconds in each) + " s" for each in took)])
+        rows.append(
+            [title, *(" / ".join(f"{seconds:.2f}" for seconds in each) + " s" for each in took)]
+        )
     rows.append(["*cause*", *(f"*{way.cause}*" for way in WAYS.values())])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
@@ -225,7 +246,11 @@ def documented() -> list[list[str]]:
     """The rows of the table in the document, as words."""
     found = re.search(f"{re.escape(BEGIN)}(.*){re.escape(END)}", DOCUMENT.read_text(), re.DOTALL)
     assert found, f"{DOCUMENT} has no stop table"
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in found[1].split("\n") if line]
+    return [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in found[1].split("\n")
+        if line
+    ]
 
 
 def write(text: str) -> None:
@@ -263,8 +288,12 @@ def _databases() -> Iterator[dict[str, tuple[str, Path]]]:
 def main() -> int:
     with _databases() as databases:
         engines = {engine: run(url, folder) for engine, (url, folder) in databases.items()}
-    wrong = [f"{engine}, {fault}" for engine, cells in engines.items()
-             for where, cell in cells.items() for fault in faults(*where, cell)]
+    wrong = [
+        f"{engine}, {fault}"
+        for engine, cells in engines.items()
+        for where, cell in cells.items()
+        for fault in faults(*where, cell)
+    ]
     write(table(engines))
     print(table(engines))
     print("\n".join(wrong) or "all as promised")

@@ -15,7 +15,11 @@ from genba import wire
 from genba.wire import Frames, Slate
 
 items = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.text(max_size=20) | st.binary(max_size=300),
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.text(max_size=20)
+    | st.binary(max_size=300),
     lambda inner: st.lists(inner, max_size=4),
     max_leaves=8,
 )
@@ -37,7 +41,9 @@ def slates() -> Iterator[tuple[Slate, Slate]]:
 
 @settings(max_examples=50)
 @given(messages=st.lists(st.lists(items, max_size=4), max_size=6), data=st.data())
-def test_frames_are_the_same_wherever_the_bytes_are_split(messages: list[list[Any]], data: st.DataObject) -> None:
+def test_frames_are_the_same_wherever_the_bytes_are_split(
+    messages: list[list[Any]], data: st.DataObject
+) -> None:
     stream = b"".join(wire.frame(tuple(message)) for message in messages)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=8)))
     frames = Frames()
@@ -101,7 +107,9 @@ def test_what_was_read_stays_as_it_is_when_more_comes_to_the_same_place() -> Non
 
 
 @given(serial=st.integers(0, 2**32 - 1), index=st.integers(0, 2**24 - 1))
-def test_a_place_fits_into_the_status_word_and_tells_serial_and_index(serial: int, index: int) -> None:
+def test_a_place_fits_into_the_status_word_and_tells_serial_and_index(
+    serial: int, index: int
+) -> None:
     place = wire.place(serial, index)
 
     assert (place >> 24, place & 0xFFFFFF) == (serial, index)
@@ -213,7 +221,9 @@ def test_a_note_cut_in_the_middle_of_a_letter_can_be_read(slates: tuple[Slate, S
     assert noted[4].endswith("é�")
 
 
-def test_a_note_that_failed_half_way_is_not_seen_and_spoils_none_after_it(slates: tuple[Slate, Slate]) -> None:
+def test_a_note_that_failed_half_way_is_not_seen_and_spoils_none_after_it(
+    slates: tuple[Slate, Slate],
+) -> None:
     worker, node = slates
     worker.note(7, 1, 4, b"")
     with pytest.raises(struct.error):
@@ -236,7 +246,11 @@ def a_result(n: int, size: int) -> wire.Result:
 
 # "take", or the size of a result to put: many small ones, and some near the size of the ring
 steps = st.lists(
-    st.just("take") | st.integers(0, 200) | st.integers(20_000, 70_000) | st.integers(131_000, 131_100), max_size=60
+    st.just("take")
+    | st.integers(0, 200)
+    | st.integers(20_000, 70_000)
+    | st.integers(131_000, 131_100),
+    max_size=60,
 )
 
 

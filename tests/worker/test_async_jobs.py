@@ -139,7 +139,9 @@ def shop(url, engine, start_node, tmp_path):
 
 
 def started(folder: Path, count: int) -> list[list[str]]:
-    return eventually(lambda: (told := lines(folder / "started"))[: len(told) * (len(told) >= count)], within=15)
+    return eventually(
+        lambda: (told := lines(folder / "started"))[: len(told) * (len(told) >= count)], within=15
+    )
 
 
 def states(jobs: list[Any]) -> list[str]:
@@ -156,7 +158,9 @@ def test_only_an_async_task_may_have_company():
 
 
 def test_plain_middleware_around_jobs_in_company_is_refused_at_the_start(start_node, url, tmp_path):
-    (tmp_path / "several.py").write_text(_TASKS + "\n@app.middleware\ndef timed(job, call_next): return call_next()\n")
+    (tmp_path / "several.py").write_text(
+        _TASKS + "\n@app.middleware\ndef timed(job, call_next): return call_next()\n"
+    )
     node = start_node("several:app", url)
 
     assert node.wait() == 2
@@ -245,7 +249,7 @@ def test_to_force_one_out_ends_the_worker_and_its_neighbours_are_released_uncoun
     eventually(lambda: stubborn.refresh().state == "cancelled", within=10)
     (tmp_path / "open").touch()
 
-    assert lines(tmp_path / "deaf")   # it was asked before
+    assert lines(tmp_path / "deaf")  # it was asked before
     assert other.result(timeout=10) == "open"
     assert [one.cause for one in other.attempts] == ["collateral", "returned"]
     assert (other.record.retries, other.record.crashes, other.record.losses) == (0, 0, 0)
@@ -266,7 +270,9 @@ def test_after_a_crash_each_runs_alone_until_it_is_known_who_it_was(shop, tmp_pa
 def test_exceptions_retries_and_outcomes_are_as_ever(shop):
     shop.start("--max", "1")
     jobs = [shop.fails.using(retry=0 if n == 1 else 2).enqueue(n) for n in range(4)]
-    eventually(lambda: all(job.refresh().state in ("succeeded", "failed") for job in jobs), within=15)
+    eventually(
+        lambda: all(job.refresh().state in ("succeeded", "failed") for job in jobs), within=15
+    )
 
     assert states(jobs) == ["succeeded", "failed", "succeeded", "succeeded"]
     assert [jobs[i].result() for i in (0, 2, 3)] == [0, 2, 33]
@@ -322,7 +328,7 @@ def test_a_stray_sigterm_gives_them_all_back(shop, tmp_path):
 def test_a_killed_worker_loses_no_job(shop, tmp_path):
     shop.start("--max", "2")
     group = [shop.fetch.enqueue(n) for n in range(30)]
-    pid: Callable[[], Any] = lambda: [job.attempts for job in group if job.attempts]   # noqa: E731
+    pid: Callable[[], Any] = lambda: [job.attempts for job in group if job.attempts]  # noqa: E731
     eventually(pid, within=10)
     os.kill(pid()[0][0].pid, signal.SIGKILL)
 
@@ -338,7 +344,7 @@ def test_jobs_of_other_tasks_have_their_turn_beside_a_shared_worker(shop):
     assert other.result(timeout=15)
     assert all(job.result(timeout=30) for job in group)
     ends = [job.refresh().finished for job in (other, group[-1])]
-    assert ends == sorted(ends)   # it did not have to wait for all of them
+    assert ends == sorted(ends)  # it did not have to wait for all of them
 
 
 @pytest.mark.parametrize("loop", ["uvloop", "asyncio"])

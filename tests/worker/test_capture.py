@@ -87,7 +87,9 @@ def test_what_comes_from_other_processes_follows_and_all_is_bounded() -> None:
     assert "from other processes" in told
 
 
-@pytest.mark.parametrize("sizes", [[5], [Murmur.ROOM], [Murmur.ROOM + 3, 4], [1, 2 * Murmur.ROOM - 1]])
+@pytest.mark.parametrize(
+    "sizes", [[5], [Murmur.ROOM], [Murmur.ROOM + 3, 4], [1, 2 * Murmur.ROOM - 1]]
+)
 def test_a_short_murmur_is_kept_whole(sizes: list[int]) -> None:
     murmur = Murmur()
     for i, size in enumerate(sizes):

@@ -10,7 +10,11 @@ def test_the_next_attempt_goes_on_where_the_last_one_was_also_after_a_crash(shop
 
     assert job.result(timeout=20) == [0, 1, 2, 3]
     assert lines(path) == [["0", "1"], ["1", "2"], ["2", "3"], ["3", "3"]]
-    assert [attempt.cause for attempt in job.refresh().attempts] == ["signal 9", "exception", "returned"]
+    assert [attempt.cause for attempt in job.refresh().attempts] == [
+        "signal 9",
+        "exception",
+        "returned",
+    ]
 
 
 def test_what_would_not_come_back_as_it_is_cannot_be_saved(shop):

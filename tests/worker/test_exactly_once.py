@@ -59,7 +59,9 @@ def test_an_exception_inside_undoes_all_of_it(shop, ledger):
     assert job.attempts[0].cause == "exception"
 
 
-@pytest.mark.parametrize(("how", "state", "booked"), [("return", "succeeded", ["one"]), ("raise inside", "failed", [])])
+@pytest.mark.parametrize(
+    ("how", "state", "booked"), [("return", "succeeded", ["one"]), ("raise inside", "failed", [])]
+)
 def test_an_async_job_has_it_by_async_with(shop, ledger, how, state, booked):
     job = ended(shop.jobs.pay_later.enqueue("one", how))
 
@@ -106,7 +108,7 @@ def test_kills_at_random_moments_leave_exactly_one_effect_of_each_job(shop, ledg
         with shop.app.store._db.statement() as tx:
             assert tx.now() - before < 60_000_000
 
-    held = [job for job in group if job.refresh().state == "held"]   # killed three times: at its cap
+    held = [job for job in group if job.refresh().state == "held"]  # killed three times: at its cap
     done = [job for job in group if job.state == "succeeded"]
     assert len(held) + len(done) == 120
     assert Counter(ledger()) == Counter(f"w{group.index(job)}" for job in done)
@@ -159,7 +161,9 @@ def test_a_job_that_was_asked_to_stop_does_not_open_it(shop, ledger, path):
     eventually(lambda: lines(f"{path}.started"), within=10)
     conn = shop.jobs._connect()
     table = "genba_job" if shop.url.startswith("sqlite:") else "genba.job"
-    conn.execute(f"UPDATE {table} SET cancel_requested = 'cancel', reason = 'enough' WHERE id = {job.id}")
+    conn.execute(
+        f"UPDATE {table} SET cancel_requested = 'cancel', reason = 'enough' WHERE id = {job.id}"
+    )
     conn.close()
     path.touch()
 
@@ -173,7 +177,7 @@ def test_while_it_is_open_other_jobs_of_the_node_go_on(shop, ledger, path):
         pytest.skip("there nobody writes meanwhile, hence the limit of 5 s")
     job = shop.jobs.pay.enqueue("one", "wait inside", str(path))
     eventually(lambda: lines(f"{path}.started"), within=10)
-    time.sleep(1.5)   # the node wants to mark its start now
+    time.sleep(1.5)  # the node wants to mark its start now
 
     began = time.monotonic()
     assert shop.jobs.add.enqueue(1).result(timeout=4) == 2
@@ -192,13 +196,19 @@ def test_a_job_is_cancelled_at_once_while_its_transaction_is_open(shop, ledger, 
     began = time.monotonic()
     assert job.cancel("enough")
     assert time.monotonic() - began < 2
-    assert (ended(job).state, job.reason, job.attempts[-1].cause) == ("cancelled", "enough", "cancelled")
+    assert (ended(job).state, job.reason, job.attempts[-1].cause) == (
+        "cancelled",
+        "enough",
+        "cancelled",
+    )
     assert ledger() == []
     assert not job.cancel()
 
 
 @pytest.mark.parametrize("grace", [0, 5])
-def test_a_job_that_is_stopped_in_the_middle_of_a_statement_lets_go_of_everything(shop, ledger, grace):
+def test_a_job_that_is_stopped_in_the_middle_of_a_statement_lets_go_of_everything(
+    shop, ledger, grace
+):
     """Its node must be able to write how it ended."""
     job = shop.jobs.ask_long.using(timeout=0.5, grace=grace).enqueue("one")
     began = time.monotonic()
@@ -215,7 +225,7 @@ def test_on_sqlite_it_is_ended_after_five_seconds(shop, ledger):
     job = shop.jobs.take_too_long.enqueue("slow", 6.5)
     time.sleep(1)
     began = time.monotonic()
-    other = shop.jobs.add.enqueue(1)   # waits for its turn
+    other = shop.jobs.add.enqueue(1)  # waits for its turn
 
     assert time.monotonic() - began < 6
     assert other.result(timeout=10) == 2

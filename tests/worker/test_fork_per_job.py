@@ -19,7 +19,9 @@ from genba import wire
 from genba.node.processes.channel import Line
 from genba.node.processes.pool import Hello, Pool, Swept, WorkerEnded, WorkerStarted
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the process tree is built on Linux calls")
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux", reason="the process tree is built on Linux calls"
+)
 
 WITHIN = 60.0  # never waited for when all is well
 
@@ -67,16 +69,20 @@ def leave_behind() -> int:
 """
 
 # It wants to be told of forks, as some libraries do.
-WATCHFUL = """
+WATCHFUL = (
+    """
 import os
 
 told = []
 os.register_at_fork(after_in_child=lambda: told.append(os.getpid()))
-""" + APP + """
+"""
+    + APP
+    + """
 @app.task
 def heard() -> bool:
     return told[-1] == os.getpid()
 """
+)
 
 
 class Ward:
@@ -182,13 +188,15 @@ def test_each_job_has_a_process_and_the_last_one_has_the_workers_own(ward):
     assert last.extra is None
 
 
-@pytest.mark.parametrize(("how", "status"), [("segfault", 11), ("kill", 9), ("7", 7 << 8), ("0", 0)])
+@pytest.mark.parametrize(
+    ("how", "status"), [("segfault", 11), ("kill", 9), ("7", 7 << 8), ("0", 0)]
+)
 def test_a_worker_dies_as_its_job_has_died_and_what_is_behind_it_never_started(ward, how, status):
     ward.run(("who", {}), ("die", {"how": how}), ("who", {}), ("who", {}))
     end = ward.ended()
 
     assert end.status is not None
-    assert end.status & ~0x80 == status   # with or without a core
+    assert end.status & ~0x80 == status  # with or without a core
     assert [result.at for result in ward.results] == [0]
     assert ward.line.slate.status() == (wire.place(3, 1), wire.RUNNING)
     assert ward.line.slate.pid() not in (0, ward.pid, ward.results[0].extra["pid"])
@@ -209,7 +217,7 @@ def test_a_doomed_job_is_killed_by_its_worker_who_tells_what_it_has_used(ward):
     ward.run(("work", {}), ("who", {}))
     pid = ward.runs(0)
     deadline = time.monotonic() + WITHIN
-    while used(pid) < 20 and time.monotonic() < deadline:   # hundredths of a second
+    while used(pid) < 20 and time.monotonic() < deadline:  # hundredths of a second
         ward.read()
     ward.line.slate.ask_to_stop(wire.place(3, 0))
     ward.line.slate.doom(wire.place(3, 0))
@@ -250,7 +258,9 @@ def test_results_of_any_size_come_with_what_was_printed(ward):
     ward.run(*[("many", {"count": count}) for count in (1, 900_000, 2, 3)])
     results = ward.until(4)
 
-    assert [len(result.payload or b"") - 2 for result in sorted(results, key=lambda one: one.at)] == [1, 900_000, 2, 3]
+    assert [
+        len(result.payload or b"") - 2 for result in sorted(results, key=lambda one: one.at)
+    ] == [1, 900_000, 2, 3]
     assert {result.extra["log"] for result in results} == {"so many\n"}
 
 

@@ -23,7 +23,13 @@ def test_what_a_job_prints_and_logs_is_kept_with_its_attempt(shop):
 
     assert job.state == "succeeded"
     log = job.attempts[-1].log
-    assert [line.split("from ")[-1] for line in log.splitlines()[:5]] == ["stdout", "stderr", "logging", "log", "bytes"]
+    assert [line.split("from ")[-1] for line in log.splitlines()[:5]] == [
+        "stdout",
+        "stderr",
+        "logging",
+        "log",
+        "bytes",
+    ]
     assert log.splitlines()[5].startswith("the end")
     assert "from stdout" not in shop.node.log
 
@@ -72,7 +78,11 @@ def test_what_other_processes_have_printed_is_kept_when_the_worker_dies(shop):
     job.cancel()
     assert attempt.cause == "signal 9"
     assert attempt.log.splitlines() == [
-        "from python", "[genba: from other processes]", "from a child", "xxxxxxxxxx", "from a descriptor",
+        "from python",
+        "[genba: from other processes]",
+        "from a child",
+        "xxxxxxxxxx",
+        "from a descriptor",
     ]
 
 
@@ -82,7 +92,9 @@ def test_a_job_that_says_nothing_has_no_log(shop):
     assert jobs[1].attempts[-1].log is None
 
 
-@pytest.mark.parametrize(("how", "cause"), [("kill", "signal 9"), ("raise", "exception"), ("hang", "timeout")])
+@pytest.mark.parametrize(
+    ("how", "cause"), [("kill", "signal 9"), ("raise", "exception"), ("hang", "timeout")]
+)
 def test_the_last_words_of_an_attempt_that_ended_badly_are_kept(shop, how, cause):
     job = shop.jobs.talk_and_die.using(timeout=1, grace=0).enqueue(how)
 
@@ -110,9 +122,7 @@ def test_what_a_million_calls_of_progress_cost_is_printed(shop):
     print(f"progress(): {plain / n * 1e6:.2f} µs, with a note {noted / n * 1e6:.2f} µs")
 
 
-@pytest.mark.parametrize(
-    ("how", "percent"), [("return", 100), ("raise", 50), ("apply", 50)]
-)
+@pytest.mark.parametrize(("how", "percent"), [("return", 100), ("raise", 50), ("apply", 50)])
 def test_the_last_progress_is_stored_however_short_the_job(shop, how, percent):
     job = ended(shop.jobs.say_progress.enqueue(100, "half", how))
 
@@ -130,7 +140,9 @@ def test_the_last_progress_of_a_job_that_died_is_stored(shop):
 def test_the_progress_of_many_short_jobs_is_stored_of_each(shop):
     group = [shop.jobs.say_progress.enqueue(i, f"at {i}") for i in range(50)]
 
-    assert [(ended(job).progress.done, job.progress.note) for job in group] == [(i, f"at {i}") for i in range(50)]
+    assert [(ended(job).progress.done, job.progress.note) for job in group] == [
+        (i, f"at {i}") for i in range(50)
+    ]
 
 
 def test_regression_23_progress_of_a_failed_job_is_never_complete_and_a_heartbeat_leaves_it(shop):

@@ -27,7 +27,9 @@ def told(request, tmp_path):
     def ask(target: str, *options: str, **variables: str) -> list[str]:
         env = {**without_settings(os.environ), "GENBA_URL": sqlite_url(tmp_path), **variables}
         command = genba_command(*COMMANDS[request.param](target), *options)
-        ran = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
+        ran = subprocess.run(
+            command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120
+        )
         assert (ran.returncode, ran.stdout) == (2, ""), ran
         return ran.stderr.replace(f"{tmp_path}", "HERE").splitlines()
 
@@ -48,11 +50,23 @@ def write(folder: Path, **sources: str) -> None:
         ("tasks.deep:app", "", "there is no module 'tasks.deep' in HERE or on the Python path; "),
         ("tasks:app", GENBA, "tasks has no 'app'; make one there: app = Genba(...)"),
         ("tasks:app", GENBA + "other = Genba()", "tasks has no 'app'; name tasks:other"),
-        ("tasks:app", "app = 1", "tasks.app is of type int, not a Genba app; make one there: app = Genba(...)"),
-        ("tasks:Genba", GENBA + "app = Genba()", "tasks.Genba is the class Genba, not a Genba app; name tasks:app"),
+        (
+            "tasks:app",
+            "app = 1",
+            "tasks.app is of type int, not a Genba app; make one there: app = Genba(...)",
+        ),
+        (
+            "tasks:Genba",
+            GENBA + "app = Genba()",
+            "tasks.Genba is the class Genba, not a Genba app; name tasks:app",
+        ),
         ("tasks:app.x", GENBA + "app = Genba()", "tasks.app has no 'x'; name tasks:app"),
         ("tasks", "", "tasks has no Genba app; make one there: app = Genba(...)"),
-        ("tasks", GENBA + "a = Genba()\nb = Genba()", "tasks has several Genba apps; name tasks:a or tasks:b"),
+        (
+            "tasks",
+            GENBA + "a = Genba()\nb = Genba()",
+            "tasks has several Genba apps; name tasks:a or tasks:b",
+        ),
     ],
 )
 def test_a_target_that_names_no_app_is_one_line(told, tmp_path, target, source, reason):
@@ -68,7 +82,11 @@ def test_a_target_that_names_no_app_is_one_line(told, tmp_path, target, source, 
     [
         (
             "x = 1\n1 / 0",
-            ["Traceback (most recent call last):", '  File "HERE/tasks.py", line 2, in <module>', "    1 / 0"],
+            [
+                "Traceback (most recent call last):",
+                '  File "HERE/tasks.py", line 2, in <module>',
+                "    1 / 0",
+            ],
             "ZeroDivisionError: division by zero; correct HERE/tasks.py, line 2",
         ),
         (
@@ -106,18 +124,27 @@ def test_a_target_that_names_no_app_is_one_line(told, tmp_path, target, source, 
     ],
     ids=["raises", "syntax", "missing import", "leaves", "refused by genba"],
 )
-def test_a_module_that_fails_shows_its_own_lines_and_one_message(told, tmp_path, source, frames, message):
+def test_a_module_that_fails_shows_its_own_lines_and_one_message(
+    told, tmp_path, source, frames, message
+):
     write(tmp_path, tasks=source)
 
     lines = told("tasks:app")
 
-    assert [line for line in lines[:-1] if line.strip(" ~^")] == frames  # without the marks under a line
+    assert [
+        line for line in lines[:-1] if line.strip(" ~^")
+    ] == frames  # without the marks under a line
     assert lines[-1].startswith("genba: cannot import tasks:app: ")
     assert lines[-1].endswith(message or "; correct HERE/tasks.py, line 2")
 
 
 def test_an_error_in_an_import_of_an_import_leads_to_its_line(told, tmp_path):
-    write(tmp_path, tasks="import middle", middle="import json\nimport inner", inner="import json\n\njson.loads('{')")
+    write(
+        tmp_path,
+        tasks="import middle",
+        middle="import json\nimport inner",
+        inner="import json\n\njson.loads('{')",
+    )
 
     *frames, message = told("tasks:app")
 
@@ -129,7 +156,9 @@ def test_an_error_in_an_import_of_an_import_leads_to_its_line(told, tmp_path):
     ]
     assert not any("importlib" in line or "genba" in line for line in frames)
     assert message.startswith("genba: cannot import tasks:app: json.decoder.JSONDecodeError: ")
-    assert message.endswith("; correct HERE/inner.py, line 3")  # not the line in the standard library
+    assert message.endswith(
+        "; correct HERE/inner.py, line 3"
+    )  # not the line in the standard library
 
 
 def test_a_traceback_of_all_frames_can_be_asked_for(told, tmp_path):
@@ -165,5 +194,7 @@ def test_all_commands_say_the_same_also_as_json(told, tmp_path):
         {"error": {"type": "BadOption", "message": message}}
     ]
     (line,) = told("nowhere:app")
-    assert line.startswith("genba: cannot import nowhere:app: there is no module 'nowhere' in HERE ")
+    assert line.startswith(
+        "genba: cannot import nowhere:app: there is no module 'nowhere' in HERE "
+    )
     assert set(json.loads(told("nowhere:app", "--json")[0])) == {"error"}

@@ -35,7 +35,9 @@ async def later() -> int:
     return os.getpid()
 """
 
-_LIFESPANS = _HEAD + """
+_LIFESPANS = (
+    _HEAD
+    + """
 state = {}
 
 @app.lifespan
@@ -64,16 +66,22 @@ async def third():
 async def same_loop() -> bool:
     return state["loop"] is asyncio.get_running_loop() and state["first"] == 1
 """
+)
 
-_BROKEN = _HEAD + """
+_BROKEN = (
+    _HEAD
+    + """
 @app.lifespan
 def connect():
     if not os.path.exists(told + ".repaired"):
         raise ConnectionError("no database at 10.0.0.7")
     yield
 """
+)
 
-_MIDDLEWARE = _HEAD + """
+_MIDDLEWARE = (
+    _HEAD
+    + """
 @app.middleware
 def outer(job, call_next):
     tell("outer", "in", job.id, job.task)
@@ -117,15 +125,21 @@ async def sleeps_later() -> None:
     tell("sleeps")
     await asyncio.sleep(60)
 """
+)
 
-_SLOW_MIDDLEWARE = _HEAD + """
+_SLOW_MIDDLEWARE = (
+    _HEAD
+    + """
 @app.middleware
 def slow(job, call_next):
     tell("slow")
     time.sleep(60)
 """
+)
 
-_RESOLVER = _HEAD + """
+_RESOLVER = (
+    _HEAD
+    + """
 class Mailer:
     def __init__(self, host):
         self.host = host
@@ -149,6 +163,7 @@ def make(owner):
 
 app.resolver = make
 """
+)
 
 
 @pytest.fixture
@@ -232,7 +247,7 @@ def test_middleware_surrounds_plain_and_async_runs_in_the_order_of_registration(
         told.unlink(missing_ok=True)
         job = task.enqueue()
         id = str(job.id)
-        pid = -job.result(timeout=10)   # the innermost has changed it
+        pid = -job.result(timeout=10)  # the innermost has changed it
         assert lines(told) == [
             ["outer", "in", id, task.name], ["inner", "in", id], ["awaiting", "in", id],
             [task.__name__, str(pid)],

@@ -19,7 +19,9 @@ _REST = ("succeeded", "failed", "timed_out", "cancelled", "held")
 
 def events(shop, job):
     with shop.app.store._db.statement() as tx:
-        rows = tx.select("SELECT kind, data FROM genba.event WHERE job_id = :id ORDER BY seq", id=job.id)
+        rows = tx.select(
+            "SELECT kind, data FROM genba.event WHERE job_id = :id ORDER BY seq", id=job.id
+        )
     return [(kind, json.loads(bytes(data)) if data else None) for kind, data in rows]
 
 
@@ -79,7 +81,9 @@ def test_a_retry_that_is_not_free_takes_from_the_budget(shop):
     assert (job.result(), job.retries) == ("attempt 2", 1)
 
 
-def test_usecase_45_regression_15_a_job_may_ask_for_a_retry_as_often_as_it_likes_and_never_fails(shop, path):
+def test_usecase_45_regression_15_a_job_may_ask_for_a_retry_as_often_as_it_likes_and_never_fails(
+    shop, path
+):
     """UseCase45: the same job, one attempt after the other."""
     job = shop.jobs.wait_for_retry.enqueue(str(path), 5)
 
@@ -122,7 +126,11 @@ def test_a_task_that_wants_it_explicit_is_held_when_nothing_was_said(shop, wish,
 
 @pytest.mark.parametrize(
     ("wish", "state", "said"),
-    [("succeed:now", "succeeded", "now"), ("fail:bad luck", "failed", "bad luck"), ("hold:Ann", "held", "Ann")],
+    [
+        ("succeed:now", "succeeded", "now"),
+        ("fail:bad luck", "failed", "bad luck"),
+        ("hold:Ann", "held", "Ann"),
+    ],
 )
 @pytest.mark.parametrize("then", ["return", "raise"])
 def test_what_is_applied_stays_whatever_comes_after(shop, wish, state, said, then):
@@ -131,7 +139,9 @@ def test_what_is_applied_stays_whatever_comes_after(shop, wish, state, said, the
     assert job.state == state
     assert (job.result() if state == "succeeded" else job.reason) == said
     if then == "raise":
-        [late] = eventually(lambda: [data for kind, data in events(shop, job) if kind == "error_after_end"])
+        [late] = eventually(
+            lambda: [data for kind, data in events(shop, job) if kind == "error_after_end"]
+        )
         assert (late["attempt"], late["error"]["message"]) == (1, "after all")
     assert shop.jobs.add.enqueue(1).result(timeout=10) == 2
     assert ended(job).state == state
@@ -163,7 +173,9 @@ def test_the_children_of_a_job_that_ended_itself_start(shop, path):
     job = shop.jobs.apply_and_wait.enqueue(str(path))
     child = shop.jobs.sum_of_deps.using(after=[job], on_dependency_failure="run").enqueue()
 
-    with pytest.raises(Exception, match="unsupported"):   # it has a text as its result: the child ran, and said so
+    with pytest.raises(
+        Exception, match="unsupported"
+    ):  # it has a text as its result: the child ran, and said so
         child.result(timeout=10)
 
 
@@ -233,7 +245,9 @@ def test_a_rule_can_say_which_exceptions_are_worth_another_try(shop, how, rule, 
 
 def test_what_blocks_inside_a_job_has_an_async_twin(shop):
     before = shop.jobs.add.enqueue(1)
-    job = shop.jobs.end_itself_later.using(after=[before], retry={"times": 1, "delay": 0}).enqueue("w")
+    job = shop.jobs.end_itself_later.using(after=[before], retry={"times": 1, "delay": 0}).enqueue(
+        "w"
+    )
 
     assert (ended(job).state, job.result()) == ("succeeded", ["w", 2])
     assert shop.app.job(key="copy of w").refresh().state == "scheduled"

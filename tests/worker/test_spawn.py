@@ -21,9 +21,18 @@ from tests.support import eventually, load_module
 
 from genba import wire
 from genba.node.processes.channel import Line
-from genba.node.processes.pool import Hello, ImportFailed, Pool, SpawnFailed, WorkerEnded, WorkerStarted
+from genba.node.processes.pool import (
+    Hello,
+    ImportFailed,
+    Pool,
+    SpawnFailed,
+    WorkerEnded,
+    WorkerStarted,
+)
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the process tree is built on Linux calls")
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux", reason="the process tree is built on Linux calls"
+)
 
 WITHIN = 20.0  # never waited for when all is well
 
@@ -54,7 +63,9 @@ def sleep() -> None:
 """
 
 # Twenty threads that allocate, log and take locks of the standard library.
-THREADS = SMALL + """
+THREADS = (
+    SMALL
+    + """
 import logging
 
 log = logging.getLogger("busy")
@@ -68,11 +79,15 @@ def busy():
 for n in range(20):
     threading.Thread(target=busy, name=f"busy-{n}", daemon=True).start()
 """
+)
 
-LARGE = SMALL + """
+LARGE = (
+    SMALL
+    + """
 held = bytearray(os.urandom(1 << 20)) * 200
 small_things = [str(n) for n in range(500_000)]
 """
+)
 
 # What it holds, what of that is in huge pages, and whether it is still what it was.
 HUGE = """
@@ -87,10 +102,13 @@ with open("/proc/self/smaps_rollup") as file:
 print(made, huge, hashlib.sha256(held).digest() == before)
 """
 
-ONLY_ZYGOTE = SMALL + """
+ONLY_ZYGOTE = (
+    SMALL
+    + """
 if os.environ.get("GENBA_WORKER") and not os.path.exists("mended"):
     raise ConnectionError("not from here")
 """
+)
 
 
 class Starter:
@@ -148,7 +166,7 @@ def shop(url, start_node, tmp_path):
     def start(text: str, *args: str) -> tuple[Any, Any]:
         (tmp_path / "starts.py").write_text(text)
         (tmp_path / "quiet").mkdir()
-        (tmp_path / "quiet" / "starts.py").write_text(SMALL)   # the client needs no threads
+        (tmp_path / "quiet" / "starts.py").write_text(SMALL)  # the client needs no threads
         module = load_module("starts", tmp_path / "quiet", url)
         modules.append(module)
         node = start_node("starts:app", url, *args)
@@ -161,13 +179,15 @@ def shop(url, start_node, tmp_path):
 
 
 def test_what_a_large_app_holds_is_in_huge_pages_and_unchanged():
-    told = subprocess.run([sys.executable, "-c", HUGE], capture_output=True, text=True, check=True, timeout=120)
+    told = subprocess.run(
+        [sys.executable, "-c", HUGE], capture_output=True, text=True, check=True, timeout=120
+    )
     made, huge, same = told.stdout.split()
 
     assert same == "True"
     if int(made) == 0:
         pytest.skip("this kernel makes none")
-    assert int(huge) >= int(made) * 2048 // 2   # kB; some may have been taken away again
+    assert int(huge) >= int(made) * 2048 // 2  # kB; some may have been taken away again
 
 
 @pytest.mark.parametrize("forks", [500, pytest.param(10_000, marks=pytest.mark.soak)])
@@ -193,7 +213,7 @@ def test_workers_of_an_app_with_threads_are_not_forked_and_a_warning_names_the_t
 
     assert "the app starts threads at import (busy-0, busy-1," in node.log
     assert "spawn=exec" in node.log
-    assert "busy-19" in told["threads"]   # after a fork they would be missing
+    assert "busy-19" in told["threads"]  # after a fork they would be missing
     assert told["pid"] == told["group"]
     assert told["worker"] == "1"
     assert told["sockets"] == 1
@@ -211,7 +231,11 @@ def test_a_fork_that_is_asked_for_is_had_with_a_warning(shop):
 def test_workers_run_in_the_interpreter_of_their_node(shop, spawn):
     module, _ = shop(SMALL, "--max", "1", "--spawn", spawn)
 
-    assert module.who.enqueue().result(timeout=60)["python"] == [sys.executable, sys.prefix, sys.version]
+    assert module.who.enqueue().result(timeout=60)["python"] == [
+        sys.executable,
+        sys.prefix,
+        sys.version,
+    ]
 
 
 def test_exec_may_be_asked_for_and_such_a_worker_is_stopped_like_any_other(shop):

@@ -95,11 +95,20 @@ def shop(kind, tmp_path_factory):
     with ExitStack() as stack:
         module = load_module("plain", folder, url)
         stack.callback(module.app.close)
-        node = NodeProcess.start(f"{kind}:app", url, "--max", "2", cwd=folder, env={"SPANS": str(spans)})
+        node = NodeProcess.start(
+            f"{kind}:app", url, "--max", "2", cwd=folder, env={"SPANS": str(spans)}
+        )
         stack.callback(lambda: print(node.log))
         stack.callback(node.end)
         eventually(module.app.nodes, within=40)
-        yield module, lambda: [json.loads(line) for line in spans.read_text().splitlines()] if spans.exists() else []
+        yield (
+            module,
+            lambda: (
+                [json.loads(line) for line in spans.read_text().splitlines()]
+                if spans.exists()
+                else []
+            ),
+        )
 
 
 def test_the_context_goes_with_a_job_and_with_those_that_it_enqueues(shop, kind):
@@ -110,14 +119,22 @@ def test_the_context_goes_with_a_job_and_with_those_that_it_enqueues(shop, kind)
 
     assert own == written(request)
     if kind == "plain":
-        assert child == written(request)   # passed on as it is: nobody made a span of the run
+        assert child == written(request)  # passed on as it is: nobody made a span of the run
         assert spans() == []
         return
-    mine = {span["name"]: span for span in spans() if span["trace"] == request.get_span_context().trace_id}
+    mine = {
+        span["name"]: span
+        for span in spans()
+        if span["trace"] == request.get_span_context().trace_id
+    }
     assert mine["outer"]["parent"] == request.get_span_context().span_id
     assert mine["inner"]["parent"] == mine["outer"]["span"]
     assert int(child.split("-")[2], 16) == mine["outer"]["span"]
-    assert (mine["outer"]["job"], mine["outer"]["kind"], mine["outer"]["status"]) == (job.id, "CONSUMER", "UNSET")
+    assert (mine["outer"]["job"], mine["outer"]["kind"], mine["outer"]["status"]) == (
+        job.id,
+        "CONSUMER",
+        "UNSET",
+    )
 
 
 def test_what_nobody_traces_has_no_context(shop, kind):
@@ -141,7 +158,11 @@ def test_a_job_that_fails_and_one_among_others_are_spans_too(shop, kind):
     (hook,) = eventually(lambda: module.app.jobs(task="bad#final", state="any"), within=20)
     assert written(request) in hook.record.options
     if kind == "traced":
-        mine = {span["job"]: span for span in spans() if span["trace"] == request.get_span_context().trace_id}
+        mine = {
+            span["job"]: span
+            for span in spans()
+            if span["trace"] == request.get_span_context().trace_id
+        }
         assert mine[bad.id]["status"] == "ERROR"
         assert {mine[job.id]["parent"] for job in many} == {request.get_span_context().span_id}
 

@@ -7,7 +7,7 @@ from tests.support import eventually, lines, load_module
 
 from genba import JobFailed
 
-MODULE = '''
+MODULE = """
 import os
 from genba import Genba, Limit, current_job
 
@@ -52,7 +52,7 @@ def done(event):
 @app.on("workerSpawn")
 def spawned(event):
     tell("spawned", event.data["workers"][0]["pid"])
-'''
+"""
 
 
 @pytest.fixture
@@ -79,7 +79,9 @@ def test_regression_25_nested_waits_with_one_slot_do_not_deadlock(company):
 def test_a_hook_is_told_of_every_end_and_handlers_run_with_the_node(company):
     module, node, folder = company
     fine, bad, never = (
-        module.hooked.enqueue("fine"), module.hooked.enqueue("fail"), module.hooked.using(delay="1h").enqueue("no"),
+        module.hooked.enqueue("fine"),
+        module.hooked.enqueue("fail"),
+        module.hooked.using(delay="1h").enqueue("no"),
     )
     never.cancel("not needed")
     stubborn = module.stubborn.enqueue()
@@ -89,9 +91,14 @@ def test_a_hook_is_told_of_every_end_and_handlers_run_with_the_node(company):
 
     jobs = {fine.id: "succeeded", bad.id: "failed", never.id: "cancelled", stubborn.id: "succeeded"}
     eventually(lambda: jobs.items() <= ends().items(), within=20)
-    eventually(lambda: [line[0] for line in lines(folder / "final")].count(str(stubborn.id)) >= 1, within=20)
+    eventually(
+        lambda: [line[0] for line in lines(folder / "final")].count(str(stubborn.id)) >= 1,
+        within=20,
+    )
 
-    handled = eventually(lambda: [one for one in lines(folder / "handled") if int(one[1]) == fine.id], within=10)
+    handled = eventually(
+        lambda: [one for one in lines(folder / "handled") if int(one[1]) == fine.id], within=10
+    )
     assert [(one[0], one[3]) for one in handled] == [("succeeded", "succeeded")]
     assert int(handled[0][2]) in node.tree()
     assert int(handled[0][2]) not in {int(line[2]) for line in lines(folder / "final")}

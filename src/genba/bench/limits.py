@@ -108,7 +108,12 @@ class RawSqlite:
         self._turn = 0
         self.version = f"SQLite {conn.execute('SELECT sqlite_version()').fetchone()[0]}"
         conn.set_busy_timeout(10_000)
-        for pragma in ("journal_mode = WAL", "synchronous = FULL", "wal_autocheckpoint = 4000", "cache_size = -65536"):
+        for pragma in (
+            "journal_mode = WAL",
+            "synchronous = FULL",
+            "wal_autocheckpoint = 4000",
+            "cache_size = -65536",
+        ):
             conn.execute(f"PRAGMA {pragma}").fetchall()
 
     def drain(self, jobs: int) -> float:
@@ -133,9 +138,13 @@ class RawSqlite:
         began, done = time.perf_counter(), 0
         claimed: list[Any] = []
         while True:
-            conn.execute("BEGIN IMMEDIATE")  # the finish of one batch and the claim of the next share a commit
+            conn.execute(
+                "BEGIN IMMEDIATE"
+            )  # the finish of one batch and the claim of the next share a commit
             if claimed:
-                conn.executemany(finish, [(id, attempt, str(id), 1, 2) for id, attempt, _ in claimed])
+                conn.executemany(
+                    finish, [(id, attempt, str(id), 1, 2) for id, attempt, _ in claimed]
+                )
                 done += len(claimed)
             claimed = conn.execute(claim).fetchall()
             conn.execute("COMMIT")
@@ -171,14 +180,20 @@ class RawSqlite:
         return f"INSERT INTO genba_job (id, {_WRITTEN}) VALUES ({places})"  # noqa: S608
 
     def is_final(self, id: int) -> bool:
-        found = self._conn.execute("SELECT finished_at FROM genba_job WHERE id = ?", (id,)).fetchone()
+        found = self._conn.execute(
+            "SELECT finished_at FROM genba_job WHERE id = ?", (id,)
+        ).fetchone()
         return found is not None and found[0] is not None
 
     def finished(self) -> int:
         return int(self._conn.execute(_ENDED.replace("genba.", "genba_")).fetchone()[0])
 
     def ended(self) -> int:
-        return int(self._conn.execute("SELECT count(*) FROM genba_job WHERE finished_at IS NOT NULL").fetchone()[0])
+        return int(
+            self._conn.execute(
+                "SELECT count(*) FROM genba_job WHERE finished_at IS NOT NULL"
+            ).fetchone()[0]
+        )
 
     def waiting(self) -> int:
         text = f"SELECT count(*) FROM genba_job WHERE state = 'waiting' AND id < {SHIFT}"  # noqa: S608
@@ -223,7 +238,9 @@ class RawPostgres:
         while claimed := cursor.execute(claim, (done,), prepare=True).fetchall():
             ids, attempts, _ = zip(*claimed, strict=True)
             ones = [1] * len(ids)
-            cursor.execute(finish, (list(ids), list(attempts), list(map(str, ids)), ones, ones), prepare=True)
+            cursor.execute(
+                finish, (list(ids), list(attempts), list(map(str, ids)), ones, ones), prepare=True
+            )
             done += len(claimed)
         seconds = time.perf_counter() - began
         conn.execute("DROP TABLE bare")
@@ -254,14 +271,20 @@ class RawPostgres:
         return f"SELECT {new}, {_WRITTEN} FROM genba.job WHERE id < {SHIFT} ORDER BY id DESC LIMIT {count}"  # noqa: S608
 
     def is_final(self, id: int) -> bool:
-        found = self._conn.execute("SELECT finished_at FROM genba.job WHERE id = %s", (id,), prepare=True).fetchone()
+        found = self._conn.execute(
+            "SELECT finished_at FROM genba.job WHERE id = %s", (id,), prepare=True
+        ).fetchone()
         return found is not None and found[0] is not None
 
     def finished(self) -> int:
         return int(self._conn.execute(_ENDED).fetchone()[0])
 
     def ended(self) -> int:
-        return int(self._conn.execute("SELECT count(*) FROM genba.job WHERE finished_at IS NOT NULL").fetchone()[0])
+        return int(
+            self._conn.execute(
+                "SELECT count(*) FROM genba.job WHERE finished_at IS NOT NULL"
+            ).fetchone()[0]
+        )
 
     def waiting(self) -> int:
         text = f"SELECT count(*) FROM genba.job WHERE state = 'waiting' AND id < {SHIFT}"  # noqa: S608

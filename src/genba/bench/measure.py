@@ -112,7 +112,9 @@ class Figure:
     @property
     def steady(self) -> bool:
         """False if the rounds differ so much that a ratio of them is no evidence."""
-        return all(max(rounds) <= STEADY * min(rounds) for rounds in (self.rounds, self.limits) if rounds)
+        return all(
+            max(rounds) <= STEADY * min(rounds) for rounds in (self.rounds, self.limits) if rounds
+        )
 
     def told(self) -> dict[str, Any]:
         return {**asdict(self), "met": self.met, "steady": self.steady}
@@ -167,7 +169,9 @@ class Bench:
                 plain.commit_again(count)
                 bare.append(plain.commit_again(count))
                 self._check_waiting(f"enqueue one by one, round {turn}", plain, 1 + turn * count)
-        self._tell("enqueue, one by one", "jobs/s", ours, bare, SINGLE[self.engine], against="bare commits")
+        self._tell(
+            "enqueue, one by one", "jobs/s", ours, bare, SINGLE[self.engine], against="bare commits"
+        )
 
     def enqueue_in_bulk(self) -> None:
         count = self.plan.bulk
@@ -181,8 +185,14 @@ class Bench:
                 plain.copy_again(count)
                 bare.append(plain.copy_again(count))
                 self._check_waiting(f"enqueue in bulk, round {turn}", plain, 1 + turn * count)
-        against = "COPY of the same rows" if self.engine == "postgres" else "one executemany of the same rows"
-        self._tell(f"enqueue, bulk of {count:,}", "jobs/s", ours, bare, BULK[self.engine], against=against)
+        against = (
+            "COPY of the same rows"
+            if self.engine == "postgres"
+            else "one executemany of the same rows"
+        )
+        self._tell(
+            f"enqueue, bulk of {count:,}", "jobs/s", ours, bare, BULK[self.engine], against=against
+        )
 
     # jobs are run
 
@@ -197,7 +207,9 @@ class Bench:
                 rates[workers].append(self._drain_once(jobs, workers, turn))
         against = "raw claim + finish, batch 100"
         self._tell("drain, 1 worker", "jobs/s", rates[1], bare[1], None, against=against)
-        self._tell("drain, 2 workers", "jobs/s", rates[2], bare[2], DRAIN[self.engine], against=against)
+        self._tell(
+            "drain, 2 workers", "jobs/s", rates[2], bare[2], DRAIN[self.engine], against=against
+        )
 
     def _limit(self, jobs: int) -> float:
         """Of many passes the median; the first does not count."""
@@ -215,7 +227,14 @@ class Bench:
         for turn in self._rounds("drain with limits"):
             bare.append(self._drain_once(jobs, 2, turn, "drain without limits"))
             slots.append(self._drain_once(jobs, 2, turn, "drain with limits", limited))
-        self._tell("drain, each job limited", "jobs/s", slots, bare, LIMITED, against="the same without limits")
+        self._tell(
+            "drain, each job limited",
+            "jobs/s",
+            slots,
+            bare,
+            LIMITED,
+            against="the same without limits",
+        )
 
     def free_a_slot(self) -> None:
         """From the end of a job to the start of the next one of its bucket, with a long line behind it."""
@@ -225,11 +244,20 @@ class Bench:
             with started(2) as node:
                 node.join()
                 for turn in self._rounds("a slot is freed"):
-                    mine = [app.job(id) for id in ids[(turn - 1) * self.plan.samples : turn * self.plan.samples]]
+                    mine = [
+                        app.job(id)
+                        for id in ids[(turn - 1) * self.plan.samples : turn * self.plan.samples]
+                    ]
                     app.wait(mine, timeout=READY_WITHIN + self.plan.samples)
                     gaps.append(median(_gaps(mine)))
             self._check_end("a slot is freed", node)
-        self._tell(f"a slot freed to the next start, p50, {self.plan.line:,} in line", "ms", gaps, None, FREED)
+        self._tell(
+            f"a slot freed to the next start, p50, {self.plan.line:,} in line",
+            "ms",
+            gaps,
+            None,
+            FREED,
+        )
 
     def take_a_lock(self) -> None:
         """A mutex that nobody else wants: two commits, one to take it and one to give it back."""
@@ -248,7 +276,14 @@ class Bench:
                 app.close()  # its session would want to be renewed, and commits without a pause let nobody in on SQLite
                 plain.commit_again(count)
                 bare.append(plain.commit_again(count) / 2)
-        self._tell("mutex, taken and given back", "locks/s", ours, bare, None, against="two bare commits each")
+        self._tell(
+            "mutex, taken and given back",
+            "locks/s",
+            ours,
+            bare,
+            None,
+            against="two bare commits each",
+        )
 
     def drain_with_history(self) -> None:
         """Every attempt and move on record, beside the same jobs of which final states are kept only."""
@@ -256,7 +291,14 @@ class Bench:
         for turn in self._rounds("drain with history"):
             bare.append(self._drain_once(jobs, 2, turn, "drain without history", forgotten))
             kept.append(self._drain_once(jobs, 2, turn, "drain with history", remembered))
-        self._tell("drain, all history kept", "jobs/s", kept, bare, HISTORY, against="the same, final states only")
+        self._tell(
+            "drain, all history kept",
+            "jobs/s",
+            kept,
+            bare,
+            HISTORY,
+            against="the same, final states only",
+        )
 
     def _drain_once(
         self, jobs: int, workers: int, turn: int, what: str = "drain", task: Any = number
@@ -267,7 +309,9 @@ class Bench:
             with started(workers) as node:
                 pids = self._finish(node, plain, ids[-1], jobs)
             rows = plain.seen()
-            self._check_jobs(name, rows, plain, set(range(jobs)), None if task is forgotten else pids)
+            self._check_jobs(
+                name, rows, plain, set(range(jobs)), None if task is forgotten else pids
+            )
             self._check_end(name, node)
             return jobs * 1e6 / (max(row.finished_at or 0 for row in rows) - node.joined_at)
 
@@ -287,14 +331,20 @@ class Bench:
             done = 0
             for turn in self._rounds(f"drain over a backlog of {plan.backlog:,}"):
                 with started(2) as node:
-                    pids |= self._finish(node, plain, ids[min(done + claims, len(ids)) - 1], done + claims)
+                    pids |= self._finish(
+                        node, plain, ids[min(done + claims, len(ids)) - 1], done + claims
+                    )
                 self._check_end(f"backlog of {plan.backlog:,}, round {turn}", node)
                 rows = plain.seen()
-                great.append(_pace((row for row in rows if (row.claimed_at or 0) >= node.joined_at), claims))
+                great.append(
+                    _pace((row for row in rows if (row.claimed_at or 0) >= node.joined_at), claims)
+                )
                 done = len(rows)
                 with self._beside():
                     small.append(self._pace_of_small(turn))
-            self._check_jobs(f"backlog of {plan.backlog:,}", plain.seen(), plain, set(range(plan.backlog)), pids)
+            self._check_jobs(
+                f"backlog of {plan.backlog:,}", plain.seen(), plain, set(range(plan.backlog)), pids
+            )
         against = f"the same, {plan.small_backlog:,}"
         name = f"drain, backlog of {plan.backlog:,}"
         self._tell(name, "jobs/s", great, small, BACKLOG[self.engine], against=against)
@@ -306,7 +356,9 @@ class Bench:
             with started(2) as node:
                 pids = self._finish(node, plain, ids[-1], jobs)
             rows = plain.seen()
-            self._check_jobs(f"backlog of {jobs:,}, round {turn}", rows, plain, set(range(jobs)), pids)
+            self._check_jobs(
+                f"backlog of {jobs:,}, round {turn}", rows, plain, set(range(jobs)), pids
+            )
             return _pace(rows, jobs)
 
     def idle(self) -> None:
@@ -318,7 +370,9 @@ class Bench:
                 node.join()
                 time.sleep(1.0)
                 for turn in self._rounds("idle pick-up"):
-                    waits = sorted(_pick_up((turn - 1) * plan.samples + i) for i in range(plan.samples))
+                    waits = sorted(
+                        _pick_up((turn - 1) * plan.samples + i) for i in range(plan.samples)
+                    )
                     halves.append(median(waits))
                     tails.append(waits[min(len(waits) - 1, int(len(waits) * 0.99))])
                 first = plan.samples * plan.repeat
@@ -335,7 +389,9 @@ class Bench:
         self._tell("idle pick-up, p50", "ms", halves, None, PICK_UP[0])
         self._tell("idle pick-up, p99", "ms", tails, None, PICK_UP[1])
         self._tell("start after its moment, p50", "ms", [median(late)], None, None)
-        self._tell("start after its moment, p99", "ms", [late[int(len(late) * 0.99)]], None, ON_TIME)
+        self._tell(
+            "start after its moment, p99", "ms", [late[int(len(late) * 0.99)]], None, ON_TIME
+        )
         self._tell("idle node, all processes", "% of a core", [share], None, IDLE_CPU)
         self._tell("idle node, supervisor", "MB", [memory], None, IDLE_MEMORY)
 
@@ -386,7 +442,9 @@ class Bench:
         while not (plain.is_final(last) and plain.ended() >= count):
             node.must_live()
             if time.monotonic() > deadline:
-                raise GenbaError(f"{plain.ended()} of {count} jobs have ended in time: {node.last_words()}")
+                raise GenbaError(
+                    f"{plain.ended()} of {count} jobs have ended in time: {node.last_words()}"
+                )
             time.sleep(0.01)
         return pids | node.workers()
 
@@ -403,7 +461,9 @@ class Bench:
         ratio = median(v / x for v, x in zip(values, limits, strict=True)) if limits else None
         limit = median(limits) if limits else None
         rounds = (tuple(values), tuple(limits or ()))
-        self.figures.append(Figure(self.engine, name, unit, median(values), limit, ratio, bar, *rounds, against))
+        self.figures.append(
+            Figure(self.engine, name, unit, median(values), limit, ratio, bar, *rounds, against)
+        )
 
     # afterwards
 
@@ -419,7 +479,11 @@ class Bench:
 
     def _check_history(self, name: str) -> None:
         faults = app.verify().faults
-        told = f"{len(faults)} faults, the first: {faults[0].which}: {faults[0].words}" if faults else None
+        told = (
+            f"{len(faults)} faults, the first: {faults[0].which}: {faults[0].words}"
+            if faults
+            else None
+        )
         self.checks.append(Check(self.engine, f"{name}: verify", told))
 
     def _check_end(self, name: str, node: Node) -> None:
@@ -429,7 +493,9 @@ class Bench:
         self.checks.append(Check(self.engine, f"{name}: the node's end", fault))
 
 
-def _fault(rows: Sequence[Seen], plain: Raw, numbers: set[int], pids: set[int] | None) -> str | None:
+def _fault(
+    rows: Sequence[Seen], plain: Raw, numbers: set[int], pids: set[int] | None
+) -> str | None:
     """What is wrong with these jobs: each ended once, well, with its own number, in a worker of the node.
 
     Without `pids`, they are of a task that leaves no attempts of what ended well.
@@ -468,7 +534,9 @@ def _start_at(numbers: Sequence[int]) -> list[float]:
     calls = [number.using(at=(begin + 50_000 * i) / 1e6).call(n) for i, n in enumerate(numbers)]
     jobs = app.wait(app.enqueue_many(calls), timeout=READY_WITHIN + len(calls) * 0.05)
     starts = [(job.attempts[-1].started, job.due) for job in jobs]
-    return sorted((started - due).total_seconds() * 1000 for started, due in starts if started is not None)
+    return sorted(
+        (started - due).total_seconds() * 1000 for started, due in starts if started is not None
+    )
 
 
 def _pick_up(n: int) -> float:

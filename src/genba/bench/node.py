@@ -41,18 +41,26 @@ class Node:
         """Until it is in the database; its workers start from that moment on."""
         deadline = time.monotonic() + READY_WITHIN
         while not self.joined_at:
-            self.joined_at = next((one.started_at for one in app.nodes() if one.pid == self._popen.pid), 0)
+            self.joined_at = next(
+                (one.started_at for one in app.nodes() if one.pid == self._popen.pid), 0
+            )
             self.must_live()
             if time.monotonic() > deadline:
-                raise GenbaError(f"the node was not there within {READY_WITHIN:g} s: {self.last_words()}")
+                raise GenbaError(
+                    f"the node was not there within {READY_WITHIN:g} s: {self.last_words()}"
+                )
             time.sleep(0.005)
 
     def must_live(self) -> None:
         if self._popen.poll() is not None:
-            raise GenbaError(f"the node has ended with code {self._popen.returncode}: {self.last_words()}")
+            raise GenbaError(
+                f"the node has ended with code {self._popen.returncode}: {self.last_words()}"
+            )
 
     def last_words(self) -> str:
-        return " | ".join(self._log.read_text(errors="replace").splitlines()[-8:]) or "it said nothing"
+        return (
+            " | ".join(self._log.read_text(errors="replace").splitlines()[-8:]) or "it said nothing"
+        )
 
     def tree(self) -> list[psutil.Process]:
         supervisor = psutil.Process(self._popen.pid)
@@ -108,7 +116,9 @@ def started(workers: int) -> Iterator[Node]:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,  # Ctrl-C is for us; we end it
-                preexec_fn=lambda: prctl(_PR_SET_PDEATHSIG, signal.SIGKILL),  # and if we are killed, its guard the rest
+                preexec_fn=lambda: prctl(
+                    _PR_SET_PDEATHSIG, signal.SIGKILL
+                ),  # and if we are killed, its guard the rest
             )
         node = Node(popen, home / "log")
         try:

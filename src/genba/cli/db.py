@@ -19,7 +19,9 @@ def db() -> None:
 
 
 @db.command()
-@click.option("--create", is_flag=True, help="Make the database too (SQLite: its folder), if it is not there.")
+@click.option(
+    "--create", is_flag=True, help="Make the database too (SQLite: its folder), if it is not there."
+)
 @common
 @pass_asked
 def install(asked: Asked, create: bool) -> None:
@@ -58,7 +60,9 @@ def _install(asked: Asked, create: bool) -> None:
 
 
 @db.command()
-@click.option("--older-than", metavar="DURATION", help="All that ended longer ago, whatever their tasks say.")
+@click.option(
+    "--older-than", metavar="DURATION", help="All that ended longer ago, whatever their tasks say."
+)
 @common
 @pass_asked
 def prune(asked: Asked, older_than: str | None) -> None:
@@ -116,7 +120,9 @@ def verify(asked: Asked) -> int:
         note("old events were pruned: what came before is not known")
     read = f"{found.jobs} jobs, {found.attempts} attempts, {found.events} events"
     how = ", ".join(f"{count} × {kind}" for kind, count in sorted(found.counts.items()))
-    say(f"{app.shown_url}: {read}: {how or 'nothing lost, nothing finished twice, no limit exceeded, no illegal move'}")
+    say(
+        f"{app.shown_url}: {read}: {how or 'nothing lost, nothing finished twice, no limit exceeded, no illegal move'}"
+    )
     return int(not found.sound)
 
 
@@ -159,7 +165,9 @@ def uninstall(asked: Asked, yes: bool) -> int:
     app = asked.app()
     there = app.installed()
     if there and not yes:
-        click.echo(f"This removes from {app.shown_url}, with all jobs of all namespaces in them:", err=True)
+        click.echo(
+            f"This removes from {app.shown_url}, with all jobs of all namespaces in them:", err=True
+        )
         for name in there:
             click.echo(f"  {name}", err=True)
         if not _confirmed():

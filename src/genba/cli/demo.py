@@ -72,7 +72,13 @@ def demo(asked: Asked) -> int:
         watch(stage)
         stage.end_node()
     if asked.json:
-        say_json({"ok": stage.ok, "seconds": round(stage.seconds, 1), "jobs": [row.told() for row in stage.rows]})
+        say_json(
+            {
+                "ok": stage.ok,
+                "seconds": round(stage.seconds, 1),
+                "jobs": [row.told() for row in stage.rows],
+            }
+        )
     else:
         _sum_up(stage)
     return 0 if stage.ok else 1
@@ -156,7 +162,9 @@ class Stage:
             if all(row.ended for row in self.rows):
                 return
             if self.node.poll() is not None:
-                raise GenbaError(f"the node has ended with code {self.node.returncode}: {self.last_words()}")
+                raise GenbaError(
+                    f"the node has ended with code {self.node.returncode}: {self.last_words()}"
+                )
             time.sleep(LOOK_EVERY)
 
     def _look(self) -> list[Row]:
@@ -190,7 +198,9 @@ class Stage:
         self.left_behind += _wait_or_kill(self.node, family)
 
     def last_words(self) -> str:
-        return " | ".join(self.log.read_text(errors="replace").splitlines()[-8:]) or "it said nothing"
+        return (
+            " | ".join(self.log.read_text(errors="replace").splitlines()[-8:]) or "it said nothing"
+        )
 
 
 @contextmanager
@@ -201,7 +211,9 @@ def _stage() -> Iterator[Stage]:
     stage: Stage | None = None
     with _signals_as_exceptions():
         try:
-            app.settings = replace(app.settings, url=f"sqlite:///{folder / 'genba.db'}", namespace="demo")
+            app.settings = replace(
+                app.settings, url=f"sqlite:///{folder / 'genba.db'}", namespace="demo"
+            )
             app.install()
             stage = Stage(app, _start_node(app, folder), folder / "node.log")
             listed = cases()
@@ -229,7 +241,9 @@ def _start_node(app: Genba, folder: Path) -> subprocess.Popen[bytes]:
             stdout=log,
             stderr=log,
             start_new_session=True,  # Ctrl-C is for us; we end it
-            preexec_fn=lambda: prctl(_PR_SET_PDEATHSIG, signal.SIGKILL),  # if we are killed, its guard ends the rest
+            preexec_fn=lambda: prctl(
+                _PR_SET_PDEATHSIG, signal.SIGKILL
+            ),  # if we are killed, its guard ends the rest
         )
 
 
@@ -315,7 +329,12 @@ def _picture(stage: Stage, width: int) -> Table:
     from rich.table import Table
 
     wide = width >= _WIDE
-    picture = Table(title=f"genba demo, {stage.seconds:.1f} s", title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    picture = Table(
+        title=f"genba demo, {stage.seconds:.1f} s",
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+    )
     picture.add_column("id", justify="right", no_wrap=True)
     picture.add_column("job", no_wrap=True)
     picture.add_column("state", min_width=9, no_wrap=True)
@@ -335,7 +354,12 @@ def _cells(row: Row) -> list[RenderableType]:
     from rich.text import Text
 
     moving = row.state in (State.RUNNING, State.SUCCEEDED)
-    bar = ProgressBar(total=100, completed=float(row.job.progress), complete_style="yellow", finished_style="green")
+    bar = ProgressBar(
+        total=100,
+        completed=float(row.job.progress),
+        complete_style="yellow",
+        finished_style="green",
+    )
     return [
         str(row.job.id),
         Text(row.case.title),
@@ -350,7 +374,10 @@ def _cells(row: Row) -> list[RenderableType]:
 def _sum_up(stage: Stage) -> None:
     say()
     if not sys.stdout.isatty():
-        rows = [(row.job.id, row.case.title, row.state, ", ".join(row.causes), row.about) for row in stage.rows]
+        rows = [
+            (row.job.id, row.case.title, row.state, ", ".join(row.causes), row.about)
+            for row in stage.rows
+        ]
         table(["ID", "JOB", "STATE", "ATTEMPTS ENDED BY", "ABOUT"], rows)
         say()
     for row in stage.rows:

@@ -127,9 +127,18 @@ def cases() -> list[Case]:
         ),
         Case("crashes always: SIGKILL", die.call(), state="held", causes=("signal 9", "signal 9")),
         Case(
-            "cancelled while it runs", wait_for_godot.call(), state="cancelled", causes=("cancelled",), cancel_after=2
+            "cancelled while it runs",
+            wait_for_godot.call(),
+            state="cancelled",
+            causes=("cancelled",),
+            cancel_after=2,
         ),
         Case("after two others", report.using(after=[quick, slow]).call(), result="3 + duck.png"),
-        Case("after one that fails", report.using(after=[charged]).call(), state="cancelled", causes=()),
+        Case(
+            "after one that fails",
+            report.using(after=[charged]).call(),
+            state="cancelled",
+            causes=(),
+        ),
         Case("scheduled in two seconds", add.using(delay="2s").call(5, 6), result=11),
     ]

@@ -21,15 +21,25 @@ def doctor(asked: Asked) -> int:
     wrong = sum(one.wrong for one in found)
     if asked.json:
         listed = [
-            {"kind": one.kind, "wrong": one.wrong, "text": one.text, "todo": one.todo, "data": dict(one.data)}
+            {
+                "kind": one.kind,
+                "wrong": one.wrong,
+                "text": one.text,
+                "todo": one.todo,
+                "data": dict(one.data),
+            }
             for one in found
         ]
         say_json({"wrong": wrong, "findings": listed})
         return 1 if wrong else 0
     for one in found:
-        mark, colour = ("WRONG", "red") if one.wrong else ("note", "yellow") if one.todo else ("ok", "green")
+        mark, colour = (
+            ("WRONG", "red") if one.wrong else ("note", "yellow") if one.todo else ("ok", "green")
+        )
         click.echo(painted(f"{mark:<5}", colour) + f"  {clean(one.text)}")
         if one.todo:
             say(f"       {one.todo}")
-    say("nothing is wrong" if not wrong else f"{wrong} thing{'s are' if wrong > 1 else ' is'} wrong")
+    say(
+        "nothing is wrong" if not wrong else f"{wrong} thing{'s are' if wrong > 1 else ' is'} wrong"
+    )
     return 1 if wrong else 0

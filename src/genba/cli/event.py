@@ -28,7 +28,12 @@ def event() -> None:
 @common
 @pass_asked
 def tail(
-    asked: Asked, follow: bool, kinds: tuple[str, ...], tasks: tuple[str, ...], after: str | None, new: bool
+    asked: Asked,
+    follow: bool,
+    kinds: tuple[str, ...],
+    tasks: tuple[str, ...],
+    after: str | None,
+    new: bool,
 ) -> None:
     """Print what has happened, an event a line.
 
@@ -48,6 +53,14 @@ def say_event(told: Event, as_json: bool) -> None:
         of = {"kind": told.kind, "job": told.job_id, "node": told.node, "at": told.at.isoformat()}
         click.echo(json.dumps({"cursor": told.cursor, **of, "data": told.data}))
         return
-    whose = f"job {told.job_id}" if told.job_id is not None else f"node {told.node}" if told.node is not None else ""
-    more = " ".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in told.data.items())
+    whose = (
+        f"job {told.job_id}"
+        if told.job_id is not None
+        else f"node {told.node}"
+        if told.node is not None
+        else ""
+    )
+    more = " ".join(
+        f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in told.data.items()
+    )
     say(f"{told.at:%Y-%m-%d %H:%M:%S.%f}Z  {told.kind:<12} {whose:<12} {more}".rstrip())

@@ -75,9 +75,15 @@ def tail_job(asked: Asked, id: int, follow: bool) -> None:
 @click.option("--key", multiple=True, help="Only with this key; repeatable.")
 @click.option("--oldest", "order", flag_value="oldest", default=None, help="The oldest first.")
 @click.option(
-    "--limit", type=click.IntRange(1, 1_000_000), default=50, show_default=True, help="At most so many, the newest."
+    "--limit",
+    type=click.IntRange(1, 1_000_000),
+    default=50,
+    show_default=True,
+    help="At most so many, the newest.",
 )
-@click.option("--before", type=ID, metavar="ID", help="Only older ones: the ID where the last page ended.")
+@click.option(
+    "--before", type=ID, metavar="ID", help="Only older ones: the ID where the last page ended."
+)
 @common
 @pass_asked
 def list_jobs(asked: Asked, /, limit: int, **given: Any) -> None:
@@ -88,7 +94,9 @@ def list_jobs(asked: Asked, /, limit: int, **given: Any) -> None:
       genba job ls --state failed --since 1h
     """
     app = asked.app()
-    wanted: dict[str, Any] = {name: value for name, value in given.items() if value not in (None, ())}
+    wanted: dict[str, Any] = {
+        name: value for name, value in given.items() if value not in (None, ())
+    }
     found = app.jobs(**wanted, limit=limit + 1)
     more, found = len(found) > limit, found[:limit]
     if asked.json:
@@ -103,7 +111,16 @@ def list_jobs(asked: Asked, /, limit: int, **given: Any) -> None:
 
 def _line(one: Job[Any]) -> list[object]:
     done = f"{one.progress:.0f}" if one.state in (State.RUNNING, State.SUCCEEDED) else ""
-    return [one.id, one.state, one.task, one.queue, moment_text(one.due), one.record.attempt, done, _about(one)]
+    return [
+        one.id,
+        one.state,
+        one.task,
+        one.queue,
+        moment_text(one.due),
+        one.record.attempt,
+        done,
+        _about(one),
+    ]
 
 
 def _about(one: Job[Any]) -> str:
@@ -128,7 +145,9 @@ def show(asked: Asked, ids: Sequence[int], keys: Sequence[str]) -> None:
     app = asked.app()
     found = [(one, one.attempts) for one in named(app, ids, keys)]
     if asked.json:
-        told = [{**job_json(one), "attempts": [attempt_json(a) for a in tries]} for one, tries in found]
+        told = [
+            {**job_json(one), "attempts": [attempt_json(a) for a in tries]} for one, tries in found
+        ]
         say_json(told[0] if len(told) == 1 else told)
         return
     nodes = app.node_names()
@@ -138,7 +157,11 @@ def show(asked: Asked, ids: Sequence[int], keys: Sequence[str]) -> None:
 
 def _lowered(one: Job[Any]) -> str:
     given, crashes = one.record.priority, one.record.crashes
-    return f" ({given}, less {crashes} for its {'crash' if crashes == 1 else 'crashes'})" if crashes else ""
+    return (
+        f" ({given}, less {crashes} for its {'crash' if crashes == 1 else 'crashes'})"
+        if crashes
+        else ""
+    )
 
 
 def _show(one: Job[Any], tries: Sequence[Attempt], nodes: Mapping[int, str]) -> None:
@@ -152,7 +175,9 @@ def _show(one: Job[Any], tries: Sequence[Attempt], nodes: Mapping[int, str]) -> 
         "tags": ", ".join(one.tags),
         "arguments": msgspec.json.encode(one.args).decode(),
         "result": record.result.decode(errors="replace") if record.result else None,
-        "progress": f"{progress:.1f} %" + (f" ({progress.note})" if progress.note else "") if record.progress else None,
+        "progress": f"{progress:.1f} %" + (f" ({progress.note})" if progress.note else "")
+        if record.progress
+        else None,
         "enqueued": moment_text(one.enqueued),
         "due": moment_text(one.due),
         "finished": moment_text(one.finished) if one.finished else None,
@@ -217,19 +242,35 @@ def explain(asked: Asked, ids: Sequence[int], keys: Sequence[str]) -> None:
 @job.command()
 @click.argument("name")
 @click.argument("words", nargs=-1, metavar="[ARGS]…")
-@click.option("--app", "target", metavar="MODULE:APP", help="Import this app, and check the arguments.")
+@click.option(
+    "--app", "target", metavar="MODULE:APP", help="Import this app, and check the arguments."
+)
 @click.option("--queue", metavar="NAME")
 @click.option("--priority", type=int, metavar="N", help="Higher starts first.")
 @click.option("--at", metavar="MOMENT", help='Not before: "2026-01-31T03:00+01:00", "+1 hour".')
 @click.option("--delay", metavar="DURATION", help='Not before this time has passed: "5m".')
-@click.option("--key", metavar="KEY", help="An open job with this key is returned instead of a second one.")
+@click.option(
+    "--key", metavar="KEY", help="An open job with this key is returned instead of a second one."
+)
 @click.option("--timeout", metavar="DURATION", help="An attempt that takes longer is ended.")
-@click.option("--retry", metavar="N", help='N retries after the first try, or JSON: {"times": 3, "delay": "1s"}.')
-@click.option("--after", type=ID, multiple=True, metavar="ID", help="Only after this job has succeeded; repeatable.")
+@click.option(
+    "--retry",
+    metavar="N",
+    help='N retries after the first try, or JSON: {"times": 3, "delay": "1s"}.',
+)
+@click.option(
+    "--after",
+    type=ID,
+    multiple=True,
+    metavar="ID",
+    help="Only after this job has succeeded; repeatable.",
+)
 @click.option("--tag", "tags", multiple=True, metavar="TAG", help="Repeatable.")
 @common
 @pass_asked
-def enqueue(asked: Asked, /, name: str, words: Sequence[str], target: str | None, **options: Any) -> None:
+def enqueue(
+    asked: Asked, /, name: str, words: Sequence[str], target: str | None, **options: Any
+) -> None:
     """Enqueue the task NAME, and print the id of the job.
 
     ARGS are values and key=value pairs.  A value that reads as JSON is JSON (5, true, null, [1,2], "5"), anything
@@ -290,7 +331,9 @@ def _value(word: str) -> Any:
 @click.option("--any", "first", is_flag=True, help="Until one of them is final, instead of all.")
 @common
 @pass_asked
-def wait(asked: Asked, ids: Sequence[int], keys: Sequence[str], timeout: str | None, first: bool) -> int:
+def wait(
+    asked: Asked, ids: Sequence[int], keys: Sequence[str], timeout: str | None, first: bool
+) -> int:
     """Wait until jobs are final; the exit code is 0 if they have succeeded.
 
     \b
@@ -299,8 +342,10 @@ def wait(asked: Asked, ids: Sequence[int], keys: Sequence[str], timeout: str | N
     """
     app = asked.app()
     jobs, until = named(app, ids, keys), "any" if first else "all"
-    ended = app.wait(jobs, timeout=timeout, until=until) if asked.json or not shows_bars() else _watch(
-        app, jobs, timeout, until
+    ended = (
+        app.wait(jobs, timeout=timeout, until=until)
+        if asked.json or not shows_bars()
+        else _watch(app, jobs, timeout, until)
     )
     for one in ended:
         one.refresh()
@@ -339,7 +384,9 @@ def _percent(app: Genba, jobs: Sequence[Job[Any]]) -> int:
 @job.command(name="run")
 @click.argument("id", type=ID)
 @click.option("--here", is_flag=True, required=True, help="In this process: the only way there is.")
-@click.option("--app", "target", required=True, metavar="MODULE:APP", help="The app that has its task.")
+@click.option(
+    "--app", "target", required=True, metavar="MODULE:APP", help="The app that has its task."
+)
 @common
 @pass_asked
 def run_job(asked: Asked, id: int, here: bool, target: str) -> int:

@@ -22,11 +22,16 @@ _reason = click.option("--reason", metavar="TEXT", help="Kept with the job.")
 
 def several(command: F) -> F:
     """Jobs by what they are, instead of by id."""
-    return chosen(click.option("--dry-run", is_flag=True, help="Only tell how many it would be.")(command))
+    return chosen(
+        click.option("--dry-run", is_flag=True, help="Only tell how many it would be.")(command)
+    )
 
 
 def _move(
-    asked: Asked, jobs: Callable[[], Sequence[Job[Any]]], move: Callable[[Job[Any]], bool], not_done: str
+    asked: Asked,
+    jobs: Callable[[], Sequence[Job[Any]]],
+    move: Callable[[Job[Any]], bool],
+    not_done: str,
 ) -> int:
     moved = [(one, move(one)) for one in jobs()]
     told = [{"id": one.id, "done": done, "state": str(one.refresh().state)} for one, done in moved]
@@ -48,12 +53,20 @@ def _many(
 ) -> int | None:
     """Do it to all that fit; None if jobs were named by id or key."""
     dry_run = given["dry_run"]
-    wanted = {name: value for name, value in given.items() if value not in (None, ()) and name != "dry_run"}
+    wanted = {
+        name: value
+        for name, value in given.items()
+        if value not in (None, ()) and name != "dry_run"
+    }
     if is_named and (wanted or dry_run):
-        raise click.UsageError("either IDs and keys, or --state, --task, --queue and the like, not both")
+        raise click.UsageError(
+            "either IDs and keys, or --state, --task, --queue and the like, not both"
+        )
     if not wanted:
         if dry_run:
-            raise click.UsageError("--dry-run is for jobs chosen by --state, --task, --queue and the like")
+            raise click.UsageError(
+                "--dry-run is for jobs chosen by --state, --task, --queue and the like"
+            )
         return None
     if dry_run:
         count = act(**wanted, dry_run=True)
@@ -73,7 +86,9 @@ def _many(
 @_reason
 @common
 @pass_asked
-def cancel(asked: Asked, /, ids: Sequence[int], keys: Sequence[str], reason: str | None, **given: Any) -> int:
+def cancel(
+    asked: Asked, /, ids: Sequence[int], keys: Sequence[str], reason: str | None, **given: Any
+) -> int:
     """Cancel jobs; one that runs is asked to stop, and killed when its grace is over.
 
     \b
@@ -81,10 +96,14 @@ def cancel(asked: Asked, /, ids: Sequence[int], keys: Sequence[str], reason: str
       genba job cancel 42 --reason "wrong file"
     """
     app = asked.app()
-    many = _many(asked, bool(ids or keys), "cancelled", partial(app.cancel_many, reason=reason), given)
+    many = _many(
+        asked, bool(ids or keys), "cancelled", partial(app.cancel_many, reason=reason), given
+    )
     if many is not None:
         return many
-    return _move(asked, lambda: named(app, ids, keys), lambda one: one.cancel(reason), "nothing to cancel")
+    return _move(
+        asked, lambda: named(app, ids, keys), lambda one: one.cancel(reason), "nothing to cancel"
+    )
 
 
 @click.command()
@@ -99,16 +118,25 @@ def kill(asked: Asked, ids: Sequence[int], keys: Sequence[str], reason: str | No
     Example:
       genba job kill 42
     """
-    return _move(asked, lambda: named(asked.app(), ids, keys), lambda one: one.kill(reason), "nothing to kill")
+    return _move(
+        asked,
+        lambda: named(asked.app(), ids, keys),
+        lambda one: one.kill(reason),
+        "nothing to kill",
+    )
 
 
 @click.command()
 @which
 @several
-@click.option("--reason", default="by hand", show_default=True, metavar="TEXT", help="Kept with the job.")
+@click.option(
+    "--reason", default="by hand", show_default=True, metavar="TEXT", help="Kept with the job."
+)
 @common
 @pass_asked
-def hold(asked: Asked, /, ids: Sequence[int], keys: Sequence[str], reason: str, **given: Any) -> int:
+def hold(
+    asked: Asked, /, ids: Sequence[int], keys: Sequence[str], reason: str, **given: Any
+) -> int:
     """Keep jobs from starting until they are resumed.
 
     \b
@@ -158,7 +186,12 @@ def requeue(asked: Asked, /, ids: Sequence[int], keys: Sequence[str], **given: A
     many = _many(asked, bool(ids or keys), "requeued", app.requeue_many, given)
     if many is not None:
         return many
-    return _move(asked, lambda: named(app, ids, keys), lambda one: one.requeue(), "only a final job can be requeued")
+    return _move(
+        asked,
+        lambda: named(app, ids, keys),
+        lambda one: one.requeue(),
+        "only a final job can be requeued",
+    )
 
 
 MOVES: tuple[click.Command, ...] = (cancel, kill, hold, resume, requeue)

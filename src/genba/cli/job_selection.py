@@ -21,7 +21,9 @@ ID = click.IntRange(1, 2**63 - 1)
 def which(command: F) -> F:
     """Jobs by id, or by key."""
     ids = click.argument("ids", nargs=-1, type=ID, metavar="[ID]…")
-    keys = click.option("--key", "keys", multiple=True, metavar="KEY", help="The job with this key.")
+    keys = click.option(
+        "--key", "keys", multiple=True, metavar="KEY", help="The job with this key."
+    )
     return ids(keys(command))
 
 
@@ -32,13 +34,30 @@ def chosen(command: F) -> F:
         click.option("--until", metavar="DURATION", help='Only enqueued longer ago than "10m".'),
         click.option("--since", metavar="DURATION", help='Only enqueued in the last "1h".'),
         click.option("--parent", type=ID, metavar="ID", help="Only children of this job."),
-        click.option("--node", multiple=True, type=NameOf("node"), help="Only running on this node; repeatable."),
-        click.option("--schedule", multiple=True, type=NameOf("schedule"), help="Only made by this one; repeatable."),
-        click.option("--tag", multiple=True, help="Only with this tag; repeatable."),
-        click.option("--queue", multiple=True, type=NameOf("queue"), help="Only in this queue; repeatable."),
-        click.option("--task", multiple=True, type=NameOf("task"), help="Only of this task; repeatable."),
         click.option(
-            "--state", multiple=True, type=NameOf("state"), help="open, final, any, or a state; repeatable."
+            "--node",
+            multiple=True,
+            type=NameOf("node"),
+            help="Only running on this node; repeatable.",
+        ),
+        click.option(
+            "--schedule",
+            multiple=True,
+            type=NameOf("schedule"),
+            help="Only made by this one; repeatable.",
+        ),
+        click.option("--tag", multiple=True, help="Only with this tag; repeatable."),
+        click.option(
+            "--queue", multiple=True, type=NameOf("queue"), help="Only in this queue; repeatable."
+        ),
+        click.option(
+            "--task", multiple=True, type=NameOf("task"), help="Only of this task; repeatable."
+        ),
+        click.option(
+            "--state",
+            multiple=True,
+            type=NameOf("state"),
+            help="open, final, any, or a state; repeatable.",
         ),
     ):
         command = option(command)

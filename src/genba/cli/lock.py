@@ -47,7 +47,16 @@ def ls(asked: Asked) -> None:
         note("no lock is held")
         return
     rows = [
-        (state.name, state.n, what, user.token, user.node or user.host, user.pid, user.job, moment_text(user.since))
+        (
+            state.name,
+            state.n,
+            what,
+            user.token,
+            user.node or user.host,
+            user.pid,
+            user.job,
+            moment_text(user.since),
+        )
         for state in states
         for what, users in (("holds", state.holders), ("waits", state.waiters))
         for user in users

@@ -33,14 +33,18 @@ class NameOf(click.types.StringParamType):
     def __init__(self, kind: str) -> None:
         self._kind = kind
 
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
         """Nothing if the database cannot be asked: Tab is no place for errors."""
         if self._kind == "state":
             names: Iterable[str] = ["open", "final", "any", *State]
         else:
             with ctx:
                 names = self._known((ctx.find_object(Asked) or Asked()).app())
-        fitting = [str(name) for name in names if str(name).startswith(incomplete) and clean(name) == name]
+        fitting = [
+            str(name) for name in names if str(name).startswith(incomplete) and clean(name) == name
+        ]
         return [CompletionItem(name) for name in fitting[:_MOST]]
 
     def _known(self, app: Genba) -> list[str]:

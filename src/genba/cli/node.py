@@ -42,30 +42,68 @@ def node() -> None:
     help="The queues it serves, and at most how many jobs of each at a time; by default `default` and all "
     "that its tasks and schedules name.",
 )
-@click.option("--pool", type=click.Choice(POOLS), help="How workers come and go; by default dynamic.")
-@click.option("--min", "least", type=int, metavar="N", help="Workers that are always there; by default 1.")
 @click.option(
-    "--max", "most", type=int, metavar="N", help="At most so many workers; by default one per core, at least 2."
+    "--pool", type=click.Choice(POOLS), help="How workers come and go; by default dynamic."
 )
-@click.option("--grace", metavar="DURATION", help="How long running jobs may go on after SIGTERM; by default 30s.")
-@click.option("--max-dedicated", type=int, metavar="N", help="Jobs with dedicated=True at a time; by default 8.")
+@click.option(
+    "--min", "least", type=int, metavar="N", help="Workers that are always there; by default 1."
+)
+@click.option(
+    "--max",
+    "most",
+    type=int,
+    metavar="N",
+    help="At most so many workers; by default one per core, at least 2.",
+)
+@click.option(
+    "--grace",
+    metavar="DURATION",
+    help="How long running jobs may go on after SIGTERM; by default 30s.",
+)
+@click.option(
+    "--max-dedicated",
+    type=int,
+    metavar="N",
+    help="Jobs with dedicated=True at a time; by default 8.",
+)
 @click.option(
     "--recycle-after",
     multiple=True,
     metavar="N|SIZE",
     help="Replace a worker after so many jobs, or when it has been larger than, for example, 500M. Repeatable.",
 )
-@click.option("--max-load", metavar="LOAD", help="Claim nothing while the load per CPU is above this.")
-@click.option("--min-free-memory", metavar="SIZE", help="Claim nothing while less memory than this is free.")
+@click.option(
+    "--max-load", metavar="LOAD", help="Claim nothing while the load per CPU is above this."
+)
+@click.option(
+    "--min-free-memory", metavar="SIZE", help="Claim nothing while less memory than this is free."
+)
 @click.option(
     "--spawn",
     type=click.Choice(SPAWNS),
     help="How workers start: forked from a process that has the app (default), or each importing it anew.",
 )
-@click.option("--metrics", metavar="[HOST:]PORT", help="Tell /metrics, /livez, /readyz there; by default on localhost.")
-@click.option("--log-format", type=click.Choice(FORMATS), help="By default pretty on a terminal, json elsewhere.")
-@click.option("--log-jobs", is_flag=True, default=None, help="Have what jobs log among the lines of the node, too.")
-@click.option("--reload", is_flag=True, help="For development: import the app again when one of its files changes.")
+@click.option(
+    "--metrics",
+    metavar="[HOST:]PORT",
+    help="Tell /metrics, /livez, /readyz there; by default on localhost.",
+)
+@click.option(
+    "--log-format",
+    type=click.Choice(FORMATS),
+    help="By default pretty on a terminal, json elsewhere.",
+)
+@click.option(
+    "--log-jobs",
+    is_flag=True,
+    default=None,
+    help="Have what jobs log among the lines of the node, too.",
+)
+@click.option(
+    "--reload",
+    is_flag=True,
+    help="For development: import the app again when one of its files changes.",
+)
 @click.option("--debug", is_flag=True, help="For development: one worker, no timeouts, a loud log.")
 @common
 @pass_asked
@@ -83,7 +121,9 @@ def start(asked: Asked, /, target: str, **given: Any) -> int:
       genba node start tasks:app -q render:2,default:8 --max 8
     """
     if sys.platform != "linux":
-        raise BadOption(f"a node runs on Linux only, not on {sys.platform}; enqueue and query work here")
+        raise BadOption(
+            f"a node runs on Linux only, not on {sys.platform}; enqueue and query work here"
+        )
     check_target(target)
     settings = _settings(target, given)
 
@@ -106,7 +146,10 @@ def start(asked: Asked, /, target: str, **given: Any) -> int:
 def _settings(target: str, given: dict[str, Any]) -> NodeSettings:
     """The command line over the environment over the project."""
     said = {**given, "min": given["least"], "max": given["most"]}
-    said = {**read_node(), **{name: value for name, value in said.items() if value not in (None, ())}}
+    said = {
+        **read_node(),
+        **{name: value for name, value in said.items() if value not in (None, ())},
+    }
     read: dict[str, Any] = {
         "name": _name(said["name"]) if "name" in said else None,
         "queues": _queues(",".join(_several(said["queues"]))) if "queues" in said else None,
@@ -114,7 +157,9 @@ def _settings(target: str, given: dict[str, Any]) -> NodeSettings:
         "pool": said.get("pool"),
         **{name: _whole(name, said.get(name)) for name in ("min", "max", "max_dedicated")},
         "grace": duration(said["grace"]) if "grace" in said else None,
-        "gate": Gate(_load(said.get("max_load")), size("min_free_memory", said.get("min_free_memory"))),
+        "gate": Gate(
+            _load(said.get("max_load")), size("min_free_memory", said.get("min_free_memory"))
+        ),
         **_recycling(said.get("recycle_after", ())),
         "metrics": _address(said["metrics"]) if "metrics" in said else None,
         "log_format": said.get("log_format"),
@@ -125,7 +170,9 @@ def _settings(target: str, given: dict[str, Any]) -> NodeSettings:
         if any(given[name] is not None for name in ("pool", "least", "most")):
             raise BadOption("--debug means one worker: leave out --pool, --min and --max")
         read |= {"pool": "static", "min": 1, "max": 1}
-    return NodeSettings(target=target, **{name: value for name, value in read.items() if value is not None})
+    return NodeSettings(
+        target=target, **{name: value for name, value in read.items() if value is not None}
+    )
 
 
 def _several(value: Any) -> list[str]:
@@ -148,7 +195,15 @@ def _address(value: Any) -> tuple[str, int]:
 
 
 def _flag(name: str, value: Any) -> bool | None:
-    known = {None: None, True: True, False: False, "1": True, "true": True, "0": False, "false": False}
+    known = {
+        None: None,
+        True: True,
+        False: False,
+        "1": True,
+        "true": True,
+        "0": False,
+        "false": False,
+    }
     if value not in known:
         raise BadOption(f"{name} must be true or false, not {value!r}")
     return known[value]
@@ -182,7 +237,9 @@ def check_target(target: str) -> None:
     module = path.removesuffix(".py").strip("./").replace("/", ".")
     meant = f"{module}:{attribute or 'app'}"
     hint = f"; did you mean {meant}?" if meant != target and _TARGET.fullmatch(meant) else ""
-    raise BadOption(f'{target!r} is no target: it is "module:app", the module as `import` takes it{hint}')
+    raise BadOption(
+        f'{target!r} is no target: it is "module:app", the module as `import` takes it{hint}'
+    )
 
 
 def _name(name: str) -> str:
@@ -204,11 +261,15 @@ def _queues(text: str) -> dict[str, int | None]:
                 f"colon is written with its slots ({part}:8), or with a colon behind it ({part}:)"
             )
         if not NAME.fullmatch(name):
-            raise BadOption(f"-q: {name!r} is no queue: a letter or _, then letters, digits, _ . : # -")
+            raise BadOption(
+                f"-q: {name!r} is no queue: a letter or _, then letters, digits, _ . : # -"
+            )
         if name in found:
             raise BadOption(f"-q: queue {name!r} stands there twice")
         if slots and int(slots) < 1:
-            raise BadOption(f"-q: queue {name!r} needs at least 1 slot; leave it out if it is not to be served")
+            raise BadOption(
+                f"-q: queue {name!r} needs at least 1 slot; leave it out if it is not to be served"
+            )
         found[name] = int(slots) if slots else None
     return found
 
@@ -244,8 +305,14 @@ def list_nodes(asked: Asked) -> None:
         say("no node is alive")
     else:
         columns = ("name", "state", "host", "pid", "slots", "queues", "started")
-        shown = [{**one, "queues": ",".join(one["queues"]), "started": moment_text(one["started"])} for one in nodes]
-        table([column.upper() for column in columns], [[one[column] for column in columns] for one in shown])
+        shown = [
+            {**one, "queues": ",".join(one["queues"]), "started": moment_text(one["started"])}
+            for one in nodes
+        ]
+        table(
+            [column.upper() for column in columns],
+            [[one[column] for column in columns] for one in shown],
+        )
 
 
 @node.command(name="set")
@@ -255,7 +322,9 @@ def list_nodes(asked: Asked) -> None:
 @click.option("--max", "most", type=int, metavar="N", help="At most so many workers.")
 @common
 @pass_asked
-def set_node(asked: Asked, name: str, pool: str | None, least: int | None, most: int | None) -> None:
+def set_node(
+    asked: Asked, name: str, pool: str | None, least: int | None, most: int | None
+) -> None:
     """Change the pool of the running node NAME.
 
     Workers that are too many end what they run first.  It holds until the node ends, or is told otherwise.
@@ -269,7 +338,11 @@ def set_node(asked: Asked, name: str, pool: str | None, least: int | None, most:
     if not changes:
         raise BadOption("nothing to change: give --pool, --min or --max")
     asked.app().tell_node(name, "set", changes)
-    _told(asked, name, f"node {name}: told to have {', '.join(f'{key} {value}' for key, value in changes.items())}")
+    _told(
+        asked,
+        name,
+        f"node {name}: told to have {', '.join(f'{key} {value}' for key, value in changes.items())}",
+    )
 
 
 @node.command()

@@ -26,8 +26,14 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _GAP = "  "
 _COLOURS = {
-    "succeeded": "green", "running": "cyan", "live": "green",
-    "failed": "red", "timed_out": "red", "cancelled": "yellow", "held": "magenta", "draining": "yellow",
+    "succeeded": "green",
+    "running": "cyan",
+    "live": "green",
+    "failed": "red",
+    "timed_out": "red",
+    "cancelled": "yellow",
+    "held": "magenta",
+    "draining": "yellow",
 }
 
 
@@ -48,7 +54,9 @@ class Asked:
         else:
             app = _imported(target, show=not self.json)
             theirs = app.settings
-            app.settings = replace(theirs, url=self.url or theirs.url, namespace=self.namespace or theirs.namespace)
+            app.settings = replace(
+                theirs, url=self.url or theirs.url, namespace=self.namespace or theirs.namespace
+            )
         click.get_current_context().call_on_close(app.close)
         return app
 
@@ -122,7 +130,9 @@ def shows_bars() -> bool:
 
 
 @contextmanager
-def bar(words: str, total: Callable[[], int], *, quiet: bool = False) -> Iterator[Callable[[int], None]]:
+def bar(
+    words: str, total: Callable[[], int], *, quiet: bool = False
+) -> Iterator[Callable[[int], None]]:
     """A bar that is gone when the work is done; what it gives is called with how much that is.
 
     `total` is asked for only if somebody looks.
@@ -139,7 +149,9 @@ def bar(words: str, total: Callable[[], int], *, quiet: bool = False) -> Iterato
 
 
 def in_colour() -> bool:
-    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    return (
+        sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    )
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
@@ -148,7 +160,11 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
 
     lines = [[clean("" if cell is None else cell) for cell in row] for row in (heads, *rows)]
     widths = [max(map(cell_len, column)) for column in zip(*lines, strict=True)]
-    edge = shutil.get_terminal_size().columns if sys.stdout.isatty() else sum(widths) + len(_GAP) * len(widths)
+    edge = (
+        shutil.get_terminal_size().columns
+        if sys.stdout.isatty()
+        else sum(widths) + len(_GAP) * len(widths)
+    )
     states = [head == "STATE" for head in heads]
     for number, line in enumerate(lines):
         left, parts = edge, []
@@ -181,7 +197,12 @@ def job_json(job: Job[Any]) -> dict[str, Any]:
         "result": shown(record.result),
         "error": job.error,
         "reason": job.reason,
-        "progress": {"percent": float(progress), "done": progress.done, "total": progress.total, "note": progress.note},
+        "progress": {
+            "percent": float(progress),
+            "done": progress.done,
+            "total": progress.total,
+            "note": progress.note,
+        },
         "attempt": record.attempt,
         "retries": job.retries,
         "crashes": job.crashes,

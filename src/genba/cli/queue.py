@@ -58,7 +58,9 @@ def _paused(one: dict[str, Any]) -> str:
 
 @queue.command()
 @click.argument("names", nargs=-1, required=True, type=NameOf("queue"))
-@click.option("--until", metavar="MOMENT|DURATION", help='Go on by itself then: "30m", "2026-01-31T03:00Z".')
+@click.option(
+    "--until", metavar="MOMENT|DURATION", help='Go on by itself then: "30m", "2026-01-31T03:00Z".'
+)
 @click.option("--reason", metavar="TEXT", help="Kept with the event.")
 @common
 @pass_asked
@@ -125,7 +127,9 @@ def flush(asked: Asked, names: Sequence[str], running: bool, yes: bool) -> int:
             note("nothing was deleted")
             return 1
     gone = app.flush(queue=names, running=running)
-    say_json({"queues": list(names), "deleted": gone}) if asked.json else say(f"{gone} jobs deleted")
+    say_json({"queues": list(names), "deleted": gone}) if asked.json else say(
+        f"{gone} jobs deleted"
+    )
     return 0
 
 

@@ -32,19 +32,45 @@ def when(command: Any) -> Any:
     """The options that say when."""
     for option in reversed(
         [
-            click.option("--cron", metavar="TEXT", help='Five fields or a macro: "0 3 * * mon-fri", "@daily".'),
-            click.option("--tz", metavar="ZONE", help="The time zone of --cron; UTC if it is not said."),
-            click.option("--every", metavar="DURATION", help="So long after the end of the run before; -1: at once."),
+            click.option(
+                "--cron",
+                metavar="TEXT",
+                help='Five fields or a macro: "0 3 * * mon-fri", "@daily".',
+            ),
+            click.option(
+                "--tz", metavar="ZONE", help="The time zone of --cron; UTC if it is not said."
+            ),
+            click.option(
+                "--every",
+                metavar="DURATION",
+                help="So long after the end of the run before; -1: at once.",
+            ),
             click.option("--base", metavar="MOMENT", help="With --every: base + k × every."),
-            click.option("--reference", type=click.Choice(["end", "start"]), help="What --every counts from."),
-            click.option("--misfire", type=click.Choice(["once", "all", "skip"]), help="Ticks that nobody made."),
-            click.option("--overlap", type=click.Choice(["allow", "queue", "skip"]), help="A tick while one is open."),
+            click.option(
+                "--reference", type=click.Choice(["end", "start"]), help="What --every counts from."
+            ),
+            click.option(
+                "--misfire",
+                type=click.Choice(["once", "all", "skip"]),
+                help="Ticks that nobody made.",
+            ),
+            click.option(
+                "--overlap",
+                type=click.Choice(["allow", "queue", "skip"]),
+                help="A tick while one is open.",
+            ),
             click.option("--start", metavar="MOMENT", help="The first moment that counts."),
             click.option("--until", metavar="MOMENT", help="The last one."),
-            click.option("--max-runs", type=int, metavar="N", help="How many jobs it makes in all."),
-            click.option("--jitter", metavar="DURATION", help="Each run starts up to so much later."),
+            click.option(
+                "--max-runs", type=int, metavar="N", help="How many jobs it makes in all."
+            ),
+            click.option(
+                "--jitter", metavar="DURATION", help="Each run starts up to so much later."
+            ),
             click.option("--grace", metavar="DURATION", help="Later than this a tick is given up."),
-            click.option("--pause-after-failures", type=int, metavar="N", help="So many in a row pause it."),
+            click.option(
+                "--pause-after-failures", type=int, metavar="N", help="So many in a row pause it."
+            ),
         ]
     ):
         command = option(command)
@@ -85,7 +111,12 @@ def add(asked: Asked, /, name: str, task: str, words: Sequence[str], **options: 
 @schedule.command("set")
 @click.argument("name", type=NameOf("schedule"))
 @when
-@click.option("--without", multiple=True, metavar="OPTION", help="Take one away: --without until.  Repeatable.")
+@click.option(
+    "--without",
+    multiple=True,
+    metavar="OPTION",
+    help="Take one away: --without until.  Repeatable.",
+)
 @common
 @pass_asked
 def set_(asked: Asked, /, name: str, without: Sequence[str], **options: Any) -> None:
@@ -123,7 +154,9 @@ def ls(asked: Asked) -> None:
 
 @schedule.command()
 @click.argument("name", type=NameOf("schedule"))
-@click.option("-n", "count", default=5, show_default=True, type=click.IntRange(1, 1000), help="How many.")
+@click.option(
+    "-n", "count", default=5, show_default=True, type=click.IntRange(1, 1000), help="How many."
+)
 @common
 @pass_asked
 def next(asked: Asked, name: str, count: int) -> None:
@@ -143,7 +176,9 @@ def next(asked: Asked, name: str, count: int) -> None:
 
 @schedule.command()
 @click.argument("name", type=NameOf("schedule"))
-@click.option("-n", "count", default=20, show_default=True, type=click.IntRange(1, 10_000), help="How many.")
+@click.option(
+    "-n", "count", default=20, show_default=True, type=click.IntRange(1, 10_000), help="How many."
+)
 @common
 @pass_asked
 def ticks(asked: Asked, name: str, count: int) -> None:
@@ -162,7 +197,11 @@ def ticks(asked: Asked, name: str, count: int) -> None:
 
 
 def _why_not(tick: Tick) -> str:
-    more = f", {'many' if tick.count is None else tick.count} up to {moment_text(tick.last)}" if tick.count != 1 else ""
+    more = (
+        f", {'many' if tick.count is None else tick.count} up to {moment_text(tick.last)}"
+        if tick.count != 1
+        else ""
+    )
     return f"{tick.skipped}{more}" if tick.skipped else ""
 
 
@@ -178,7 +217,9 @@ def pause(asked: Asked, name: str, reason: str | None) -> int:
     Example:
       genba schedule pause nightly --reason "the printer is broken"
     """
-    return _tell(asked, name, asked.app().schedule(name).pause(reason), "paused", "was paused already")
+    return _tell(
+        asked, name, asked.app().schedule(name).pause(reason), "paused", "was paused already"
+    )
 
 
 @schedule.command()
@@ -210,7 +251,7 @@ def trigger(asked: Asked, name: str) -> int:
     if asked.json:
         say_json({"name": name, "job": job.id if job else None})
     else:
-        say(f"job {job.id}" if job else f"{name}: a run of it is open, and overlap=\"skip\"")
+        say(f"job {job.id}" if job else f'{name}: a run of it is open, and overlap="skip"')
     return 0 if job else 1
 
 

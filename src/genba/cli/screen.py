@@ -19,8 +19,18 @@ if TYPE_CHECKING:
 SECTIONS = ("queues", "nodes", "running", "failures")
 HELP = "↑↓ Tab choose   q quit   "
 _KEYS = {
-    "\x1b[A": "up", "k": "up", "\x1bOA": "up", "\x1b[B": "down", "j": "down", "\x1bOB": "down",
-    "\t": "next", "\x1b[C": "next", "\x1b[Z": "previous", "\x1b[D": "previous", "q": "quit", "\x03": "quit",
+    "\x1b[A": "up",
+    "k": "up",
+    "\x1bOA": "up",
+    "\x1b[B": "down",
+    "j": "down",
+    "\x1bOB": "down",
+    "\t": "next",
+    "\x1b[C": "next",
+    "\x1b[Z": "previous",
+    "\x1b[D": "previous",
+    "q": "quit",
+    "\x03": "quit",
 }
 _BAR = 10  # columns of a progress bar
 
@@ -107,7 +117,9 @@ class Screen:
                 break
             section = SECTIONS[(place + step * i) % len(SECTIONS)]
             if listed := targets(seen, section):
-                chosen = {**self.chosen, section: listed[0 if step > 0 else -1]} if ends else self.chosen
+                chosen = (
+                    {**self.chosen, section: listed[0 if step > 0 else -1]} if ends else self.chosen
+                )
                 return replace(self, section=section, chosen=chosen, said="")
         return self
 
@@ -120,7 +132,9 @@ def targets(seen: Overview, section: str) -> list[Any]:
 
 def draw(screen: Screen, seen: Overview, title: str, width: int, height: int) -> list[Text]:
     """Exactly `height` lines of at most `width` columns."""
-    rooms = share({section: len(targets(seen, section)) for section in SECTIONS}, height - 2 - len(SECTIONS))
+    rooms = share(
+        {section: len(targets(seen, section)) for section in SECTIONS}, height - 2 - len(SECTIONS)
+    )
     lines = [_title(seen, title, width)]
     for section in SECTIONS:
         lines += _section(screen, seen, section, rooms[section], width)
@@ -165,10 +179,17 @@ def _section(screen: Screen, seen: Overview, section: str, room: int, width: int
     first = max(0, min(places[0] - room // 2, len(rows) - room)) if places else 0
     more = f"  {len(rows)} in all" if len(rows) > room else ""
     head = _line([name for name, _ in columns], columns, width)
-    lines = [Text(set_cell_size(f"{head.rstrip()}{more}", width), style="bold reverse" if here else "reverse dim")]
+    lines = [
+        Text(
+            set_cell_size(f"{head.rstrip()}{more}", width),
+            style="bold reverse" if here else "reverse dim",
+        )
+    ]
     for target, cells, style in rows[first : first + room]:
         mark = here and target == marked
-        lines.append(Text(_line(cells, columns, width), style=f"{style} reverse" if mark else style))
+        lines.append(
+            Text(_line(cells, columns, width), style=f"{style} reverse" if mark else style)
+        )
     return lines
 
 
@@ -179,23 +200,55 @@ def rows_of(seen: Overview, section: str) -> tuple[list[str], list[Sequence[str]
 
 
 def _line(cells: Sequence[str], columns: Sequence[Column], width: int) -> str:
-    parts = [set_cell_size(clean(cell), size) for cell, (_, size) in zip(cells[:-1], columns[:-1], strict=True)]
+    parts = [
+        set_cell_size(clean(cell), size)
+        for cell, (_, size) in zip(cells[:-1], columns[:-1], strict=True)
+    ]
     text = " ".join([*parts, clean(cells[-1])])
-    return set_cell_size(text, width) if cell_len(text) > width else text + " " * (width - cell_len(text))
+    return (
+        set_cell_size(text, width)
+        if cell_len(text) > width
+        else text + " " * (width - cell_len(text))
+    )
 
 
 def _queues(seen: Overview) -> tuple[list[Column], list[Row]]:
-    columns = [("QUEUE", 22), ("WAITING", 8), ("PARKED", 7), ("LATER", 7), ("RUNNING", 8), ("OLDEST", 8), ("", 0)]
+    columns = [
+        ("QUEUE", 22),
+        ("WAITING", 8),
+        ("PARKED", 7),
+        ("LATER", 7),
+        ("RUNNING", 8),
+        ("OLDEST", 8),
+        ("", 0),
+    ]
     rows: list[Row] = []
     for one in seen.queues:
         waiting = f"{one.waiting}{'+' if one.more else ''}"
-        cells = [one.name, waiting, str(one.parked), str(one.scheduled), str(one.running), _age(one.oldest, seen.at)]
-        rows.append((one.name, [*cells, "PAUSED" if one.paused else ""], "yellow" if one.paused else ""))
+        cells = [
+            one.name,
+            waiting,
+            str(one.parked),
+            str(one.scheduled),
+            str(one.running),
+            _age(one.oldest, seen.at),
+        ]
+        rows.append(
+            (one.name, [*cells, "PAUSED" if one.paused else ""], "yellow" if one.paused else "")
+        )
     return columns, rows
 
 
 def _nodes(seen: Overview) -> tuple[list[Column], list[Row]]:
-    columns = [("NODE", 22), ("STATE", 9), ("HOST", 16), ("PID", 8), ("BUSY", 8), ("UP", 8), ("QUEUES", 0)]
+    columns = [
+        ("NODE", 22),
+        ("STATE", 9),
+        ("HOST", 16),
+        ("PID", 8),
+        ("BUSY", 8),
+        ("UP", 8),
+        ("QUEUES", 0),
+    ]
     rows: list[Row] = []
     for one in seen.nodes:
         busy, up = f"{one.busy}/{one.slots}", _age(one.started, seen.at)
@@ -205,14 +258,28 @@ def _nodes(seen: Overview) -> tuple[list[Column], list[Row]]:
 
 
 def _running(seen: Overview) -> tuple[list[Column], list[Row]]:
-    columns = [("RUNNING", 9), ("TASK", 22), ("NODE", 14), ("FOR", 8), ("PROGRESS", _BAR + 5), ("", 0)]
+    columns = [
+        ("RUNNING", 9),
+        ("TASK", 22),
+        ("NODE", 14),
+        ("FOR", 8),
+        ("PROGRESS", _BAR + 5),
+        ("", 0),
+    ]
     rows: list[Row] = []
     for job in seen.running:
         since = job.claimed
         node = seen.node_names.get(job.record.node or 0, "?")
         note = job.progress.note or ""
         asked = "asked to stop" if job.record.cancel_requested else note
-        cells = [str(job.id), job.task, node, _age(since, seen.at), _bar(float(job.progress)), asked]
+        cells = [
+            str(job.id),
+            job.task,
+            node,
+            _age(since, seen.at),
+            _bar(float(job.progress)),
+            asked,
+        ]
         rows.append((job.id, cells, "yellow" if job.record.cancel_requested else ""))
     return columns, rows
 

@@ -94,7 +94,9 @@ def _switch(asked: Asked, names: Sequence[str], on: bool, reason: str | None) ->
     told = []
     for name in names:
         control = app.tasks[name]
-        told.append({"name": name, "changed": control.enable(reason) if on else control.disable(reason)})
+        told.append(
+            {"name": name, "changed": control.enable(reason) if on else control.disable(reason)}
+        )
     if asked.json:
         say_json(told)
     else:
@@ -129,11 +131,19 @@ def limit(asked: Asked, template: str, n: int | None, reset: bool) -> None:
 @task.command(name="set")
 @click.argument("name", type=NameOf("task"))
 @click.argument("words", nargs=-1, metavar="[OPTION=VALUE]…")
-@click.option("--reset", "back", multiple=True, metavar="OPTION", help="Let the code decide again; repeatable.")
+@click.option(
+    "--reset",
+    "back",
+    multiple=True,
+    metavar="OPTION",
+    help="Let the code decide again; repeatable.",
+)
 @click.option("--reset-all", is_flag=True, help="Let the code decide about all options again.")
 @common
 @pass_asked
-def set_task(asked: Asked, name: str, words: Sequence[str], back: Sequence[str], reset_all: bool) -> None:
+def set_task(
+    asked: Asked, name: str, words: Sequence[str], back: Sequence[str], reset_all: bool
+) -> None:
     """Change options of the task NAME for jobs that are enqueued from now on, over what its code says.
 
     A value that reads as JSON is JSON (5, null, {"times": 3}), anything else is text.

@@ -33,8 +33,12 @@ _REASON = "genba top"
 
 
 @click.command()
-@click.option("--every", default="1s", show_default=True, metavar="DURATION", help="How often it looks.")
-@click.option("--once", is_flag=True, help="Print it once and end; so it does where stdout is no terminal.")
+@click.option(
+    "--every", default="1s", show_default=True, metavar="DURATION", help="How often it looks."
+)
+@click.option(
+    "--once", is_flag=True, help="Print it once and end; so it does where stdout is no terminal."
+)
 @common
 @pass_asked
 def top(asked: Asked, every: str, once: bool) -> None:
@@ -66,7 +70,9 @@ class Show:
 
         self._app = app
         self._pause = pause
-        self._title = app.shown_url if app.namespace == "default" else f"{app.shown_url} {app.namespace}"
+        self._title = (
+            app.shown_url if app.namespace == "default" else f"{app.shown_url} {app.namespace}"
+        )
         self._screen: Screen = Screen()
         self._seen: Overview = app.overview(LIMIT)
         self._next = time.monotonic() + pause
@@ -76,7 +82,10 @@ class Show:
         from rich.live import Live
 
         console = Console(highlight=False)
-        with _keys() as (fd, signals), Live(console=console, screen=True, auto_refresh=False) as live:
+        with (
+            _keys() as (fd, signals),
+            Live(console=console, screen=True, auto_refresh=False) as live,
+        ):
             self._draw(live)
             while not self._screen.over:
                 if signals:  # Python loses what is raised in a destructor
@@ -113,7 +122,9 @@ class Show:
         from genba.cli.screen import draw
 
         width, height = live.console.size
-        live.update(Group(*draw(self._screen, self._seen, self._title, width, height)), refresh=True)
+        live.update(
+            Group(*draw(self._screen, self._seen, self._title, width, height)), refresh=True
+        )
 
 
 def perform(app: Genba, act: Act) -> str:
@@ -159,7 +170,10 @@ def _keys() -> Iterator[tuple[int, list[int]]]:
         signals.append(signum)
         raise _end(signum)
 
-    old = {signum: signal.signal(signum, leave) for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    old = {
+        signum: signal.signal(signum, leave)
+        for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    }
     try:
         termios.tcsetattr(fd, termios.TCSADRAIN, raw)
         yield fd, signals

@@ -43,12 +43,36 @@ class Service:
 def given(command: Any) -> Any:
     """What both kinds are told."""
     for option in (
-        click.option("--logs", metavar="FOLDER", default="/var/log", show_default=True, help="Where supervisor logs."),
-        click.option("--processes", type=click.IntRange(1, 1000), default=1, show_default=True, help="Nodes of it."),
-        click.option("--grace", default="30s", show_default=True, metavar="DURATION", help="For jobs that run."),
-        click.option("--user", metavar="NAME", help="Who runs it; by default whoever starts services."),
+        click.option(
+            "--logs",
+            metavar="FOLDER",
+            default="/var/log",
+            show_default=True,
+            help="Where supervisor logs.",
+        ),
+        click.option(
+            "--processes",
+            type=click.IntRange(1, 1000),
+            default=1,
+            show_default=True,
+            help="Nodes of it.",
+        ),
+        click.option(
+            "--grace",
+            default="30s",
+            show_default=True,
+            metavar="DURATION",
+            help="For jobs that run.",
+        ),
+        click.option(
+            "--user", metavar="NAME", help="Who runs it; by default whoever starts services."
+        ),
         click.option("--folder", metavar="PATH", help="Where the app is; by default here."),
-        click.option("--name", metavar="NAME", help="Of the service; by default genba- and the module's name."),
+        click.option(
+            "--name",
+            metavar="NAME",
+            help="Of the service; by default genba- and the module's name.",
+        ),
         click.argument("words", nargs=-1, metavar="[-- OPTION…]"),
         click.argument("target"),
     ):
@@ -75,7 +99,9 @@ def systemd(asked: Asked, /, **options: Any) -> None:
     """
     service = _service(asked, **options)
     if service.processes > 1:
-        note(f"a template: enable {', '.join(f'{service.name}@{i + 1}' for i in range(min(3, service.processes)))} …")
+        note(
+            f"a template: enable {', '.join(f'{service.name}@{i + 1}' for i in range(min(3, service.processes)))} …"
+        )
     _print(asked, service, "systemd", systemd_text(service))
 
 
@@ -103,10 +129,15 @@ def _print(asked: Asked, service: Service, kind: str, text: str) -> None:
 
 def _service(asked: Asked, target: str, words: Sequence[str], **options: Any) -> Service:
     check_target(target)
-    name = options["name"] or "genba-" + target.partition(":")[0].replace(".", "-").replace("_", "-")
+    name = options["name"] or "genba-" + target.partition(":")[0].replace(".", "-").replace(
+        "_", "-"
+    )
     if not _NAME.fullmatch(name):
         raise BadOption(f"--name must be letters, digits, _ . -, not {name!r}")
-    url, namespace = asked.url or os.environ.get("GENBA_URL"), asked.namespace or os.environ.get("GENBA_NAMESPACE")
+    url, namespace = (
+        asked.url or os.environ.get("GENBA_URL"),
+        asked.namespace or os.environ.get("GENBA_NAMESPACE"),
+    )
     environment = {"GENBA_URL": url, "GENBA_NAMESPACE": namespace, "PYTHONUNBUFFERED": "1"}
     secret = url is not None and masked(url) != url
     if secret:
@@ -145,7 +176,11 @@ def systemd_text(service: Service) -> str:
         *([f"User={service.user}"] if service.user else []),
         f"WorkingDirectory={_escaped(str(service.folder))}",
         *(f"Environment={_word(f'{name}={value}')}" for name, value in service.environment.items()),
-        *(["# GENBA_URL=… with its password; mode 600", f"EnvironmentFile={secret}"] if service.secret else []),
+        *(
+            ["# GENBA_URL=… with its password; mode 600", f"EnvironmentFile={secret}"]
+            if service.secret
+            else []
+        ),
         f"ExecStart={' '.join(map(_word, service.command))}",
         "# pool, min and max are read again",
         "ExecReload=/bin/kill -HUP $MAINPID",
@@ -183,7 +218,9 @@ def _word(text: str) -> str:
 def supervisor_text(service: Service) -> str:
     number = "_%(process_num)02d" if service.processes > 1 else ""
     log = f"{service.logs}/%(program_name)s{number}"
-    environment = ",".join(f'{name}="{_percent(value)}"' for name, value in service.environment.items())
+    environment = ",".join(
+        f'{name}="{_percent(value)}"' for name, value in service.environment.items()
+    )
     lines = [
         f"; /etc/supervisor/conf.d/{service.name}.conf",
         f"[program:{service.name}]",
@@ -192,7 +229,11 @@ def supervisor_text(service: Service) -> str:
         f"numprocs={service.processes}",
         f"directory={_percent(str(service.folder))}",
         *([f"user={service.user}"] if service.user else []),
-        *(["; GENBA_URL has a password: set it in the environment of supervisord"] if service.secret else []),
+        *(
+            ["; GENBA_URL has a password: set it in the environment of supervisord"]
+            if service.secret
+            else []
+        ),
         f"environment={environment}",
         "autostart=true",
         "autorestart=true",

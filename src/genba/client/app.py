@@ -41,7 +41,9 @@ class Genba(Client):
     # what the code declares
 
     @overload
-    def task(self, fn: Callable[P, Coroutine[Any, Any, R]], /) -> Task[P, R, Coroutine[Any, Any, R]]: ...
+    def task(
+        self, fn: Callable[P, Coroutine[Any, Any, R]], /
+    ) -> Task[P, R, Coroutine[Any, Any, R]]: ...
     @overload
     def task(self, fn: type[Runs[P, R]], /) -> Task[P, R, Any]: ...
     @overload
@@ -66,7 +68,9 @@ class Genba(Client):
         It is asked in a worker, before a job starts, and has a second for its answer.
         """
         if fn is None:
-            return lambda given: self.condition(given) if name is None else self.registry.conditions.add(given, name)
+            return lambda given: (
+                self.condition(given) if name is None else self.registry.conditions.add(given, name)
+            )
         return self.registry.conditions.add(fn, name)
 
     def lifespan(self, fn: F, /) -> F:
@@ -159,8 +163,14 @@ class Genba(Client):
     def declared_schedules(self) -> list[Wanted]:
         """Those in code, which nodes write."""
         registry = self.registry
-        found = [self.wanted(name, *declared) for name, declared in registry.all_schedules().items()]
-        own = {name: task.own_words() for name, task in registry.tasks.items() if name not in registry.schedules}
+        found = [
+            self.wanted(name, *declared) for name, declared in registry.all_schedules().items()
+        ]
+        own = {
+            name: task.own_words()
+            for name, task in registry.tasks.items()
+            if name not in registry.schedules
+        }
         return [msgspec.structs.replace(one, own=own.get(one.name)) for one in found]
 
     def results_of_parents(self, job_id: int) -> dict[int, Any]:

@@ -26,7 +26,9 @@ A = TypeVar("A", bound=Threaded)
 H = TypeVar("H", bound=Handle)
 
 
-def twin(call: Callable[Concatenate[A, P], R]) -> Callable[Concatenate[A, P], Coroutine[Any, Any, R]]:
+def twin(
+    call: Callable[Concatenate[A, P], R],
+) -> Callable[Concatenate[A, P], Coroutine[Any, Any, R]]:
     """The twin of a method of the app."""
 
     @wraps(call)
@@ -36,7 +38,9 @@ def twin(call: Callable[Concatenate[A, P], R]) -> Callable[Concatenate[A, P], Co
     return later
 
 
-def handle_twin(call: Callable[Concatenate[H, P], R]) -> Callable[Concatenate[H, P], Coroutine[Any, Any, R]]:
+def handle_twin(
+    call: Callable[Concatenate[H, P], R],
+) -> Callable[Concatenate[H, P], Coroutine[Any, Any, R]]:
     """The twin of a method of a handle."""
 
     @wraps(call)

@@ -14,7 +14,14 @@ from genba.client.async_methods import twin
 from genba.client.connection import Opened
 from genba.client.current_job import RunningJob
 from genba.client.event import Event
-from genba.client.event_reader import Callback, Handlers, Names, Reader, atell_until_true, tell_until_true
+from genba.client.event_reader import (
+    Callback,
+    Handlers,
+    Names,
+    Reader,
+    atell_until_true,
+    tell_until_true,
+)
 from genba.client.filters import Several, Which, read_filter
 from genba.client.job import Group, Job, Jobs, each_job
 from genba.client.lock import Keyring, Lock, LockState, checked_name, lock_states
@@ -69,7 +76,9 @@ class Client(Opened):
         max_events: int | None = None,
     ) -> None:
         given = {"url": url, "namespace": namespace, "lease": lease, "tz": tz, "age_step": age_step}
-        super().__init__(settings_module.read({**given, "keep_events": keep_events, "max_events": max_events}))
+        super().__init__(
+            settings_module.read({**given, "keep_events": keep_events, "max_events": max_events})
+        )
         self.resolver: Callable[[type], Any] = lambda owner: owner()
         self.registry = Registry(self)
         self.conditions, self.lifespans = self.registry.conditions, self.registry.lifespans
@@ -116,7 +125,10 @@ class Client(Opened):
         """Stored arguments by name, as the code of the task says, or as a node has told if that is elsewhere."""
         try:
             return self._by_name(task, payload)
-        except (*BROKEN, LookupError):  # somebody else has written them, or what is told of the task
+        except (
+            *BROKEN,
+            LookupError,
+        ):  # somebody else has written them, or what is told of the task
             return {UNREADABLE: None}
 
     def _by_name(self, task: str, payload: bytes) -> dict[str, Any]:
@@ -126,7 +138,11 @@ class Client(Opened):
         plain = by_name(payload, ())
         told = self.store.definitions([task]) if STAR in plain else {}
         parameters = told[task].get("parameters", ()) if task in told else ()
-        return by_name(payload, ((one["name"], one["kind"]) for one in parameters)) if parameters else plain
+        return (
+            by_name(payload, ((one["name"], one["kind"]) for one in parameters))
+            if parameters
+            else plain
+        )
 
     # jobs come in
 
@@ -172,7 +188,11 @@ class Client(Opened):
         """The handle of a job that is there; JobNotFound otherwise."""
         if (id is None) == (key is None):
             raise BadOption("job() takes an id, or key=…")
-        record = self.store.job(read_id("id", id)) if key is None else self.store.job(key=read_text("key", key))
+        record = (
+            self.store.job(read_id("id", id))
+            if key is None
+            else self.store.job(key=read_text("key", key))
+        )
         if record is None:
             raise JobNotFound(f"there is no job {id if key is None else f'with key {key!r}'}")
         return Job(self, record.id, record=record)
@@ -180,7 +200,12 @@ class Client(Opened):
     ajob = twin(job)
 
     def jobs(
-        self, *, limit: int = 50, before: int | None = None, order: str = "newest", **wanted: Unpack[Which]
+        self,
+        *,
+        limit: int = 50,
+        before: int | None = None,
+        order: str = "newest",
+        **wanted: Unpack[Which],
     ) -> list[Job[Any]]:
         """Those that fit, open ones by default, the newest first (or the "oldest").
 
@@ -190,7 +215,9 @@ class Client(Opened):
             raise BadOption(f"limit must be a whole number of at least 1, not {limit!r}")
         found = read_filter(self, wanted, before, order)
         self.store.install()
-        return [Job(self, record.id, record=record) for record in self.store.search.jobs(found, limit)]
+        return [
+            Job(self, record.id, record=record) for record in self.store.search.jobs(found, limit)
+        ]
 
     ajobs = twin(jobs)
 
@@ -274,7 +301,9 @@ class Client(Opened):
 
     alocks = twin(locks)
 
-    def break_lock(self, name: str, *, token: int | None = None, by: str | None = None) -> list[int]:
+    def break_lock(
+        self, name: str, *, token: int | None = None, by: str | None = None
+    ) -> list[int]:
         """Take a lock from whoever holds it, who is not stopped; gives the tokens that are worth nothing any more."""
         self.store.install()
         return self.store.locks.break_(name, token, by or who())
@@ -318,7 +347,12 @@ class Client(Opened):
     # many at once
 
     def cancel_many(
-        self, *, reason: str | None = None, dry_run: bool = False, tell: Tell = None, **wanted: Unpack[Which]
+        self,
+        *,
+        reason: str | None = None,
+        dry_run: bool = False,
+        tell: Tell = None,
+        **wanted: Unpack[Which],
     ) -> int:
         """Cancel all that fit, or ask them to stop; how many.  With `dry_run`: how many it would be.
 
@@ -329,7 +363,9 @@ class Client(Opened):
 
     acancel_many = twin(cancel_many)
 
-    def hold_many(self, *, reason: str, dry_run: bool = False, tell: Tell = None, **wanted: Unpack[Which]) -> int:
+    def hold_many(
+        self, *, reason: str, dry_run: bool = False, tell: Tell = None, **wanted: Unpack[Which]
+    ) -> int:
         """Hold all that fit and have not started; how many."""
         found = read_filter(self, {"state": ("blocked", "scheduled", "waiting"), **wanted})
         why = read_text("reason", reason)
@@ -337,20 +373,28 @@ class Client(Opened):
 
     ahold_many = twin(hold_many)
 
-    def resume_many(self, *, dry_run: bool = False, tell: Tell = None, **wanted: Unpack[Which]) -> int:
+    def resume_many(
+        self, *, dry_run: bool = False, tell: Tell = None, **wanted: Unpack[Which]
+    ) -> int:
         """Let all that fit and are held go on; how many."""
-        return self._each(read_filter(self, {"state": "held", **wanted}), self.store.bulk.resume, dry_run, tell)
+        return self._each(
+            read_filter(self, {"state": "held", **wanted}), self.store.bulk.resume, dry_run, tell
+        )
 
     aresume_many = twin(resume_many)
 
-    def requeue_many(self, *, dry_run: bool = False, tell: Tell = None, **wanted: Unpack[Which]) -> int:
+    def requeue_many(
+        self, *, dry_run: bool = False, tell: Tell = None, **wanted: Unpack[Which]
+    ) -> int:
         """Run again all that fit and are final, by default those that have not succeeded; how many."""
         found = read_filter(self, {"state": ("failed", "timed_out", "cancelled"), **wanted})
         return self._each(found, self.store.bulk.requeue, dry_run, tell)
 
     arequeue_many = twin(requeue_many)
 
-    def delete_many(self, *, dry_run: bool = False, tell: Tell = None, **wanted: Unpack[Which]) -> int:
+    def delete_many(
+        self, *, dry_run: bool = False, tell: Tell = None, **wanted: Unpack[Which]
+    ) -> int:
         """Delete all that fit, by default the final ones, with their history; never one that runs.  How many."""
         found = read_filter(self, {"state": "final", **wanted})
         found = replace(found, states=found.wanted_states() - {State.RUNNING})
@@ -359,7 +403,9 @@ class Client(Opened):
 
     adelete_many = twin(delete_many)
 
-    def flush(self, *, running: bool = False, schedules: bool = False, queue: Several = None) -> int:
+    def flush(
+        self, *, running: bool = False, schedules: bool = False, queue: Several = None
+    ) -> int:
         """Delete every job that is open and does not run, of all queues or some; how many.
 
         With `running` those that run are killed too, and end cancelled.  With `schedules` nothing makes new ones.
@@ -378,15 +424,26 @@ class Client(Opened):
     def prune(self, older_than: Duration | None = None) -> int:
         """Delete final jobs older than this, or than their task wants them kept (as nodes do anyway); how many."""
         code = {name: task.policy.keep for name, task in self.task_table().items()}
-        return operators.prune(self.store, None if older_than is None else duration(older_than), code)
+        return operators.prune(
+            self.store, None if older_than is None else duration(older_than), code
+        )
 
     aprune = twin(prune)
 
     def _each(
-        self, found: Filter, act: Callable[[Sequence[int]], int], dry_run: bool, tell: Tell, down: bool = False
+        self,
+        found: Filter,
+        act: Callable[[Sequence[int]], int],
+        dry_run: bool,
+        tell: Tell,
+        down: bool = False,
     ) -> int:
         self.store.install()
-        return self.store.search.count(found) if dry_run else self.store.bulk.each(found, act, tell, down=down)
+        return (
+            self.store.search.count(found)
+            if dry_run
+            else self.store.bulk.each(found, act, tell, down=down)
+        )
 
     # wait
 
@@ -425,7 +482,13 @@ class Client(Opened):
     # what happens
 
     def events(
-        self, *, after: str | None = None, kinds: Names = None, job: Any = None, task: Names = None, block: bool = False
+        self,
+        *,
+        after: str | None = None,
+        kinds: Names = None,
+        job: Any = None,
+        task: Names = None,
+        block: bool = False,
     ) -> Iterator[Event]:
         """What has happened, in order for each job; nothing that commits late is skipped.
 
@@ -435,7 +498,13 @@ class Client(Opened):
         return self._reader(after, kinds, job, task).follow(block)
 
     def aevents(
-        self, *, after: str | None = None, kinds: Names = None, job: Any = None, task: Names = None, block: bool = False
+        self,
+        *,
+        after: str | None = None,
+        kinds: Names = None,
+        job: Any = None,
+        task: Names = None,
+        block: bool = False,
     ) -> AsyncIterator[Event]:
         return self._reader(after, kinds, job, task).afollow(block)
 
@@ -444,13 +513,25 @@ class Client(Opened):
         return Reader(self, Position() if after is None else Position.of(after), kinds, job, task)
 
     def listen(
-        self, callback: Callback, *, after: str | None = None, kinds: Names = None, job: Any = None, task: Names = None
+        self,
+        callback: Callback,
+        *,
+        after: str | None = None,
+        kinds: Names = None,
+        job: Any = None,
+        task: Names = None,
     ) -> None:
         """Call back for what happens from now on (of a `job`: from its beginning), until it returns something true."""
         tell_until_true(self._from_now(after, kinds, job, task).follow(True), callback)
 
     async def alisten(
-        self, callback: Callback, *, after: str | None = None, kinds: Names = None, job: Any = None, task: Names = None
+        self,
+        callback: Callback,
+        *,
+        after: str | None = None,
+        kinds: Names = None,
+        job: Any = None,
+        task: Names = None,
     ) -> None:
         reader = await self.threads(self._from_now, after, kinds, job, task)
         await atell_until_true(reader.afollow(True), callback)

@@ -57,11 +57,16 @@ class Opened:
         if self._store is None:
             settings = self.settings
             self._store = open_store(
-                settings.url, namespace=settings.namespace, lease=settings.lease, age_step=settings.age_step
+                settings.url,
+                namespace=settings.namespace,
+                lease=settings.lease,
+                age_step=settings.age_step,
             )
             self._store.by = _who
             if os.environ.get("GENBA_WORKER") and os.environ.get("GENBA_INCARNATION"):
-                self._store.events.node = int(os.environ["GENBA_INCARNATION"])  # what our jobs do, our node does
+                self._store.events.node = int(
+                    os.environ["GENBA_INCARNATION"]
+                )  # what our jobs do, our node does
         return self._store
 
     @property
@@ -85,7 +90,9 @@ class Opened:
         """The URL without its password."""
         return masked(self.url)
 
-    def install(self, create: bool = False, tell: Callable[[int, int], None] = lambda done, of: None) -> list[str]:
+    def install(
+        self, create: bool = False, tell: Callable[[int, int], None] = lambda done, of: None
+    ) -> list[str]:
         """Make the schema current, with `create` the database itself too; gives the names of what was applied.
 
         `tell` hears before each step how many are done, and of how many.
@@ -126,11 +133,15 @@ class Opened:
     def another_store(self, url: str, clock: Clock) -> Store:
         """For a test: of the same namespace."""
         settings = self.settings
-        store = open_store(url, namespace=settings.namespace, clock=clock, age_step=settings.age_step)
+        store = open_store(
+            url, namespace=settings.namespace, clock=clock, age_step=settings.age_step
+        )
         store.by = _who
         return store
 
-    def swap(self, store: Store | None, clock: Clock, test: Testing | None) -> tuple[Store | None, Clock]:
+    def swap(
+        self, store: Store | None, clock: Clock, test: Testing | None
+    ) -> tuple[Store | None, Clock]:
         """For a test: another store and another clock; gives those that were here."""
         before = self._store, self._clock
         self._store, self._clock, self._test = store, clock, test
@@ -140,7 +151,9 @@ class Opened:
         """The a-twins: the call, in one of a few threads of our own."""
         if self._threads is None or self._threads[0] != os.getpid():
             self._threads = (os.getpid(), ThreadPoolExecutor(8, thread_name_prefix="genba"))
-        return await asyncio.get_running_loop().run_in_executor(self._threads[1], partial(call, *args, **kwargs))
+        return await asyncio.get_running_loop().run_in_executor(
+            self._threads[1], partial(call, *args, **kwargs)
+        )
 
 
 def _who() -> str:

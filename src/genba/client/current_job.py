@@ -22,7 +22,9 @@ from genba.signal_safe import unbroken
 from genba.wire import NOTE_LIMIT, Job, Slate
 
 _current: ContextVar[Callable[[], RunningJob] | None] = ContextVar("genba_job", default=None)
-_only: list[Callable[[], RunningJob] | None] = [None]  # of a worker that runs one job at a time, for its threads too
+_only: list[Callable[[], RunningJob] | None] = [
+    None
+]  # of a worker that runs one job at a time, for its threads too
 
 
 _NOTHING = object()  # no result given: what the function returns is the result
@@ -286,7 +288,9 @@ class RunningJob:
         """Ask to be held until a person resumes it."""
         return self._ask(Wish(wants="hold", reason=_clean(reason)))
 
-    def retry(self, at: Any = None, *, delay: Any = None, free: bool = True, reason: str | None = None) -> Outcome:
+    def retry(
+        self, at: Any = None, *, delay: Any = None, free: bool = True, reason: str | None = None
+    ) -> Outcome:
         """Ask for another attempt; `free` takes nothing from the budget.  Without a time, by the job's retry rule."""
         if at is not None and delay is not None:
             raise BadOption("at and delay exclude each other; give one of them")
@@ -310,13 +314,17 @@ class RunningJob:
         if outcome is not self._asked:
             raise IllegalMove(f"job {self.id}: a later request has replaced this one")
         if self._open:
-            raise IllegalMove(f"job {self.id}: inside transaction() the end of the block applies the outcome")
+            raise IllegalMove(
+                f"job {self.id}: inside transaction() the end of the block applies the outcome"
+            )
         self._host.inside().end(self.fence, *self._last_words())
         self._applied = True
 
     def _refuse_after_apply(self) -> None:
         if self._applied:
-            raise IllegalMove(f"job {self.id}: the outcome of attempt {self.attempt} is applied already")
+            raise IllegalMove(
+                f"job {self.id}: the outcome of attempt {self.attempt} is applied already"
+            )
 
     def _last_words(self) -> tuple[Wish, Report, float]:
         wish = self._asked.wish if self._asked else Wish(wants="succeed")
@@ -385,7 +393,9 @@ class RunningJob:
         if self._told is None:
             return None
         done, total, text = self._told
-        return msgspec.json.encode((float(done), float(total), text.decode(errors="replace"))).decode()
+        return msgspec.json.encode(
+            (float(done), float(total), text.decode(errors="replace"))
+        ).decode()
 
     def leave(self) -> bool:
         """Close its inbox, and roll back a transaction that was left open; True if there was one."""
@@ -422,7 +432,10 @@ class OwnTransaction:
 
     @unbroken
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         own, self.own, self._job._open = self.own, None, None
         if own is not None:
@@ -433,7 +446,10 @@ class OwnTransaction:
         return await self._job._host.threads(self.__enter__)
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         await self._job._host.threads(self.__exit__, kind, error, trace)
 

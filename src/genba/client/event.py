@@ -17,15 +17,57 @@ from genba.domain.duration import Micros, to_datetime
 from genba.errors import BadOption
 
 OF_JOBS = (
-    *("waiting", "scheduled", "blocked", "running", "progress", "succeeded", "failed", "timed_out", "cancelled"),
-    *("held", "released", "retrying", "crashed", "resumed", "requeued", "updated", "deleted", "stop_requested"),
+    *(
+        "waiting",
+        "scheduled",
+        "blocked",
+        "running",
+        "progress",
+        "succeeded",
+        "failed",
+        "timed_out",
+        "cancelled",
+    ),
+    *(
+        "held",
+        "released",
+        "retrying",
+        "crashed",
+        "resumed",
+        "requeued",
+        "updated",
+        "deleted",
+        "stop_requested",
+    ),
     *("condition_failed", "error_after_end", "strays_killed"),
 )
 OF_OTHERS = (
-    *("worker_started", "worker_ended", "node_joined", "node_left", "node_lost", "gate_closed", "gate_opened"),
-    *("schedule_created", "schedule_changed", "schedule_deleted", "schedule_paused", "schedule_resumed"),
+    *(
+        "worker_started",
+        "worker_ended",
+        "node_joined",
+        "node_left",
+        "node_lost",
+        "gate_closed",
+        "gate_opened",
+    ),
+    *(
+        "schedule_created",
+        "schedule_changed",
+        "schedule_deleted",
+        "schedule_paused",
+        "schedule_resumed",
+    ),
     *("schedule_skipped", "schedule_triggered"),
-    *("task_changed", "task_enabled", "task_disabled", "queue_paused", "queue_resumed", "queue_changed", "flushed"),
+    *(
+        "task_changed",
+        "task_enabled",
+        "task_disabled",
+        "queue_paused",
+        "queue_resumed",
+        "queue_changed",
+        "flushed",
+    ),
     *("lock_broken", "limit_changed"),
 )
 KINDS = frozenset({*OF_JOBS, *OF_OTHERS})
@@ -117,7 +159,9 @@ def unfold(kind: str, at: Micros, job_id: int | None, data: bytes | None) -> Ite
 
     A short job's start is written with its end, as `started`: it is an event of its own, before the end.
     """
-    more = untrusted_json.read(data, dict[str, Any], {"data": untrusted_json.UNREADABLE} if data else {})
+    more = untrusted_json.read(
+        data, dict[str, Any], {"data": untrusted_json.UNREADABLE} if data else {}
+    )
     if job_id is not None:
         yield from _of_one(kind, at, job_id, more)
         return
@@ -127,7 +171,11 @@ def unfold(kind: str, at: Micros, job_id: int | None, data: bytes | None) -> Ite
         return
     rest = {name: value for name, value in more.items() if name not in ("jobs", "each")}
     for i, job in enumerate(many.jobs):
-        own = {name: values[i] for name, values in many.each.items() if values[i : i + 1] not in ([], [None])}
+        own = {
+            name: values[i]
+            for name, values in many.each.items()
+            if values[i : i + 1] not in ([], [None])
+        }
         yield from _of_one(kind, at, job, {**rest, **own})
 
 

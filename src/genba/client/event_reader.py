@@ -71,7 +71,17 @@ class Reader:
                 wanted = self._kinds is None or told.kind in self._kinds
                 if wanted and (self._job is None or told.job_id == self._job):
                     place = page.during.behind(row.seq, index)
-                    found.append(Event(told.kind, told.job_id, told.moment, told.data, row.node, place, self._handle))
+                    found.append(
+                        Event(
+                            told.kind,
+                            told.job_id,
+                            told.moment,
+                            told.data,
+                            row.node,
+                            place,
+                            self._handle,
+                        )
+                    )
         self._at, self._mark, self.caught_up = page.after, mark, not page.more
         return found if self._tasks is None else self._of_tasks(found, self._tasks)
 
@@ -81,7 +91,11 @@ class Reader:
             if len(self._known) > 100_000:
                 self._known.clear()
             self._known.update(self._app.store.events.tasks_of(sorted(unknown)))
-        return [event for event in found if event.job_id is not None and self._known.get(event.job_id) in wanted]
+        return [
+            event
+            for event in found
+            if event.job_id is not None and self._known.get(event.job_id) in wanted
+        ]
 
     def _handle(self, id: int) -> Job[Any]:
         return Job(self._app, id)

@@ -26,7 +26,9 @@ OfTasks = str | Task[..., Any, Any] | Iterable[str | Task[..., Any, Any]] | None
 class Which(TypedDict, total=False):
     """What a job must be; one value of a kind, or several of which one must fit."""
 
-    state: str | Iterable[str]  # "open" unless it is said; also "final", "any", and the names of the ancestors
+    state: (
+        str | Iterable[str]
+    )  # "open" unless it is said; also "final", "any", and the names of the ancestors
     task: OfTasks
     queue: Several
     tag: Several
@@ -42,11 +44,17 @@ class Which(TypedDict, total=False):
 _NAMES = tuple(Which.__annotations__)
 
 
-def read_filter(app: Client, wanted: Mapping[str, Any], before: int | None = None, order: str = "newest") -> Filter:
+def read_filter(
+    app: Client, wanted: Mapping[str, Any], before: int | None = None, order: str = "newest"
+) -> Filter:
     for name in wanted:
         if name not in _NAMES:
             close = get_close_matches(name, _NAMES)
-            meant = f"; did you mean {' or '.join(close)}?" if close else f"; there are {', '.join(_NAMES)}"
+            meant = (
+                f"; did you mean {' or '.join(close)}?"
+                if close
+                else f"; there are {', '.join(_NAMES)}"
+            )
             raise BadOption(f"jobs cannot be chosen by {name!r}{meant}")
     if order not in ("newest", "oldest"):
         raise BadOption(f'order is "newest" or "oldest", not {order!r}')
@@ -79,7 +87,13 @@ def _several(name: str, wanted: Mapping[str, Any]) -> list[str] | None:
     value = wanted.get(name)
     if value is None:
         return None
-    listed = [value] if isinstance(value, str) else list(value) if isinstance(value, Iterable) else [value]
+    listed = (
+        [value]
+        if isinstance(value, str)
+        else list(value)
+        if isinstance(value, Iterable)
+        else [value]
+    )
     if name == "task":
         listed = [one.name if isinstance(one, Task) else one for one in listed]
     return [read_text(name, one) for one in listed]

@@ -41,7 +41,9 @@ class Progress(float):
 
     @classmethod
     def of(cls, text: str | None, state: str) -> Progress:
-        done, total, note = read(text, tuple[float, float, str], (0.0, 100.0, UNREADABLE if text else ""))
+        done, total, note = read(
+            text, tuple[float, float, str], (0.0, 100.0, UNREADABLE if text else "")
+        )
         percent = 100.0 if state == State.SUCCEEDED else done / total * 100 if total else 0.0
         if state != State.SUCCEEDED:
             percent = min(percent, 99.9) if state in FINAL else percent
@@ -223,7 +225,9 @@ class Job(Generic[R]):
         """Look again; JobGone if it was deleted meanwhile."""
         record = self._app.store.job(self.id)
         if record is None:
-            raise JobGone(f"job {self.id} is not there any more: it was pruned, deleted, or never committed")
+            raise JobGone(
+                f"job {self.id} is not there any more: it was pruned, deleted, or never committed"
+            )
         self._record = record
         return self
 
@@ -259,17 +263,23 @@ class Job(Generic[R]):
             arguments = self._arguments or self._app.arguments_of(record.task)
             if arguments is not None:
                 return cast("R", arguments.decode_result(record.result))
-            return cast("R", msgspec.json.decode(record.result) if record.result is not None else None)
+            return cast(
+                "R", msgspec.json.decode(record.result) if record.result is not None else None
+            )
         raise self.failure()
 
     def failure(self) -> JobFailed | JobCancelled:
         """The exception that tells how it ended."""
         record, error = self.record, self.error
         if record.state == State.CANCELLED:
-            return JobCancelled(f"job {self.id} ({record.task}) was cancelled: {record.reason}", job_id=self.id)
+            return JobCancelled(
+                f"job {self.id} ({record.task}) was cancelled: {record.reason}", job_id=self.id
+            )
         told = f"{error['type']}: {error['message']}" if error else record.reason or record.state
         kind = JobTimedOut if record.state == State.TIMED_OUT else JobFailed
-        return kind(f"job {self.id} ({record.task}) {record.state}: {told}", job_id=self.id, error=error)
+        return kind(
+            f"job {self.id} ({record.task}) {record.state}: {told}", job_id=self.id, error=error
+        )
 
     # steering
 
@@ -343,7 +353,9 @@ def copy_of(task: Task[..., Any, Any], record: JobRecord, changes: Mapping[str, 
     if more is not None:
         own = {name: others.pop(name) for name in list(others) if name not in OPTION_READERS}
         bound.arguments[more] = {**bound.arguments.get(more, {}), **own}
-    options = replace(_options(record, task.options), at=None, expires=None, after=(), on_conflict="return")
+    options = replace(
+        _options(record, task.options), at=None, expires=None, after=(), on_conflict="return"
+    )
     payload = task.arguments.encode(bound.args, bound.kwargs)
     return Call(task.name, payload, Options.build(others, options), task.policy, task.arguments)
 
@@ -352,7 +364,11 @@ def options_of(record: JobRecord, limits: tuple[Limit | Rate, ...]) -> dict[str,
     """What `current_job().options` tells; `limits` are those of the task."""
     options = _options(record, replace(DEFAULT_OPTIONS, limits=limits))
     expires = None if record.expires_at is None else to_datetime(record.expires_at)
-    return {"queue": record.queue, "priority": record.priority, **shown(replace(options, expires=expires))}
+    return {
+        "queue": record.queue,
+        "priority": record.priority,
+        **shown(replace(options, expires=expires)),
+    }
 
 
 def _options(record: JobRecord, base: Options) -> Options:
@@ -394,7 +410,9 @@ class Group(Sequence[Job[R]]):
     def __getitem__(self, index: slice) -> Group[R]: ...
 
     def __getitem__(self, index: int | slice) -> Job[R] | Group[R]:
-        return Group(self._app, self._jobs[index]) if isinstance(index, slice) else self._jobs[index]
+        return (
+            Group(self._app, self._jobs[index]) if isinstance(index, slice) else self._jobs[index]
+        )
 
     def __len__(self) -> int:
         return len(self._jobs)
@@ -408,7 +426,9 @@ class Group(Sequence[Job[R]]):
     @property
     def progress(self) -> GroupProgress:
         """How many of them have ended, and how, as it is now."""
-        return GroupProgress.of(Counter(self._app.store.states([job.id for job in self]).values()), len(self))
+        return GroupProgress.of(
+            Counter(self._app.store.states([job.id for job in self]).values()), len(self)
+        )
 
     def cancel(self, reason: str | None = None) -> int:
         """Cancel all that have not ended, running ones are asked to stop; how many there were."""
@@ -422,11 +442,15 @@ class Group(Sequence[Job[R]]):
 
     arequeue = handle_twin(requeue)
 
-    def wait(self, timeout: Duration | None = None, until: str = "all", throw: bool = False) -> Group[R]:
+    def wait(
+        self, timeout: Duration | None = None, until: str = "all", throw: bool = False
+    ) -> Group[R]:
         """Until all (or "any") are final."""
         self._app.wait(self, timeout=timeout, until=until, throw=throw)
         return self
 
-    async def await_(self, timeout: Duration | None = None, until: str = "all", throw: bool = False) -> Group[R]:
+    async def await_(
+        self, timeout: Duration | None = None, until: str = "all", throw: bool = False
+    ) -> Group[R]:
         await self._app.await_(self, timeout=timeout, until=until, throw=throw)
         return self

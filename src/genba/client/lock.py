@@ -86,7 +86,9 @@ class Lock:
         self._app = app
         self.name = checked_name("lock", name)
         if type(n) is not int or not 1 <= n <= 1_000_000:
-            raise BadOption(f"semaphore {name!r}: n must be a whole number of at least 1, not {n!r}")
+            raise BadOption(
+                f"semaphore {name!r}: n must be a whole number of at least 1, not {n!r}"
+            )
         self.n = n
         self._wait = None if wait is None else duration(wait) / 1_000_000
         self._given = wait
@@ -186,7 +188,9 @@ class Lock:
 
     def _check_process(self, grant: Grant) -> None:
         if grant.owner.pid != os.getpid():
-            raise LockLost(f"lock {self.name!r} was taken before the fork, and stays with process {grant.owner.pid}")
+            raise LockLost(
+                f"lock {self.name!r} was taken before the fork, and stays with process {grant.owner.pid}"
+            )
 
     # with
 
@@ -195,10 +199,15 @@ class Lock:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if self._grants:
-            with suppress(*(() if error is None else (GenbaError,))):  # what went wrong in the block says more
+            with suppress(
+                *(() if error is None else (GenbaError,))
+            ):  # what went wrong in the block says more
                 self.release()
 
     async def __aenter__(self) -> Lock:
@@ -206,7 +215,10 @@ class Lock:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if self._grants:
             with suppress(*(() if error is None else (GenbaError,))):
@@ -218,7 +230,9 @@ class Asking:
 
     def __init__(self, lock: Lock, job: RunningJob | None) -> None:
         if job is not None and job.in_transaction:
-            raise IllegalMove(f"job {job.id}: take lock {lock.name!r} before transaction(), not inside of it")
+            raise IllegalMove(
+                f"job {job.id}: take lock {lock.name!r} before transaction(), not inside of it"
+            )
         self._app = lock._app
         self._name, self._n = lock.name, lock.n
         self._job = job
@@ -231,7 +245,9 @@ class Asking:
         self._over = False
         self._turn = threading.Lock()
         self._pid = os.getpid()
-        self._wish = secrets.randbits(62) + 1  # tells the rows of this one from others of its session
+        self._wish = (
+            secrets.randbits(62) + 1
+        )  # tells the rows of this one from others of its session
         self._owner: Owner | None = None  # the session's, when it has asked
         self.mark = 0
 
@@ -270,8 +286,12 @@ class Asking:
     def _tidy(self, store: Store) -> None:
         """Whoever is in our way may be dead, and nobody else be there to notice."""
         now = int(time.monotonic() * 1_000_000)
-        lasted = self._patience.lasted(now)  # not since we began: we may have been suspended while nobody could renew
-        with suppress(StoreError):  # who is stopped may have a row locked for a while: with the next look, then
+        lasted = self._patience.lasted(
+            now
+        )  # not since we began: we may have been suspended while nobody could renew
+        with suppress(
+            StoreError
+        ):  # who is stopped may have a row locked for a while: with the next look, then
             store.sessions.sweep(lasted)
             nodes = store.locks.nodes_in_the_way(self._name)
             if nodes:
@@ -281,7 +301,9 @@ class Asking:
 
     def _ask(self, store: Store) -> int:
         self.mark = store.ear.mark()
-        owner, answer = self._ask_as_session(store) if self._job is None else self._ask_as_job(store, self._job)
+        owner, answer = (
+            self._ask_as_session(store) if self._job is None else self._ask_as_job(store, self._job)
+        )
         if isinstance(answer, Taken):
             self._grant, self._seq, self._ahead = Grant(answer.token, owner, self._job), None, 0
         else:
@@ -334,7 +356,9 @@ class Asking:
             self._withdraw_later()
             raise
         finally:
-            if grant is None or grant.job is not None:  # what a session holds, its ear has to keep alive
+            if (
+                grant is None or grant.job is not None
+            ):  # what a session holds, its ear has to keep alive
                 store.ear.leave()
         return grant
 
@@ -355,7 +379,9 @@ def _give_back(app: Client, name: str, grant: Grant) -> None:
             if not store.locks.release(name, grant.token):
                 raise lost(name, grant.token)
         except StoreError:
-            store.ear.later(lambda: store.locks.release(name, grant.token))  # this process may live for long
+            store.ear.later(
+                lambda: store.locks.release(name, grant.token)
+            )  # this process may live for long
             raise
         finally:
             store.ear.leave()
@@ -386,7 +412,9 @@ class LockUser:
 
     @classmethod
     def of(cls, row: LockRow, token: int | None) -> LockUser:
-        return cls(row.node, row.host, row.pid, row.job_id, row.attempt, to_datetime(row.since), token)
+        return cls(
+            row.node, row.host, row.pid, row.job_id, row.attempt, to_datetime(row.since), token
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -421,7 +449,7 @@ def lock_states(holders: Iterable[LockRow], waiters: Iterable[LockRow]) -> list[
 def checked_name(what: str, name: Any) -> str:
     """What a lock or a topic may be called."""
     if not isinstance(name, str) or not 1 <= len(name) <= _LONGEST_NAME or not name.isprintable():
-        raise BadOption(f"the name of a {what} is a text of 1 to {_LONGEST_NAME} printable characters, not {name!r}")
+        raise BadOption(
+            f"the name of a {what} is a text of 1 to {_LONGEST_NAME} printable characters, not {name!r}"
+        )
     return name
-
-

@@ -47,11 +47,17 @@ class Reading:
     """One who waits for a message: `step` until it is decided.  Its steps may run in different threads."""
 
     def __init__(
-        self, app: Client, box: Inbox | Subscription, timeout: Duration | None, given_up: Callable[[], bool]
+        self,
+        app: Client,
+        box: Inbox | Subscription,
+        timeout: Duration | None,
+        given_up: Callable[[], bool],
     ) -> None:
         self._app = app
         self._box = box
-        self._deadline = None if timeout is None else time.monotonic() + duration(timeout) / 1_000_000
+        self._deadline = (
+            None if timeout is None else time.monotonic() + duration(timeout) / 1_000_000
+        )
         self._given_up = given_up
         self._looked = -POLL
         self._mark = -1
@@ -187,7 +193,9 @@ class Subscription:
         if self._listening is None:
             return
         if self._pid != os.getpid():
-            raise GenbaError(f"the subscription to {self.topic!r} was made before the fork, and stays with the parent")
+            raise GenbaError(
+                f"the subscription to {self.topic!r} was made before the fork, and stays with the parent"
+            )
         self._listening, new = self._app.store.messages.hear(self._listening)
         self.buffer.extend(new)
 
@@ -208,7 +216,10 @@ class Subscription:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -216,7 +227,10 @@ class Subscription:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         await asyncio.shield(self.aclose())
 

@@ -39,11 +39,15 @@ class NodeHandle:
     def of(cls, app: Genba, target: str | None, given: Mapping[str, Any]) -> NodeHandle:
         unknown = [name for name in given if name not in _OPTIONS]
         if unknown:
-            raise BadOption(f"node(): there is no option {unknown[0]!r}; there are {', '.join(_OPTIONS)}")
+            raise BadOption(
+                f"node(): there is no option {unknown[0]!r}; there are {', '.join(_OPTIONS)}"
+            )
         words = [sys.executable, "-m", "genba.cli", "node", "start", target or _find(app)]
         queues = given.get("queues")
         if queues:
-            listed = queues.items() if isinstance(queues, Mapping) else [(name, None) for name in queues]
+            listed = (
+                queues.items() if isinstance(queues, Mapping) else [(name, None) for name in queues]
+            )
             words += ["-q", ",".join(_queue(name, slots) for name, slots in listed)]
         words += [f"--{name.replace('_', '-')}" for name in _FLAGS if given.get(name)]
         for name in _PLAIN:
@@ -112,14 +116,22 @@ def _find(app: Genba) -> str:
         for attribute, value in list(vars(module).items()):
             if value is app:
                 return f"{_importable(name, module)}:{attribute}"
-    raise GenbaError('node(): this app is not a module\'s global variable; say where it is: app.node("module:app")')
+    raise GenbaError(
+        'node(): this app is not a module\'s global variable; say where it is: app.node("module:app")'
+    )
 
 
 def _importable(name: str, module: ModuleType) -> str:
     if name != "__main__":
         return name
     spec = getattr(module, "__spec__", None)
-    stem = spec.name if spec else os.path.splitext(os.path.basename(getattr(module, "__file__", None) or ""))[0]
+    stem = (
+        spec.name
+        if spec
+        else os.path.splitext(os.path.basename(getattr(module, "__file__", None) or ""))[0]
+    )
     if not stem or importlib.util.find_spec(stem) is None:
-        raise GenbaError("node(): this app lives in a program that cannot be imported; put it into a module")
+        raise GenbaError(
+            "node(): this app lives in a program that cannot be imported; put it into a module"
+        )
     return str(stem)

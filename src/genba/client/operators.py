@@ -48,7 +48,10 @@ _PATIENCE = 20  # operators that change something, one after the other, while on
 
 
 def obey(
-    store: Store, calls: Sequence[Call[Any]], rows: Callable[[Sequence[Call[Any]], Rules], list[NewJob]], conn: Any
+    store: Store,
+    calls: Sequence[Call[Any]],
+    rows: Callable[[Sequence[Call[Any]], Rules], list[NewJob]],
+    conn: Any,
 ) -> list[Enqueued]:
     """Enqueue by what operators say now; TaskDisabled if one has switched a task off."""
     rules = store.policy.rules()
@@ -66,18 +69,27 @@ def _ruled(calls: Sequence[Call[Any]], rules: Rules) -> Sequence[Call[Any]]:
         return calls
     off = {call.task for call in calls} & rules.disabled
     if off:
-        raise TaskDisabled(f"task {min(off)!r} is disabled; to enable it: app.tasks[{min(off)!r}].enable()")
+        raise TaskDisabled(
+            f"task {min(off)!r} is disabled; to enable it: app.tasks[{min(off)!r}].enable()"
+        )
     shared: dict[tuple[int, int, frozenset[str], str], tuple[Options, Policy]] = {}
     ruled: dict[int, Call[Any]] = {}
     for call in calls:
         options, policy = call.options, call.policy
         changes = rules.overrides.get(call.task)
         if changes:
-            same = (id(options), id(policy), call.said, call.task)  # most calls of a batch share all
+            same = (
+                id(options),
+                id(policy),
+                call.said,
+                call.task,
+            )  # most calls of a batch share all
             if same not in shared:
                 shared[same] = overridden(options, policy, call.said, changes)
             options, policy = shared[same]
-        if any(id(dep.job) in ruled for dep in options.after):  # a call means what the one before it has become
+        if any(
+            id(dep.job) in ruled for dep in options.after
+        ):  # a call means what the one before it has become
             after = tuple(Dep(ruled.get(id(dep.job), dep.job), dep.on) for dep in options.after)
             options = replace(options, after=after)
         if options is not call.options or policy is not call.policy:
@@ -88,7 +100,9 @@ def _ruled(calls: Sequence[Call[Any]], rules: Rules) -> Sequence[Call[Any]]:
 Values = Callable[[Call[Any]], Mapping[str, Any]]  # the arguments of a call by name
 
 
-def fair(calls: Sequence[Call[Any]], jobs: list[NewJob], rules: Rules, values: Values) -> list[NewJob]:
+def fair(
+    calls: Sequence[Call[Any]], jobs: list[NewJob], rules: Rules, values: Values
+) -> list[NewJob]:
     """The jobs, those of fair queues with the key by which they take turns; without one, a task is its own."""
     if not rules.fair and all(call.policy.fair_by is None for call in calls):
         return jobs
@@ -100,7 +114,9 @@ def _keyed(call: Call[Any], job: NewJob, rules: Rules, values: Values) -> NewJob
     if fair_by is None:
         return job
     key = key_of(fair_by, values(call))
-    return msgspec.structs.replace(job, fair_key=key if key is not None else call.task, fair_by=call.policy.fair_by)
+    return msgspec.structs.replace(
+        job, fair_key=key if key is not None else call.task, fair_by=call.policy.fair_by
+    )
 
 
 def who() -> str:
@@ -195,7 +211,9 @@ class TaskControl:
         code = self._code()
         if code is None:
             raise UnknownTask(f"no node has declared a task {self.name!r}, and this app has none")
-        return TaskRecord(self.name, code.get("title"), msgspec.json.encode(code).decode(), None, True, 0, None)
+        return TaskRecord(
+            self.name, code.get("title"), msgspec.json.encode(code).decode(), None, True, 0, None
+        )
 
     @property
     def enabled(self) -> bool:
@@ -236,7 +254,9 @@ class TaskControl:
     def to_json(self) -> dict[str, Any]:
         record = self._record()
         definition = read(record.definition, dict[str, Any], {})
-        changed = read(record.override, dict[str, Any], {UNREADABLE: None} if record.override else {})
+        changed = read(
+            record.override, dict[str, Any], {UNREADABLE: None} if record.override else {}
+        )
         return {
             "name": record.name,
             "enabled": record.enabled,
@@ -253,13 +273,17 @@ class TaskControl:
 
         Jobs of it that run see `should_stop`, and may end as they like.  False if it was disabled already.
         """
-        return self._app.store.policy.switch(self.name, False, who(), read_reason(reason), self._code())
+        return self._app.store.policy.switch(
+            self.name, False, who(), read_reason(reason), self._code()
+        )
 
     adisable = handle_twin(disable)
 
     def enable(self, reason: str | None = None) -> bool:
         """False if it was enabled already."""
-        return self._app.store.policy.switch(self.name, True, who(), read_reason(reason), self._code())
+        return self._app.store.policy.switch(
+            self.name, True, who(), read_reason(reason), self._code()
+        )
 
     aenable = handle_twin(enable)
 
@@ -310,10 +334,11 @@ class TaskControl:
 
     areset = handle_twin(reset)
 
-
     # its own schedule
 
-    def _check_schedule(self, definition: dict[str, Any], old: dict[str, Any], plain: dict[str, Any]) -> None:
+    def _check_schedule(
+        self, definition: dict[str, Any], old: dict[str, Any], plain: dict[str, Any]
+    ) -> None:
         """BadOption if it is not the task's to change, or would not run; before anything is written."""
         row, after = self._schedule(), replaced(old, plain)
         check_together(definition, after)
@@ -323,11 +348,15 @@ class TaskControl:
                 f"app.schedule({self.name!r}).set(…) changes it"
             )
         if row is not None and own_when(definition, {}) is None and not old.keys() & set(WHEN):
-            raise BadOption(f"schedule {self.name!r} is another one, which code declares by app.recur")
+            raise BadOption(
+                f"schedule {self.name!r} is another one, which code declares by app.recur"
+            )
         when = own_when(definition, after)
         needs = [slot["name"] for slot in definition.get("parameters", ()) if slot.get("required")]
         if when is not None and needs:
-            raise BadOption(f"a task that runs by itself gets no arguments, and {self.name!r} needs {needs[0]!r}")
+            raise BadOption(
+                f"a task that runs by itself gets no arguments, and {self.name!r} needs {needs[0]!r}"
+            )
         if when is not None:
             self._wanted(when, row)
 
@@ -395,7 +424,10 @@ class QueueControl:
         return f"<QueueControl {self.name}>"
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, QueueControl) and (other.name, other._app) == (self.name, self._app)
+        return isinstance(other, QueueControl) and (other.name, other._app) == (
+            self.name,
+            self._app,
+        )
 
     def __hash__(self) -> int:
         return hash(self.name)
@@ -459,7 +491,13 @@ class Queues:
 
     def __iter__(self) -> Iterator[str]:
         policy = self._app.store.policy
-        return iter(sorted({record.name for record in policy.queues()} | policy.waiting().keys() | self._parked()))
+        return iter(
+            sorted(
+                {record.name for record in policy.queues()}
+                | policy.waiting().keys()
+                | self._parked()
+            )
+        )
 
     def _parked(self) -> set[str]:
         return {queue for _, queue, _ in self._app.store.policy.parked()}

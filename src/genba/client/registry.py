@@ -75,7 +75,11 @@ class Registry:
         return task
 
     def _limit(
-        self, task: Task[..., Any, Any], options: Options, policy: Policy, templates: limits.Templates
+        self,
+        task: Task[..., Any, Any],
+        options: Options,
+        policy: Policy,
+        templates: limits.Templates,
     ) -> None:
         rules = limits.rules_of(task.name, options, policy)
         limits.check_arguments(task.name, rules, task.arguments.signature)
@@ -138,7 +142,11 @@ class Registry:
             )
 
     def call(
-        self, task: AnyTask, args: tuple[Any, ...], kwargs: Mapping[str, Any], options: Mapping[str, Any]
+        self,
+        task: AnyTask,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        options: Mapping[str, Any],
     ) -> Call[Any]:
         """A call by name; one of a task that is not here is not checked."""
         task = self._name_of(task)
@@ -149,14 +157,17 @@ class Registry:
         built = Options.build(options, self.options)
         return Call(task, encode_plain(args, kwargs), built, self.policy, None, frozenset(options))
 
-
     def _name_of(self, task: object) -> str:
         if isinstance(task, str):
             return task
         if not isinstance(task, Task):
-            raise BadOption(f"enqueue takes a task of this app or the name of a task, not {task!r:.80}")
+            raise BadOption(
+                f"enqueue takes a task of this app or the name of a task, not {task!r:.80}"
+            )
         if task.app is not self._app:
-            raise BadOption(f"task {task.name!r} is one of another app; to enqueue it here, give its name")
+            raise BadOption(
+                f"task {task.name!r} is one of another app; to enqueue it here, give its name"
+            )
         return task.name
 
 
@@ -169,7 +180,9 @@ class TaskDecorator:
         declare({name: value for name, value in given.items() if name not in ("after", "conn")})
 
     @overload
-    def __call__(self, fn: Callable[P, Coroutine[Any, Any, R]], /) -> Task[P, R, Coroutine[Any, Any, R]]: ...
+    def __call__(
+        self, fn: Callable[P, Coroutine[Any, Any, R]], /
+    ) -> Task[P, R, Coroutine[Any, Any, R]]: ...
     @overload
     def __call__(self, fn: type[Runs[P, R]], /) -> Task[P, R, Any]: ...
     @overload
@@ -186,4 +199,6 @@ def _check_surround(what: str, fn: Any, takes: int) -> None:
         inspect.signature(fn).bind(*range(takes))
     except TypeError as error:
         wanted = "(job, call_next)" if takes else "no arguments"
-        raise BadTask(f"{getattr(fn, '__qualname__', fn)}: a {what} takes {wanted}: {error}") from error
+        raise BadTask(
+            f"{getattr(fn, '__qualname__', fn)}: a {what} takes {wanted}: {error}"
+        ) from error

@@ -15,7 +15,17 @@ from typing_extensions import Unpack
 from genba.client.async_methods import handle_twin
 from genba.domain.cron import cron as read_cron
 from genba.domain.duration import Duration, Micros, Moment, duration, moment, to_datetime
-from genba.domain.schedule import AT_ONCE, Misfire, Overlap, Reference, Rule, after_run, first, plain, upcoming
+from genba.domain.schedule import (
+    AT_ONCE,
+    Misfire,
+    Overlap,
+    Reference,
+    Rule,
+    after_run,
+    first,
+    plain,
+    upcoming,
+)
 from genba.errors import BadOption
 from genba.options.parse import NAME, read_every, read_reason, read_zone
 from genba.options.table import WHEN, Options, own_when
@@ -57,20 +67,30 @@ def read_rule(when: Mapping[str, Any], now: Micros, zone: ZoneInfo) -> Rule:
     given = {name: value for name, value in when.items() if value is not None}
     for name in given:
         if name not in When.__annotations__:
-            raise BadOption(f"a schedule has no option {name!r}; there are {', '.join(When.__annotations__)}")
+            raise BadOption(
+                f"a schedule has no option {name!r}; there are {', '.join(When.__annotations__)}"
+            )
     for name, allowed in _CHOICES.items():
         if name in given and given[name] not in allowed:
-            raise BadOption(f"{name} must be one of {', '.join(map(repr, allowed))}, not {given[name]!r}")
+            raise BadOption(
+                f"{name} must be one of {', '.join(map(repr, allowed))}, not {given[name]!r}"
+            )
     every = read_every("every", given.get("every"))
     if ("cron" in given) == (every is not None):
-        raise BadOption("a schedule needs cron= or every= (longer than 0, or -1 for again at once), and not both")
-    wrong = [name for name in (("base", "reference") if "cron" in given else ("tz",)) if name in given]
+        raise BadOption(
+            "a schedule needs cron= or every= (longer than 0, or -1 for again at once), and not both"
+        )
+    wrong = [
+        name for name in (("base", "reference") if "cron" in given else ("tz",)) if name in given
+    ]
     if wrong:
         raise BadOption(f"{wrong[0]} belongs to {'every=' if 'cron' in given else 'cron='}")
     if every == AT_ONCE and "base" in given:
         raise BadOption("every=-1 has no base: it runs again at once")
     rule = Rule(
-        cron=None if "cron" not in given else _expression(given["cron"], read_zone("tz", given.get("tz")) or "UTC"),
+        cron=None
+        if "cron" not in given
+        else _expression(given["cron"], read_zone("tz", given.get("tz")) or "UTC"),
         tz=read_zone("tz", given.get("tz")) or "UTC",
         every=every,
         base=_moment("base", given, now, zone),
@@ -143,7 +163,9 @@ def _count(name: str, given: Mapping[str, Any]) -> int | None:
 def check_schedule(name: str, options: Options) -> None:
     """BadOption for a name that is none, and for job options that make no sense again and again."""
     if NAME.fullmatch(str(name)) is None:
-        raise BadOption(f"{name!r} names no schedule: a letter or _, then letters, digits, _ . : # - (up to 200)")
+        raise BadOption(
+            f"{name!r} names no schedule: a letter or _, then letters, digits, _ . : # - (up to 200)"
+        )
     for option, given, instead in (
         ("at", options.at, "the schedule says when; start= is its begin"),
         ("after", options.after or None, "it names one job, a schedule makes many; use ready="),
@@ -175,7 +197,9 @@ def ruled(
         else:
             try:
                 holds.append(wanted(one.name, one.job, when, 0, ZoneInfo("UTC")))
-            except BadOption:  # a zone that is not known on this machine: as the code says, rather than never
+            except (
+                BadOption
+            ):  # a zone that is not known on this machine: as the code says, rather than never
                 holds.append(one)
     return holds, gone
 
@@ -291,7 +315,9 @@ class Schedule:
         if waiting:
             return waiting[0]
         if runs:  # under way: if it ended now
-            return after_run(rule, moment=runs[0].moment, started=None, ended=now, runs=row.runs - 1, failures=0)
+            return after_run(
+                rule, moment=runs[0].moment, started=None, ended=now, runs=row.runs - 1, failures=0
+            )
         return None
 
     def pause(self, reason: str | None = None) -> bool:

@@ -18,7 +18,15 @@ from genba.options.parse import NAME
 NAMES = ("url", "namespace", "lease", "tz", "age_step", "keep_events", "max_events")
 NODE_NAMES = (
     *("queues", "pool", "min", "max", "grace"),
-    *("max_dedicated", "recycle_after", "max_load", "min_free_memory", "metrics", "log_format", "log_jobs"),
+    *(
+        "max_dedicated",
+        "recycle_after",
+        "max_load",
+        "min_free_memory",
+        "metrics",
+        "log_format",
+        "log_jobs",
+    ),
 )
 
 
@@ -37,14 +45,19 @@ class Settings:
         return ZoneInfo(self.tz)
 
 
-def read(given: Mapping[str, Any], environ: Mapping[str, str] | None = None, folder: Path | None = None) -> Settings:
+def read(
+    given: Mapping[str, Any], environ: Mapping[str, str] | None = None, folder: Path | None = None
+) -> Settings:
     """What holds, after all three places were asked; BadOption names the place that is wrong."""
     environ = os.environ if environ is None else environ
     found = Settings()
     project = {name: value for name, value in _project(folder).items() if name != "node"}
     layers: list[tuple[str, Mapping[str, Any]]] = [
         ("[tool.genba]", project),
-        ("the environment", {n: environ[f"GENBA_{n.upper()}"] for n in NAMES if environ.get(f"GENBA_{n.upper()}")}),
+        (
+            "the environment",
+            {n: environ[f"GENBA_{n.upper()}"] for n in NAMES if environ.get(f"GENBA_{n.upper()}")},
+        ),
         ("Genba(…)", {name: value for name, value in given.items() if value is not None}),
     ]
     for place, values in layers:
@@ -53,13 +66,17 @@ def read(given: Mapping[str, Any], environ: Mapping[str, str] | None = None, fol
     return found
 
 
-def read_node(environ: Mapping[str, str] | None = None, folder: Path | None = None) -> dict[str, Any]:
+def read_node(
+    environ: Mapping[str, str] | None = None, folder: Path | None = None
+) -> dict[str, Any]:
     """What `[tool.genba.node]` and GENBA_NODE_* say of a node, as it is written there."""
     environ = os.environ if environ is None else environ
     table = _project(folder).get("node", {})
     unknown = [name for name in table if name not in NODE_NAMES]
     if unknown:
-        raise BadOption(f"[tool.genba.node]: there is no setting {unknown[0]!r}; there are {', '.join(NODE_NAMES)}")
+        raise BadOption(
+            f"[tool.genba.node]: there is no setting {unknown[0]!r}; there are {', '.join(NODE_NAMES)}"
+        )
     told = {name: environ.get(f"GENBA_NODE_{name.upper()}") for name in NODE_NAMES}
     return {**table, **{name: value for name, value in told.items() if value}}
 
@@ -94,7 +111,9 @@ def _namespace(value: Any) -> str:
 
 def _time(value: Any) -> Micros:
     """A duration; in the environment a number is a text."""
-    return duration(float(value) if isinstance(value, str) and value.replace(".", "", 1).isdigit() else value)
+    return duration(
+        float(value) if isinstance(value, str) and value.replace(".", "", 1).isdigit() else value
+    )
 
 
 def _age_step(value: Any) -> Micros:

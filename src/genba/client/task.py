@@ -66,7 +66,9 @@ class Call(Generic[R]):
         self.options = options
         self.policy = policy
         self.arguments = arguments
-        self.said = said  # the options that the call itself has given: over these an operator has no say
+        self.said = (
+            said  # the options that the call itself has given: over these an operator has no say
+        )
 
     def __repr__(self) -> str:
         return f"<Call {self.task} {self.args[:60].decode(errors='replace')}>"
@@ -123,7 +125,9 @@ class Bound(Generic[P, R]):
         """A call to be enqueued later, with others."""
         task = self._task
         encoded = task.arguments.encode(args, kwargs)
-        options = self._options if self._base is task.options else self._build()  # the app's defaults have changed
+        options = (
+            self._options if self._base is task.options else self._build()
+        )  # the app's defaults have changed
         return Call(task.name, encoded, options, task.policy, task.arguments, self._said)
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
@@ -137,7 +141,9 @@ class Bound(Generic[P, R]):
 class Task(Generic[P, R, V]):
     """A registered function; calling it just calls the function."""
 
-    def __init__(self, app: Front, fn: Callable[..., Any], name: str, options: Options, policy: Policy) -> None:
+    def __init__(
+        self, app: Front, fn: Callable[..., Any], name: str, options: Options, policy: Policy
+    ) -> None:
         self.app = app
         self.fn = fn
         self.name = name
@@ -147,7 +153,9 @@ class Task(Generic[P, R, V]):
         self._method = "run" if self.owner else None
         body = getattr(fn, "run", None) if self.owner else fn
         if not callable(body):
-            raise BadTask(f"{name}: a task is a function, or a class with a method `run`, not {fn!r}")
+            raise BadTask(
+                f"{name}: a task is a function, or a class with a method `run`, not {fn!r}"
+            )
         self.is_async = inspect.iscoroutinefunction(body)
         self._body = body
         self.arguments = Arguments.of(body, skip_first=self.owner is not None, name=name)
@@ -159,13 +167,21 @@ class Task(Generic[P, R, V]):
     def check(self, policy: Policy) -> None:
         """BadTask for a policy that its function cannot have."""
         if policy.concurrency > 1 and not self.is_async:
-            raise BadTask(f"{self.name}: concurrency is for tasks that are `async def`; others run one at a time")
+            raise BadTask(
+                f"{self.name}: concurrency is for tasks that are `async def`; others run one at a time"
+            )
         fair_by = policy.fair_by
-        known = self.arguments.signature.parameters  # not their annotations, which may name what comes later
-        strange = [name for name in names_in(fair_by) if name not in known] if fair_by is not None else []
+        known = (
+            self.arguments.signature.parameters
+        )  # not their annotations, which may name what comes later
+        strange = (
+            [name for name in names_in(fair_by) if name not in known] if fair_by is not None else []
+        )
         if strange:
             listed = ", ".join(known)
-            raise BadTask(f"{self.name}: fair_by names {strange[0]!r}, which is none of its arguments ({listed})")
+            raise BadTask(
+                f"{self.name}: fair_by names {strange[0]!r}, which is none of its arguments ({listed})"
+            )
 
     def __set_name__(self, owner: type, name: str) -> None:
         """A decorated method: its instance is made in the worker, by the app's resolver."""
@@ -187,7 +203,13 @@ class Task(Generic[P, R, V]):
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
         """A call to be enqueued later, with others."""
-        return Call(self.name, self.arguments.encode(args, kwargs), self.options, self.policy, self.arguments)
+        return Call(
+            self.name,
+            self.arguments.encode(args, kwargs),
+            self.options,
+            self.policy,
+            self.arguments,
+        )
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
         """Ask for one run; durable when it returns."""
@@ -277,7 +299,9 @@ def task_name(fn: Callable[..., Any], given: str | None) -> str:
     """What it is called: the given name, else "module.function"."""
     name = given or f"{_module(fn)}.{getattr(fn, '__qualname__', '').rpartition('<locals>.')[2]}"
     if not NAME.fullmatch(name):
-        raise BadTask(f"{name!r} is no name for a task: a letter or _, then letters, digits, _ . : # - (up to 200)")
+        raise BadTask(
+            f"{name!r} is no name for a task: a letter or _, then letters, digits, _ . : # - (up to 200)"
+        )
     return name
 
 

@@ -43,7 +43,10 @@ class Borrower(Protocol):
 
 
 def rest(
-    done: threading.Event, within: float | None, job: Borrower | None, check: Callable[[], None] = lambda: None
+    done: threading.Event,
+    within: float | None,
+    job: Borrower | None,
+    check: Callable[[], None] = lambda: None,
 ) -> None:
     """Until it is done or the time is over; a job lends its slot meanwhile, and `check` says whether that helps."""
     if job is None:
@@ -53,7 +56,9 @@ def rest(
     check_at = time.monotonic() + _CHECK
     with job.lending():
         while not done.is_set() and (deadline is None or time.monotonic() < deadline):
-            done.wait(_LOOK if deadline is None else max(0.0, min(_LOOK, deadline - time.monotonic())))
+            done.wait(
+                _LOOK if deadline is None else max(0.0, min(_LOOK, deadline - time.monotonic()))
+            )
             job.check_loan()
             if time.monotonic() >= check_at and not done.is_set():
                 check()
@@ -61,7 +66,10 @@ def rest(
 
 
 async def arest(
-    done: asyncio.Event, within: float | None, job: Borrower | None, check: Callable[[], Awaitable[None]]
+    done: asyncio.Event,
+    within: float | None,
+    job: Borrower | None,
+    check: Callable[[], Awaitable[None]],
 ) -> None:
     async def wait() -> None:
         if job is None:
@@ -84,7 +92,9 @@ async def arest(
 class Wait:
     """One who waits, until all (or any) of these jobs are final, or one has `failed` and that is enough."""
 
-    def __init__(self, ids: Iterable[int], until: str, throw: bool, wake: Callable[[], object]) -> None:
+    def __init__(
+        self, ids: Iterable[int], until: str, throw: bool, wake: Callable[[], object]
+    ) -> None:
         self.open = set(ids)
         self._total = len(self.open)
         self._any = until == "any"
@@ -98,15 +108,18 @@ class Wait:
         gone = {id for id in self.open if id not in seen}
         self.open -= ended
         if gone:
-            lost = f"job {min(gone)} is not there any more: it was pruned, deleted, or never committed"
+            lost = (
+                f"job {min(gone)} is not there any more: it was pruned, deleted, or never committed"
+            )
             self.end(JobGone(lost))
-        elif not self.open or (ended and (self._any or (self._throw and any(seen[id] != "succeeded" for id in ended)))):
+        elif not self.open or (
+            ended and (self._any or (self._throw and any(seen[id] != "succeeded" for id in ended)))
+        ):
             self.end()
 
     def end(self, error: GenbaError | None = None) -> None:
         self.error, self.done = error, True
         self._wake()
-
 
     def check(self, of: int, timeout: Duration | None) -> None:
         """What went wrong, or that it took too long, as an exception."""
@@ -137,7 +150,12 @@ def check_buckets(store: Any, job: Borrower | None, wait: Wait) -> None:
     for id in sorted(wait.open)[:20] if chain else ():
         record = store.job(id)
         line = store.limits.line(id, record.rank, record.parked_on) if record else None
-        if line and line.per is None and line.holders and all(holder.job in chain for holder in line.holders):
+        if (
+            line
+            and line.per is None
+            and line.holders
+            and all(holder.job in chain for holder in line.holders)
+        ):
             held = ", ".join(f"job {holder.job}" for holder in line.holders)
             raise WaitWouldDeadlock(
                 f"job {chain[0]} waits for job {id}, which waits for {line.bucket!r}, and that is held by {held}: "
@@ -197,7 +215,9 @@ class Waiter:
             self.drop(wait)
         wait.check(len(ids), timeout)
 
-    async def await_(self, ids: Sequence[int], until: str, throw: bool, timeout: Duration | None) -> None:
+    async def await_(
+        self, ids: Sequence[int], until: str, throw: bool, timeout: Duration | None
+    ) -> None:
         loop, done = asyncio.get_running_loop(), asyncio.Event()
         wait = _wait(ids, until, throw, lambda: loop.call_soon_threadsafe(done.set))
         if wait is None:
@@ -206,7 +226,10 @@ class Waiter:
         try:
             job = find_job()
             await arest(
-                done, _seconds(timeout), job, lambda: asyncio.to_thread(check_buckets, self._store(), job, wait)
+                done,
+                _seconds(timeout),
+                job,
+                lambda: asyncio.to_thread(check_buckets, self._store(), job, wait),
             )
         finally:
             self.drop(wait)
@@ -223,7 +246,9 @@ class Waiter:
             began = time.monotonic()
             with self._looking:
                 with self._cond:
-                    waits = set(self._waits)  # of now: who has given up meanwhile may have closed the store
+                    waits = set(
+                        self._waits
+                    )  # of now: who has given up meanwhile may have closed the store
                 if waits:
                     before, known = self._look(waits, before, known)
             with self._cond:
@@ -252,5 +277,3 @@ class Waiter:
         else:
             return mark, waits
         return before, known
-
-

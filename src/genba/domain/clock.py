@@ -38,7 +38,11 @@ class SystemClock:
         return time.time_ns() // 1_000
 
     def boot(self) -> Micros:
-        nanos = time.clock_gettime_ns(time.CLOCK_BOOTTIME) if sys.platform == "linux" else time.monotonic_ns()
+        nanos = (
+            time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+            if sys.platform == "linux"
+            else time.monotonic_ns()
+        )
         return nanos // 1_000
 
 

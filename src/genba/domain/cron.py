@@ -53,11 +53,15 @@ class Cron:
         self.tz = tz
         fields = MACROS.get(text.strip().lower(), text)
         if fields.lstrip().startswith("@"):
-            raise BadOption(f"cron: there is no macro {text.strip()!r}; there are {', '.join(MACROS)}")
+            raise BadOption(
+                f"cron: there is no macro {text.strip()!r}; there are {', '.join(MACROS)}"
+            )
         parts = fields.split()
         if len(parts) != 5:
             hint = "; for seconds use every=" if len(parts) == 6 else ""
-            raise BadOption(f"cron: {text!r} has {len(parts)} fields; minute hour day month weekday are five{hint}")
+            raise BadOption(
+                f"cron: {text!r} has {len(parts)} fields; minute hour day month weekday are five{hint}"
+            )
         self._fields = fields
         self._zone = ZoneInfo(tz)
         self._times_of_day = not parts[0].startswith("*") and not parts[1].startswith("*")
@@ -74,8 +78,12 @@ class Cron:
 
     def moments(self, after: Micros) -> Iterator[Micros]:
         """All of them later than `after`, in order."""
-        second = after // 1_000_000  # moments are whole seconds: what is later than 10.5 is later than 10
-        found = self._by_time_of_day(second) if self._times_of_day else self._by_elapsed_time(second)
+        second = (
+            after // 1_000_000
+        )  # moments are whole seconds: what is later than 10.5 is later than 10
+        found = (
+            self._by_time_of_day(second) if self._times_of_day else self._by_elapsed_time(second)
+        )
         return (moment * 1_000_000 for moment in found)
 
     def last(self, since: Micros, until: Micros) -> Micros | None:
@@ -175,7 +183,10 @@ def _changes(tz: str, year: int) -> tuple[int, ...]:
     def offset(moment: int) -> timedelta | None:
         return datetime.fromtimestamp(moment, zone).utcoffset()
 
-    start = int((datetime(year, 1, 1, tzinfo=UTC) - datetime(1970, 1, 1, tzinfo=UTC)).total_seconds()) - 2 * _DAY
+    start = (
+        int((datetime(year, 1, 1, tzinfo=UTC) - datetime(1970, 1, 1, tzinfo=UTC)).total_seconds())
+        - 2 * _DAY
+    )
     found = []
     before = offset(start)
     for day in range(1, 370):

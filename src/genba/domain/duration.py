@@ -35,7 +35,9 @@ _FIRST: Micros = (datetime.min.replace(tzinfo=UTC) - _EPOCH) // _MICRO
 _LAST: Micros = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // _MICRO
 
 _DURATION_FORMS = 'allowed: seconds, a timedelta, "5m", "1h30m", "90 minutes", "12:00:00", "PT5M"'
-_MOMENT_FORMS = 'allowed: a datetime, epoch seconds, "now", "+1 hour", "in 5 minutes", "2026-01-31T03:00+01:00"'
+_MOMENT_FORMS = (
+    'allowed: a datetime, epoch seconds, "now", "+1 hour", "in 5 minutes", "2026-01-31T03:00+01:00"'
+)
 _NO_FIXED_LENGTH = "months and years have no fixed length; give days"
 _LONGEST_TEXT = 100
 
@@ -165,7 +167,9 @@ def _text(text: str) -> Micros:
         years, months, *numbers = iso.groups()
         if years or months:
             raise _refused("duration", text, _NO_FIXED_LENGTH)
-        return _total((n.replace(",", "."), unit) for n, unit in zip(numbers, _ISO_UNITS, strict=True) if n)
+        return _total(
+            (n.replace(",", "."), unit) for n, unit in zip(numbers, _ISO_UNITS, strict=True) if n
+        )
     if _PARTS.fullmatch(body):
         parts = [(number, _unit(word, text)) for number, word in _PART.findall(body)]
         if any(larger <= smaller for (_, larger), (_, smaller) in pairwise(parts)):

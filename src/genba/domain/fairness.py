@@ -15,7 +15,9 @@ from genba.domain.duration import SECOND, Micros
 from genba.domain.rank import rank
 
 TURN: Micros = SECOND  # of virtual time: what one job moves the clock of its key; a priority is worth an age step of it
-UNRANKED = 2**63 - 1  # it has become waiting, and nobody has given it a place yet: behind all others
+UNRANKED = (
+    2**63 - 1
+)  # it has become waiting, and nobody has given it a place yet: behind all others
 
 
 def starts(last: Micros, count: int) -> range:

@@ -62,7 +62,10 @@ STEPS: Mapping[str, tuple[int, int]] = MappingProxyType(
     {
         "waiting": (_bits(State.BLOCKED, State.SCHEDULED, State.WAITING), _BIT[State.WAITING]),
         "scheduled": (_bits(State.BLOCKED, State.SCHEDULED), _BIT[State.SCHEDULED]),
-        "blocked": (_bits(State.BLOCKED, State.SCHEDULED, State.HELD, State.CANCELLED), _BIT[State.BLOCKED]),
+        "blocked": (
+            _bits(State.BLOCKED, State.SCHEDULED, State.HELD, State.CANCELLED),
+            _BIT[State.BLOCKED],
+        ),
         "running": (_BY_HAND, _BIT[State.RUNNING]),
         "succeeded": (_CLAIMED, _BIT[State.SUCCEEDED]),
         "failed": (_CLAIMED, _BIT[State.FAILED]),
@@ -109,7 +112,9 @@ class Replay:
             fault = Fault(Kind.MOVE, f"job {job}", f"it was {kind} after it had been deleted")
         elif not before & allowed and not (silent and before & _OPEN and allowed & _OPEN):
             finished = kind in _ENDS and not before & _OPEN
-            again = Fault(Kind.TWICE, f"job {job}", f"it ended {kind} after it had ended {_words(before)}")
+            again = Fault(
+                Kind.TWICE, f"job {job}", f"it ended {kind} after it had ended {_words(before)}"
+            )
             fault = again if finished else _move(job, before, kind)
         page[place] = after | silent
         return fault
@@ -122,14 +127,20 @@ class Replay:
         page[job % _PAGE] = known | _SEEN
         if not known:
             quiet = silent or not self._complete or not is_now
-            return None if quiet else Fault(Kind.MOVE, f"job {job}", f"it is {state}, and nobody has told of it")
+            return (
+                None
+                if quiet
+                else Fault(Kind.MOVE, f"job {job}", f"it is {state}, and nobody has told of it")
+            )
         if known & _GONE:
             return Fault(Kind.MOVE, f"job {job}", f"it is {state}, though it was deleted")
         claimed = is_now == _BIT[State.RUNNING] and known & _BY_HAND
         untold = (silent or known & _SILENT) and known & _OPEN and is_now & _OPEN
         if not is_now or known & is_now or claimed or untold:
             return None
-        return Fault(Kind.MOVE, f"job {job}", f"it is {state}, and its history says {_words(known)}")
+        return Fault(
+            Kind.MOVE, f"job {job}", f"it is {state}, and its history says {_words(known)}"
+        )
 
     def lost(self) -> Iterator[Fault]:
         """Jobs that were told of, have neither ended nor been deleted, and have no row."""

@@ -15,7 +15,11 @@ from genba.domain.duration import Micros
 from genba.domain.untrusted_json import BROKEN
 from genba.errors import BadArguments
 
-LIMIT, STRIPE, RATE = 0, 1, 2  # at most n at a time; one at a time and in order; at most n starts in some time
+LIMIT, STRIPE, RATE = (
+    0,
+    1,
+    2,
+)  # at most n at a time; one at a time and in order; at most n starts in some time
 LONGEST = 200
 
 _sorted = msgspec.json.Encoder(order="sorted")
@@ -190,7 +194,9 @@ class Allotment:
     grants: list[Waiter] = field(default_factory=list)
     moves: list[tuple[Waiter, str]] = field(default_factory=list)
     turns: list[Waiter] = field(default_factory=list)  # it is their turn, and they cannot start yet
-    unseen: set[str] = field(default_factory=set)  # buckets that somebody needs, and that were not given
+    unseen: set[str] = field(
+        default_factory=set
+    )  # buckets that somebody needs, and that were not given
 
 
 def allot(buckets: Mapping[str, Bucket], waiters: Sequence[Waiter], now: Micros) -> Allotment:
@@ -201,7 +207,9 @@ def allot(buckets: Mapping[str, Bucket], waiters: Sequence[Waiter], now: Micros)
         line = buckets[waiter.line]
         if waiter.line in over:
             continue
-        unseen = [need.name for need in waiter.needs if need.name not in buckets]  # a set less all keys walks the keys
+        unseen = [
+            need.name for need in waiter.needs if need.name not in buckets
+        ]  # a set less all keys walks the keys
         if unseen:
             done.unseen.update(unseen)
             over.add(waiter.line)
@@ -210,11 +218,16 @@ def allot(buckets: Mapping[str, Bucket], waiters: Sequence[Waiter], now: Micros)
             if not line.fits(waiter.id, now):
                 over.add(waiter.line)
                 continue
-            line.take(waiter.id, now)  # from here on it is its turn, whatever else it has to wait for
+            line.take(
+                waiter.id, now
+            )  # from here on it is its turn, whatever else it has to wait for
             if not waiter.may_start:
                 done.turns.append(waiter)
                 continue
-        full = next((need.name for need in waiter.needs if not buckets[need.name].fits(waiter.id, now)), None)
+        full = next(
+            (need.name for need in waiter.needs if not buckets[need.name].fits(waiter.id, now)),
+            None,
+        )
         if full is None:
             for need in waiter.needs:
                 buckets[need.name].take(waiter.id, now)

@@ -39,4 +39,6 @@ def check_pool(pool: str, least: int, most: int) -> None:
 def check_changes(changes: Mapping[str, Any]) -> None:
     unknown = changes.keys() - set(CHANGEABLE)
     if unknown:
-        raise BadOption(f"{', '.join(sorted(unknown))} cannot be changed; only {', '.join(CHANGEABLE)}")
+        raise BadOption(
+            f"{', '.join(sorted(unknown))} cannot be changed; only {', '.join(CHANGEABLE)}"
+        )

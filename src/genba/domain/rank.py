@@ -6,7 +6,9 @@ from genba.domain.duration import HOUR, Micros
 
 AGE_STEP: Micros = HOUR  # unless the app says otherwise
 
-MOST = 2**63 - 2**60  # that a priority is worth: with a moment on top it fits a signed 64-bit column
+MOST = (
+    2**63 - 2**60
+)  # that a priority is worth: with a moment on top it fits a signed 64-bit column
 _LOWEST, _HIGHEST = -(2**63), 2**63 - 1
 
 

@@ -38,7 +38,11 @@ class Retry:
         _check_backoff(self.backoff)
         delay, cap = duration(self.delay), duration(self.cap)
         # As text, equal rules are equal however they were written, and `replace` does not take micros for seconds.
-        normal = (("backoff", float(self.backoff)), ("delay", format_duration(delay)), ("cap", format_duration(cap)))
+        normal = (
+            ("backoff", float(self.backoff)),
+            ("delay", format_duration(delay)),
+            ("cap", format_duration(cap)),
+        )
         kinds = (("on", _names("on", self.on)), ("never", _names("never", self.never)))
         for name, value in (*normal, *kinds, ("_delay", delay), ("_cap", cap)):
             object.__setattr__(self, name, value)
@@ -53,7 +57,9 @@ class Retry:
         if isinstance(value, Mapping):
             return cls.from_json(value)
         if not isinstance(value, int):
-            raise BadOption(f"retry must be a number of retries, a Retry or a mapping of its fields, not {value!r}")
+            raise BadOption(
+                f"retry must be a number of retries, a Retry or a mapping of its fields, not {value!r}"
+            )
         return cls(times=value)
 
     @classmethod
@@ -103,7 +109,11 @@ def _names(field: str, given: object) -> tuple[str, ...]:
 
 def _name(field: str, one: object) -> str:
     if isinstance(one, type) and issubclass(one, BaseException):
-        return one.__qualname__ if one.__module__ == "builtins" else f"{one.__module__}.{one.__qualname__}"
+        return (
+            one.__qualname__
+            if one.__module__ == "builtins"
+            else f"{one.__module__}.{one.__qualname__}"
+        )
     if isinstance(one, str) and all(part.isidentifier() for part in one.split(".")):
         return one
     raise BadOption(f"retry {field}: {one!r} is neither an exception class nor the name of one")
@@ -114,15 +124,23 @@ def _matches(name: str, kind: type) -> bool:
     if name in (kind.__name__, f"{kind.__module__}.{kind.__qualname__}"):
         return True
     package, _, last = name.rpartition(".")
-    return bool(package) and last == kind.__name__ and f"{kind.__module__}.".startswith(f"{package}.")
+    return (
+        bool(package) and last == kind.__name__ and f"{kind.__module__}.".startswith(f"{package}.")
+    )
 
 
 def _check_times(value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not -1 <= value <= _MOST_TIMES:
-        raise BadOption(f"retry times must be -1 (endless), 0 or a number of retries, not {value!r}")
+        raise BadOption(
+            f"retry times must be -1 (endless), 0 or a number of retries, not {value!r}"
+        )
 
 
 def _check_backoff(value: object) -> None:
     # The comparison is false for NaN, and for an int that no float can hold.
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value <= sys.float_info.max:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not 1 <= value <= sys.float_info.max
+    ):
         raise BadOption(f"retry backoff must be a finite number of at least 1, not {value!r}")

@@ -53,7 +53,11 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def words(self) -> str:
         if self.cron is not None:
             return f"{self.cron} ({self.tz})"
-        return "again at once" if self.every == AT_ONCE else f"every {format_duration(self.every or 0)}"
+        return (
+            "again at once"
+            if self.every == AT_ONCE
+            else f"every {format_duration(self.every or 0)}"
+        )
 
     def more(self, runs: int, moment: Micros | None) -> Micros | None:
         """`moment`, unless the schedule is over by then."""
@@ -160,7 +164,14 @@ def due(rule: Rule, next_at: Micros, now: Micros, runs: int) -> Plan:
         skips.append(_skip(rule, moments.moments(next_at - 1), cut - 1, _why(rule, last)))
     late = [moment for moment in taken if moment not in ripe]
     if late:
-        skips.append(Skip(late[0], late[-1], len(late), f"missed: more than {format_duration(_patience(rule))} late"))
+        skips.append(
+            Skip(
+                late[0],
+                late[-1],
+                len(late),
+                f"missed: more than {format_duration(_patience(rule))} late",
+            )
+        )
     return Plan(chosen, tuple(skips), rule.more(runs + len(chosen), following))
 
 
@@ -182,7 +193,9 @@ def upcoming(rule: Rule, begin: Micros, runs: int) -> Iterator[Micros]:
         if rule.cron is not None:
             moment = rule.more(runs, cron(rule.cron, rule.tz).after(moment))
         else:
-            moment = after_run(rule, moment=moment, started=moment, ended=moment, runs=runs, failures=0)
+            moment = after_run(
+                rule, moment=moment, started=moment, ended=moment, runs=runs, failures=0
+            )
 
 
 def spread(rule: Rule, name: str, moment: Micros) -> Micros:

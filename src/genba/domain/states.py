@@ -30,7 +30,9 @@ class State(StrEnum):
         return made
 
 
-FINAL: frozenset[State] = frozenset({State.SUCCEEDED, State.FAILED, State.TIMED_OUT, State.CANCELLED})
+FINAL: frozenset[State] = frozenset(
+    {State.SUCCEEDED, State.FAILED, State.TIMED_OUT, State.CANCELLED}
+)
 OPEN: frozenset[State] = frozenset(State) - FINAL
 
 
@@ -109,7 +111,9 @@ def parse_states(value: str | Iterable[str]) -> frozenset[State]:
 
 def panics_only(names: Collection[str]) -> bool:
     """Whether these names mean some held jobs, and only those that panicked."""
-    return _PANICKED in names and State.HELD not in parse_states(name for name in names if name != _PANICKED)
+    return _PANICKED in names and State.HELD not in parse_states(
+        name for name in names if name != _PANICKED
+    )
 
 
 def _named(name: object) -> frozenset[State]:

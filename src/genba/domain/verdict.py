@@ -122,7 +122,9 @@ def _after_exception(end: End, job: Standing, now: Micros, jitter: float) -> Ver
         case "hold":
             return _rest(State.HELD, end, job, f"{PANIC}: {reason}")
         case "retry":
-            return _counted_retry(replace(end, retry_at=None, retry_in=None), job, now, jitter, spent=State.FAILED)
+            return _counted_retry(
+                replace(end, retry_at=None, retry_in=None), job, now, jitter, spent=State.FAILED
+            )
     raise ValueError(f"unknown on_exception {job.on_exception!r}")
 
 
@@ -143,7 +145,9 @@ def _after_death(end: End, job: Standing, jitter: float) -> Verdict:
 def _after_crash(end: End, job: Standing, jitter: float) -> Verdict:
     crashed = replace(job, crashes=job.crashes + 1)
     if crashed.crashes >= job.max_crashes:
-        return _rest(State.HELD, end, crashed, f"crashed {_times(crashed.crashes)}, last by {end.cause}")
+        return _rest(
+            State.HELD, end, crashed, f"crashed {_times(crashed.crashes)}, last by {end.cause}"
+        )
     wait = _CRASH_BACKOFF.wait(job.crashes, jitter)
     return _again(end, crashed, end.reason or f"crashed by {end.cause}", wait=wait)
 
@@ -151,7 +155,12 @@ def _after_crash(end: End, job: Standing, jitter: float) -> Verdict:
 def _after_loss(end: End, job: Standing) -> Verdict:
     lost = replace(job, losses=job.losses + 1)
     if lost.losses >= MAX_LOSSES:
-        return _rest(State.HELD, end, lost, f"lost {_times(lost.losses)} before it started, last by {end.cause}")
+        return _rest(
+            State.HELD,
+            end,
+            lost,
+            f"lost {_times(lost.losses)} before it started, last by {end.cause}",
+        )
     return _again(end, lost, end.reason)
 
 
@@ -163,7 +172,9 @@ def _counted_retry(end: End, job: Standing, now: Micros, jitter: float, *, spent
     return replace(again, retries=job.retries + 1)
 
 
-def _asked_again(end: End, job: Standing, now: Micros, jitter: float, reason: str | None) -> Verdict:
+def _asked_again(
+    end: End, job: Standing, now: Micros, jitter: float, reason: str | None
+) -> Verdict:
     """When its code has said, else by its rule."""
     if end.retry_at is not None and end.retry_at > now:
         return _again(end, job, reason, due_at=end.retry_at)
@@ -174,7 +185,12 @@ def _asked_again(end: End, job: Standing, now: Micros, jitter: float, reason: st
 
 
 def _again(
-    end: End, job: Standing, reason: str | None, *, due_at: Micros | None = None, wait: Micros | None = None
+    end: End,
+    job: Standing,
+    reason: str | None,
+    *,
+    due_at: Micros | None = None,
+    wait: Micros | None = None,
 ) -> Verdict:
     """Back into the queue: at `due_at`, after `wait`, or in its old place."""
     return Verdict(

@@ -22,7 +22,15 @@ from typing import Any
 import msgspec
 from msgspec.structs import astuple
 
-from genba.enqueue.round_trip import SCALARS, UNENCODABLE, Comparison, decode_plain, encode, flaw_of_text, sound
+from genba.enqueue.round_trip import (
+    SCALARS,
+    UNENCODABLE,
+    Comparison,
+    decode_plain,
+    encode,
+    flaw_of_text,
+    sound,
+)
 from genba.errors import BadArguments, BadTask, PayloadTooLarge
 
 MAX_BYTES = 1024 * 1024
@@ -54,13 +62,17 @@ class Arguments:
         self._namespace = namespace
 
     @classmethod
-    def of(cls, fn: Callable[..., Any], *, skip_first: bool = False, name: str | None = None) -> Arguments:
+    def of(
+        cls, fn: Callable[..., Any], *, skip_first: bool = False, name: str | None = None
+    ) -> Arguments:
         """The arguments of `fn`; `skip_first` leaves out the `self` of an unbound method."""
         name = name or str(getattr(fn, "__qualname__", type(fn).__name__))
         try:
             signature = inspect.signature(fn)
         except (TypeError, ValueError) as error:
-            raise BadTask(f"{name}: Python cannot tell its parameters ({error}); wrap it in a function") from error
+            raise BadTask(
+                f"{name}: Python cannot tell its parameters ({error}); wrap it in a function"
+            ) from error
         if skip_first:
             signature = signature.replace(parameters=list(signature.parameters.values())[1:])
         return cls(name, signature, _namespace_of(fn))
@@ -112,7 +124,10 @@ class Arguments:
 
     def by_name(self, payload: bytes) -> dict[str, Any]:
         """The arguments of `payload` by name, as plain JSON values."""
-        return by_name(payload, ((name, one.kind.name.lower()) for name, one in self.signature.parameters.items()))
+        return by_name(
+            payload,
+            ((name, one.kind.name.lower()) for name, one in self.signature.parameters.items()),
+        )
 
     def prepare(self) -> None:
         """Read the annotations now, for all the processes that are forked from this one."""
@@ -162,7 +177,9 @@ class Arguments:
         for name, slot in self._slots.items():
             value = values[name]
             if slot.kind is Parameter.VAR_POSITIONAL:
-                by_position += (self._store(slot, item, f"{name}[{i}]") for i, item in enumerate(value))
+                by_position += (
+                    self._store(slot, item, f"{name}[{i}]") for i, item in enumerate(value)
+                )
             elif slot.kind is Parameter.VAR_KEYWORD:
                 if STAR in value:
                     raise BadArguments(f'{self.name}: "{STAR}" cannot be the name of an argument')
@@ -196,7 +213,9 @@ class Arguments:
             by_name: dict[str, Any] = _decode_object(payload)
             by_position = _decode_list(by_name.pop(STAR, b"[]"))
         except _UNDECODABLE as error:
-            raise BadArguments(f"{self.name}: the stored arguments are not a JSON object of arguments") from error
+            raise BadArguments(
+                f"{self.name}: the stored arguments are not a JSON object of arguments"
+            ) from error
         try:
             bound = self.signature.bind(*by_position, **by_name)
         except TypeError as error:
@@ -205,9 +224,13 @@ class Arguments:
         for name, raw in bound.arguments.items():
             slot = self._slots[name]
             if slot.kind is Parameter.VAR_POSITIONAL:
-                bound.arguments[name] = tuple(self._load(slot, one, f"{name}[{i}]") for i, one in enumerate(raw))
+                bound.arguments[name] = tuple(
+                    self._load(slot, one, f"{name}[{i}]") for i, one in enumerate(raw)
+                )
             elif slot.kind is Parameter.VAR_KEYWORD:
-                bound.arguments[name] = {key: self._load(slot, one, key) for key, one in raw.items()}
+                bound.arguments[name] = {
+                    key: self._load(slot, one, key) for key, one in raw.items()
+                }
             else:
                 bound.arguments[name] = self._load(slot, raw, name)
         return bound.args, bound.kwargs
@@ -249,7 +272,9 @@ class Arguments:
 
 
 # Nothing is known about the function: its values must be plain JSON.
-_ANY = Signature([Parameter("args", Parameter.VAR_POSITIONAL), Parameter("kwargs", Parameter.VAR_KEYWORD)])
+_ANY = Signature(
+    [Parameter("args", Parameter.VAR_POSITIONAL), Parameter("kwargs", Parameter.VAR_KEYWORD)]
+)
 _UNKNOWN = Arguments("enqueue", _ANY, {})
 _CHECKPOINT = Arguments("save", _ANY, {})
 
@@ -284,7 +309,9 @@ def by_name(payload: bytes, parameters: Iterable[tuple[str, str]]) -> dict[str, 
 
 def identity(task: str, payload: bytes | None) -> bytes:
     """16 bytes that are equal for equal calls, whatever the order of keys; without a payload, of the task alone."""
-    digest = blake2b(task.encode(), digest_size=16, person=b"genba task" if payload is None else b"genba call")
+    digest = blake2b(
+        task.encode(), digest_size=16, person=b"genba task" if payload is None else b"genba call"
+    )
     if payload is not None:
         digest.update(b"\0" + _encode_sorted(decode_plain(payload)))
     return digest.digest()
@@ -339,7 +366,11 @@ class _Slot:
         return self.may_omit and (value is self.default or value is msgspec.UNSET)
 
     def describe(self) -> dict[str, Any]:
-        text: dict[str, Any] = {"name": self.name, "kind": self.kind.name.lower(), "required": self.required}
+        text: dict[str, Any] = {
+            "name": self.name,
+            "kind": self.kind.name.lower(),
+            "required": self.required,
+        }
         if self.annotation is not None:
             text["annotation"] = self.annotation
         if self.stored_default is not None:
@@ -369,7 +400,10 @@ class _Form:
     def of(cls, slots: Iterable[_Slot]) -> _Form | None:
         """The form of these parameters, or None if a struct cannot bind them as Python does."""
         slots = tuple(slots)
-        by_kind: dict[Any, list[Any]] = {Parameter.POSITIONAL_OR_KEYWORD: [], Parameter.KEYWORD_ONLY: []}
+        by_kind: dict[Any, list[Any]] = {
+            Parameter.POSITIONAL_OR_KEYWORD: [],
+            Parameter.KEYWORD_ONLY: [],
+        }
         for slot in slots:
             if slot.kind not in by_kind or slot.starred or slot.name.startswith("__"):
                 return None
@@ -445,7 +479,9 @@ class _Codec:
         try:
             back = self.load(encode(value))
         except (*UNENCODABLE, *_UNDECODABLE) as error:
-            raise BadArguments(comparison.flaw(value, value, path, 0) or _validation_text(error, path)) from error
+            raise BadArguments(
+                comparison.flaw(value, value, path, 0) or _validation_text(error, path)
+            ) from error
         flaw = comparison.flaw(value, back, path, 0)
         if flaw is not None:
             raise BadArguments(flaw)

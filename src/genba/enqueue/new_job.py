@@ -41,7 +41,11 @@ class _Usual(NamedTuple):
     job: NewJob
 
     def fits(self, call: Call[Any], settings: Settings) -> bool:
-        same = self.options is call.options and self.policy is call.policy and self.settings is settings
+        same = (
+            self.options is call.options
+            and self.policy is call.policy
+            and self.settings is settings
+        )
         return same and self.job.task == call.task
 
 
@@ -63,7 +67,9 @@ class Intake:
         ]
         return handles if order is None else [handles[place] for place in order]
 
-    def rows(self, calls: Sequence[Call[Any]], rules: Rules, trace: str | None = None) -> list[NewJob]:
+    def rows(
+        self, calls: Sequence[Call[Any]], rules: Rules, trace: str | None = None
+    ) -> list[NewJob]:
         """`rules` are those of operators."""
         usual = self._usual.get(calls[0].task) if trace is None else None
         if usual is not None and all(map(usual.fits, calls, repeat(self._app.settings))):
@@ -87,7 +93,9 @@ class Intake:
     def wanted(self, name: str, call: Call[Any], when: When, now: int) -> Wanted:
         """The schedule `name` for `call`; BadOption for what makes no sense."""
         if not isinstance(call, Call):
-            raise BadOption(f"schedule {name!r}: recur takes a call, like add.call(1), not {call!r}")
+            raise BadOption(
+                f"schedule {name!r}: recur takes a call, like add.call(1), not {call!r}"
+            )
         check_schedule(name, call.options)
         return wanted(name, self.rows([call], Rules(0))[0], when, now, self._app.settings.zone)
 
@@ -103,17 +111,28 @@ class Intake:
         same = (id(options), id(policy), call.task)  # most calls of a batch share all
         if same not in prepared:
             self._check_unique(call)
-            options = self._registry.conditions.of_call(options, known=call.task in self._registry.tasks)
+            options = self._registry.conditions.of_call(
+                options, known=call.task in self._registry.tasks
+            )
             task = self._registry.tasks.get(call.task)
             limits = task.options.limits if task else None
-            columns = _columns(options, snapshot(options, policy, limits, trace), self._app.settings)
+            columns = _columns(
+                options, snapshot(options, policy, limits, trace), self._app.settings
+            )
             columns |= self._limits_of(call, told.get(call.task))
             made = prepared[same] = NewJob(task=call.task, args=b"", **columns)
-            if task is not None and call.options is task.options and trace is None and _is_plain(call, made):
+            if (
+                task is not None
+                and call.options is task.options
+                and trace is None
+                and _is_plain(call, made)
+            ):
                 self._usual[call.task] = _Usual(call.options, policy, self._app.settings, made)
         job = msgspec.structs.replace(prepared[same], args=call.args)
         if job.rules:
-            job = msgspec.structs.replace(job, needs=limit_options.needs(job.rules, partial(_values, call, told)))
+            job = msgspec.structs.replace(
+                job, needs=limit_options.needs(job.rules, partial(_values, call, told))
+            )
         if options.after or options.key is not None or options.once:
             after = tuple(_edge(dep, places) for dep in options.after)
             job = msgspec.structs.replace(job, after=after, identity=_identity(call))
@@ -124,7 +143,10 @@ class Intake:
         options = call.options
         if options.unique_for is None or options.key is not None or options.once:
             return
-        by_task = call.task in self._registry.tasks and options.unique_for != self._registry.options.unique_for
+        by_task = (
+            call.task in self._registry.tasks
+            and options.unique_for != self._registry.options.unique_for
+        )
         if by_task or "unique_for" in call.said:
             raise BadOption(
                 f"task {call.task!r}: unique_for says for how long the identity of a job stays taken, "
@@ -133,10 +155,16 @@ class Intake:
 
     def _limits_of(self, call: Call[Any], told: Mapping[str, Any] | None) -> dict[str, Any]:
         """`told` is the definition of a task that this app does not have: its limits hold here too."""
-        rules, most = limit_options.rules_of(call.task, call.options, call.policy), call.policy.max_waiting
+        rules, most = (
+            limit_options.rules_of(call.task, call.options, call.policy),
+            call.policy.max_waiting,
+        )
         if told is not None:
             own = {rule.template for rule in rules}
-            rules = (*rules, *(rule for rule in limit_options.read(told) if rule.template not in own))
+            rules = (
+                *rules,
+                *(rule for rule in limit_options.read(told) if rule.template not in own),
+            )
             most = told.get("max_waiting") if most is None else most
         self._registry.templates.check(rules)
         return {"rules": rules, "capped": most is not None, "max_waiting": most}
@@ -148,14 +176,18 @@ def _one_connection(calls: Sequence[Call[Any]], conn: Any) -> Any:
         named = call.options.conn
         if named is not None and named is not conn:
             if conn is not None:
-                raise BadOption("conn: these calls name different connections; all of one enqueue_many go through one")
+                raise BadOption(
+                    "conn: these calls name different connections; all of one enqueue_many go through one"
+                )
             conn = named
     return conn
 
 
 def _is_plain(call: Call[Any], made: NewJob) -> bool:
     """Nothing in its row depends on its arguments."""
-    return not (made.rules or call.options.after or call.options.key is not None or call.options.once)
+    return not (
+        made.rules or call.options.after or call.options.key is not None or call.options.once
+    )
 
 
 class _Parameter(TypedDict):
@@ -175,7 +207,9 @@ def _is_sound(definition: Mapping[str, Any]) -> bool:
     return True
 
 
-def _defined(calls: Sequence[Call[Any]], told: Mapping[str, Mapping[str, Any]], rules: Rules) -> list[Call[Any]]:
+def _defined(
+    calls: Sequence[Call[Any]], told: Mapping[str, Mapping[str, Any]], rules: Rules
+) -> list[Call[Any]]:
     """Calls by name, with the options that the code of their task gives, wherever that is; operators' words stay."""
     shared: dict[tuple[int, int, frozenset[str], str], tuple[Options, Policy]] = {}
     found = []
@@ -190,7 +224,9 @@ def _defined(calls: Sequence[Call[Any]], told: Mapping[str, Mapping[str, Any]], 
     return found
 
 
-def _values(call: Call[Any], told: Mapping[str, Mapping[str, Any]] = MappingProxyType({})) -> dict[str, Any]:
+def _values(
+    call: Call[Any], told: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
+) -> dict[str, Any]:
     """Its arguments by name; of a task whose code is elsewhere, as far as nodes have told, defaults applied."""
     if call.arguments is not None:
         return call.arguments.by_name(call.args)
@@ -230,13 +266,17 @@ def _edge(dep: Dep, places: Mapping[int, int]) -> Edge:
     target = dep.job
     if isinstance(target, Call):
         if id(target) not in places:
-            raise BadOption(f"after: {target!r} is not in this enqueue_many; enqueue it first, or together")
+            raise BadOption(
+                f"after: {target!r} is not in this enqueue_many; enqueue it first, or together"
+            )
         return Edge(places[id(target)], dep.on, inside=True)
     if isinstance(target, Job):
         return Edge(target.id, dep.on)
     if isinstance(target, int):
         return Edge(read_id("after", target), dep.on)
-    raise BadOption(f"after: {target!r} is neither a job, nor a job's id, nor a call of this enqueue_many")
+    raise BadOption(
+        f"after: {target!r} is neither a job, nor a job's id, nor a call of this enqueue_many"
+    )
 
 
 def _identity(call: Call[Any]) -> str | None:

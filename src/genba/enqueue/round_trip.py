@@ -14,7 +14,12 @@ import msgspec
 MAX_DEPTH = 100
 MIN_INT, MAX_INT = -(2**63), 2**64 - 1
 SCALARS: frozenset[type] = frozenset({str, int, float, bool, NoneType})
-UNENCODABLE = (TypeError, ValueError, OverflowError, RecursionError)  # ValueError has the UnicodeEncodeError
+UNENCODABLE = (
+    TypeError,
+    ValueError,
+    OverflowError,
+    RecursionError,
+)  # ValueError has the UnicodeEncodeError
 
 encode = msgspec.json.Encoder().encode
 decode_plain = msgspec.json.Decoder().decode
@@ -46,7 +51,9 @@ class Comparison:
         names = _field_names(value)
         if names is not None:
             pairs = ((name, getattr(value, name), getattr(back, name)) for name in names)
-            return self._first(self.flaw(own, other, f"{path}.{name}", depth + 1) for name, own, other in pairs)
+            return self._first(
+                self.flaw(own, other, f"{path}.{name}", depth + 1) for name, own, other in pairs
+            )
         return _flaw_of_leaf(value, back, path)
 
     def _flaw_of_sequence(self, value: Any, back: Any, path: str, depth: int) -> str | None:
@@ -76,7 +83,9 @@ class Comparison:
         members = {member: member for member in back}
         if value != back:
             return f"`{path}`: would come back as another set"
-        return self._first(self.flaw(member, members[member], f"{path}{{}}", depth + 1) for member in value)
+        return self._first(
+            self.flaw(member, members[member], f"{path}{{}}", depth + 1) for member in value
+        )
 
     @staticmethod
     def _first(flaws: Iterable[str | None]) -> str | None:
@@ -102,7 +111,11 @@ def _flaw_of_scalar(value: Any, back: Any, path: str) -> str | None:
     if isinstance(value, str) and (flaw := flaw_of_text(value)) is not None:
         return f"`{path}`: the text {flaw}"
     if not sound((value,)):
-        limit = "an int must be within -2**63 … 2**64-1" if type(value) is int else f"{value} is not a JSON number"
+        limit = (
+            "an int must be within -2**63 … 2**64-1"
+            if type(value) is int
+            else f"{value} is not a JSON number"
+        )
         return f"`{path}`: {limit}"
     if type(value) is type(back) or (type(value) is int and type(back) is float):
         return None if value == back else f"`{path}`: {value!r} would come back as {back!r}"

@@ -51,7 +51,11 @@ def _span(job: RunningJob) -> Iterator[None]:
         job.task,
         context=otel.set_span_in_context(_parent(otel, job.traceparent)),
         kind=otel.SpanKind.CONSUMER,
-        attributes={"messaging.system": "genba", "genba.job.id": job.id, "genba.job.attempt": job.attempt},
+        attributes={
+            "messaging.system": "genba",
+            "genba.job.id": job.id,
+            "genba.job.attempt": job.attempt,
+        },
     ):
         yield
 
@@ -61,7 +65,9 @@ def _parent(otel: Any, written: str | None) -> Any:
     if found is None:
         return otel.INVALID_SPAN  # a trace of its own, not of what ran here before
     trace, span, flags = (int(part, 16) for part in found.groups())
-    return otel.NonRecordingSpan(otel.SpanContext(trace, span, is_remote=True, trace_flags=otel.TraceFlags(flags)))
+    return otel.NonRecordingSpan(
+        otel.SpanContext(trace, span, is_remote=True, trace_flags=otel.TraceFlags(flags))
+    )
 
 
 def _opentelemetry() -> Any:

@@ -60,7 +60,9 @@ class Here:
         self._slate = wire.Slate(wire.Slate.create())
         self._place = 0
         self._timed = timed
-        self._running: tuple[Brain, int, int] | None = None  # who decides about it, its slot and its place
+        self._running: tuple[Brain, int, int] | None = (
+            None  # who decides about it, its slot and its place
+        )
 
     def run(self, id: JobId, call: Run) -> bool:
         """Claim this very job, run it by `call`, write how it ended; False if it was broken off.
@@ -73,7 +75,9 @@ class Here:
             raise JobNotFound(f"there is no job {id}")
         with self._membership(record):
             claim = secrets.randbits(63)
-            claimed = self._store.claim_this(self._id, claim, id) if record.state in STARTABLE else None
+            claimed = (
+                self._store.claim_this(self._id, claim, id) if record.state in STARTABLE else None
+            )
             if claimed is None:
                 raise GenbaError(_why_not(self._store.job(id) or record))
             self._store.mark([(claimed.id, claimed.attempt, claim, self._store.now())])
@@ -88,7 +92,9 @@ class Here:
         try:
             store.nodes.join(self._as_node())
             over = threading.Event()
-            beats = threading.Thread(target=self._beat, args=(over,), name="genba-here", daemon=True)
+            beats = threading.Thread(
+                target=self._beat, args=(over,), name="genba-here", daemon=True
+            )
             beats.start()
             try:
                 yield
@@ -161,12 +167,17 @@ class Here:
     def go(self, record: JobRecord, claimed: Claimed, claim: int, call: Run) -> bool:
         """Run what is claimed already."""
         queues: dict[str, int | None] = {record.queue: None}
-        settings = NodeSettings(target="here", pool="static", min=1, max=1, queues=queues, debug=not self._timed)
+        settings = NodeSettings(
+            target="here", pool="static", min=1, max=1, queues=queues, debug=not self._timed
+        )
         brain = Brain(settings, [record.task], self._random)
         claimed = _unconditional(claimed)
         brain.delta = self._store.now() - self._clock.boot()
         finished = True
-        todo = [*brain.on_zygote(self._clock.boot()), *brain.on_claimed([claimed], claim, self._clock.boot())]
+        todo = [
+            *brain.on_zygote(self._clock.boot()),
+            *brain.on_claimed([claimed], claim, self._clock.boot()),
+        ]
         while todo:
             action, now = todo.pop(0), self._clock.boot()
             match action:
@@ -189,16 +200,19 @@ class Here:
                     matched = self._store.finish(self._id, ended)
                     todo += brain.on_unmatched([one for one in ended if one.id not in matched], now)
                 case do.Finish(endings):
-                    self._store.end(self._id, [end if finished else _as_before(end, record) for end in endings])
+                    self._store.end(
+                        self._id, [end if finished else _as_before(end, record) for end in endings]
+                    )
         return finished
-
 
     def tick(self) -> bool:
         """Time has passed; True if there is a job that runs here and must stop because of it."""
         if self._running is None:
             return False
         brain, slot, place = self._running
-        seen = replace(sight(self._slate), place=place, phase=wire.RUNNING)  # it may have waited for another job here
+        seen = replace(
+            sight(self._slate), place=place, phase=wire.RUNNING
+        )  # it may have waited for another job here
         actions = brain.on_tick(self._clock.boot(), {slot: seen})
         stops = any(isinstance(action, do.AskToStop) for action in actions)
         if stops:
@@ -215,7 +229,9 @@ def _unconditional(job: Claimed) -> Claimed:
     """A person wants it to run, whatever its conditions say."""
     if job.options is None:
         return job
-    options = {name: value for name, value in msgspec.json.decode(job.options).items() if name != "ready"}
+    options = {
+        name: value for name, value in msgspec.json.decode(job.options).items() if name != "ready"
+    }
     return job._replace(options=msgspec.json.encode(options).decode())
 
 

@@ -18,7 +18,14 @@ from genba.storage.records import Ending
 log = logging.getLogger("genba.node")
 
 _BAD = ("failed", "timed_out", "held")
-_NO_NEWS = (Cause.DRAIN, Cause.COLLATERAL, Cause.CANCELLED, Cause.KILLED, Cause.NOT_READY, Cause.RETURNED)
+_NO_NEWS = (
+    Cause.DRAIN,
+    Cause.COLLATERAL,
+    Cause.CANCELLED,
+    Cause.KILLED,
+    Cause.NOT_READY,
+    Cause.RETURNED,
+)
 
 
 def set_up_log(settings: NodeSettings) -> None:
@@ -47,7 +54,15 @@ def tell_of_ends(endings: Iterable[Ending]) -> None:
             more["error"] = _error(end.error)
         why = f": {end.reason}" if end.reason else ""
         named = (end.id, end.task, end.attempt)
-        log.log(level, "job %s (%s), attempt %s: %s, now %s%s", *named, end.cause, end.state, why, extra=more)
+        log.log(
+            level,
+            "job %s (%s), attempt %s: %s, now %s%s",
+            *named,
+            end.cause,
+            end.state,
+            why,
+            extra=more,
+        )
 
 
 def _error(written: str) -> dict[str, Any]:

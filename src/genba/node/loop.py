@@ -26,9 +26,25 @@ from genba.domain.untrusted_json import UNREADABLE, read
 from genba.errors import BadOption, GenbaError, StoreError
 from genba.node.database.exit_deadline import Departure
 from genba.node.database.join import join, queues_of, set_title
-from genba.node.database.maintenance import Commands, Company, DeclaredDead, Disabled, Found, Renewed, Work
+from genba.node.database.maintenance import (
+    Commands,
+    Company,
+    DeclaredDead,
+    Disabled,
+    Found,
+    Renewed,
+    Work,
+)
 from genba.node.database.threads import Office
-from genba.node.database.writer import ClaimedDedicated, ClaimedJobs, Ended, Handed, Marked, Refused, Slotted
+from genba.node.database.writer import (
+    ClaimedDedicated,
+    ClaimedJobs,
+    Ended,
+    Handed,
+    Marked,
+    Refused,
+    Slotted,
+)
 from genba.node.decide import actions as do
 from genba.node.decide.brain import Brain
 from genba.node.decide.shared_workers import seats_of
@@ -82,9 +98,13 @@ def run(settings: NodeSettings, reread: Callable[[], NodeSettings] | None = None
     """
     set_up_log(settings)
     if sys.platform != "linux":
-        raise GenbaError(f"a node needs Linux (this is {sys.platform}); enqueueing and asking work everywhere")
+        raise GenbaError(
+            f"a node needs Linux (this is {sys.platform}); enqueueing and asking work everywhere"
+        )
     gc.freeze()
-    gc.set_threshold(200_000, 20, 20)  # thousands of jobs come and go here, and none refers to itself
+    gc.set_threshold(
+        200_000, 20, 20
+    )  # thousands of jobs come and go here, and none refers to itself
     keep_memory()
     while True:
         node = Node(settings, reread)
@@ -99,7 +119,9 @@ def run(settings: NodeSettings, reread: Callable[[], NodeSettings] | None = None
 
 
 class Node:
-    def __init__(self, settings: NodeSettings, reread: Callable[[], NodeSettings] | None = None) -> None:
+    def __init__(
+        self, settings: NodeSettings, reread: Callable[[], NodeSettings] | None = None
+    ) -> None:
         self.settings = settings
         self._reread = reread
         self.id = secrets.randbits(62) + 1
@@ -109,7 +131,9 @@ class Node:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._wake_out, selectors.EVENT_READ, "wake")
         env = {**os.environ, INCARNATION: str(self.id), **log_environ(settings)}
-        self._pool = Pool(settings.target, env=env, node_title=f"/node[{os.getpid()}]", reload=settings.reload)
+        self._pool = Pool(
+            settings.target, env=env, node_title=f"/node[{os.getpid()}]", reload=settings.reload
+        )
         self._selector.register(self._pool.sockets[0], selectors.EVENT_READ, "pool")
         self._lines = Lines(self._selector)
         self._store: Store | None = None
@@ -215,7 +239,9 @@ class Node:
                     self._on_pool(event)
             case "bell":
                 self._on_bell()
-            case Line() as line if self._lines.get(line.slot) is line:  # its end may have been heard just before
+            case Line() as line if (
+                self._lines.get(line.slot) is line
+            ):  # its end may have been heard just before
                 self._read_line(line)
 
     def _read_signals(self) -> None:
@@ -301,7 +327,9 @@ class Node:
         match command.verb:
             case "cancel" | "kill" if command.job_id is not None:
                 verb, job = command.verb, command.job_id
-                self._perform(self._brain.on_cancel(job, verb, command.data, self._now(), command.attempt))
+                self._perform(
+                    self._brain.on_cancel(job, verb, command.data, self._now(), command.attempt)
+                )
                 self._tick(force=True)
             case "drain" | "stop":
                 hurry = command.verb == "stop"
@@ -309,7 +337,13 @@ class Node:
                 self._drain(hurry)
                 self._tick(force=True)
             case "set":
-                self._change(read(command.data, dict[str, Any], {UNREADABLE: command.data} if command.data else {}))
+                self._change(
+                    read(
+                        command.data,
+                        dict[str, Any],
+                        {UNREADABLE: command.data} if command.data else {},
+                    )
+                )
             case _:
                 log.warning("an unknown command: %s", command.verb)
 
@@ -378,7 +412,9 @@ class Node:
                 self._on_worker_ended(slot, status, cpu, peak)
             case Swept(token, _killed, unkillable) if brain:
                 if unkillable:
-                    log.error("%d processes that a job left behind belong to another user", unkillable)
+                    log.error(
+                        "%d processes that a job left behind belong to another user", unkillable
+                    )
                 self._perform(brain.on_swept(token, now))
             case GuardDied(status, slots, _left):
                 self._on_guard_died(status, slots)
@@ -390,7 +426,9 @@ class Node:
             self._perform(self._brain.on_zygote_gone())
         self._zygote_starts += not restarting
         if self._zygote_starts > 10 and self._brain is None:
-            raise CannotImport(f"{self.settings.target} kills the process that imports it ({status})")
+            raise CannotImport(
+                f"{self.settings.target} kills the process that imports it ({status})"
+            )
         if not restarting:
             log.warning("the zygote died (status %s); starting another", status)
             self._pool.restart_zygote()
@@ -404,7 +442,9 @@ class Node:
         for line in self._lines.all():
             self._lines.drop(line.slot)
         if not self._over:
-            log.warning("the guard died (status %s), and all workers with it; starting again", status)
+            log.warning(
+                "the guard died (status %s), and all workers with it; starting again", status
+            )
             self._pool.start()
 
     def _on_spawn_failed(self, slot: int) -> None:
@@ -430,7 +470,9 @@ class Node:
         seats = {seat.slot: seat.last_sight() for seat in line.seats}
         self._lines.drop(slot)
         starved = status is not None and os.WIFSIGNALED(status) and self._lookout.starved()
-        self._perform(self._brain.on_worker_ended(slot, status, cpu, peak, sight, self._now(), starved, seats))
+        self._perform(
+            self._brain.on_worker_ended(slot, status, cpu, peak, sight, self._now(), starved, seats)
+        )
 
     # the beginning
 
@@ -451,7 +493,9 @@ class Node:
         store.install()
         if store.pooler_found:
             every = self.settings.poll / SECOND
-            log.warning("behind a pooler nobody can wake a node: looking for work every %g s", every)
+            log.warning(
+                "behind a pooler nobody can wake a node: looking for work every %g s", every
+            )
         store.events.node = self.id
         set_title(f"genba-{contents['namespace']}: /node[{os.getpid()}] {self.settings.name}")
         tasks = [task["name"] for task in contents["tasks"]]
@@ -462,7 +506,9 @@ class Node:
         brain.workers_fork = workers_fork
         brain.conditions = contents.get("conditions", ())
         meter = self._port.meter if self._port else None
-        self._office = Office(store, self.id, self.settings, contents, self._clock, self._post, meter)
+        self._office = Office(
+            store, self.id, self.settings, contents, self._clock, self._post, meter
+        )
         if self._port:
             brain.count_with(self._port.meter)
             self._port.joined(store, self._lease, self.settings)
@@ -488,9 +534,15 @@ class Node:
         if threads:
             names = ", ".join(threads)
             if self.settings.spawn is None:
-                log.warning("the app starts threads at import (%s): workers import it anew (spawn=exec)", names)
+                log.warning(
+                    "the app starts threads at import (%s): workers import it anew (spawn=exec)",
+                    names,
+                )
             elif self._pool.forks:
-                log.warning("the app starts threads at import (%s): a lock they hold stays locked in workers", names)
+                log.warning(
+                    "the app starts threads at import (%s): a lock they hold stays locked in workers",
+                    names,
+                )
 
     def _adopt(self, contents: dict[str, Any]) -> None:
         """A zygote that has imported the app again may know other tasks."""
@@ -568,9 +620,14 @@ class Node:
             return
         slot = self._pool.above(paused)
         if slot is None or self.settings.debug:
-            log.warning("process %d is stopped in the middle of a write, and nobody else can write", paused)
+            log.warning(
+                "process %d is stopped in the middle of a write, and nobody else can write", paused
+            )
         else:
-            log.error("process %d was stopped in the middle of a write, and nobody else could write: ended", paused)
+            log.error(
+                "process %d was stopped in the middle of a write, and nobody else could write: ended",
+                paused,
+            )
             self._perform(self._brain.on_paused_writer(slot, self._lines.sights(), now))
 
     def _tell_of_workers(self) -> None:
@@ -686,6 +743,8 @@ class Node:
 def _open_port(settings: NodeSettings) -> Port | None:
     if settings.metrics is None:
         return None
-    from genba.node.watch.http import Port  # most nodes have none, and need not have http.server in memory
+    from genba.node.watch.http import (
+        Port,
+    )  # most nodes have none, and need not have http.server in memory
 
     return Port(settings.metrics, settings.name, settings.slots)

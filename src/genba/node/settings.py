@@ -52,14 +52,18 @@ class NodeSettings:
         if self.spawn not in (None, *SPAWNS):
             raise BadOption(f"spawn must be one of {', '.join(SPAWNS)}, not {self.spawn!r}")
         if self.log_format not in (None, *FORMATS):
-            raise BadOption(f"log_format must be one of {', '.join(FORMATS)}, not {self.log_format!r}")
+            raise BadOption(
+                f"log_format must be one of {', '.join(FORMATS)}, not {self.log_format!r}"
+            )
         if not self.queues:
             raise BadOption("a node serves at least one queue")
 
         if self.max_dedicated < 0:
             raise BadOption(f"max_dedicated is at least 0, not {self.max_dedicated}")
         if self.recycle_jobs is not None and self.recycle_jobs < 1:
-            raise BadOption(f"a worker runs at least 1 job before it is recycled, not {self.recycle_jobs}")
+            raise BadOption(
+                f"a worker runs at least 1 job before it is recycled, not {self.recycle_jobs}"
+            )
         if self.gate.max_load is not None and not self.gate.max_load > 0:
             raise BadOption(f"max_load must be greater than 0, not {self.gate.max_load}")
 

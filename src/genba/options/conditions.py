@@ -112,7 +112,9 @@ YES = Verdict()
 Call = Callable[[Callable[..., Any], Candidate], Any]
 
 
-def ask(conditions: Sequence[tuple[str, Callable[..., Any]]], job: Candidate, call: Call) -> Verdict:
+def ask(
+    conditions: Sequence[tuple[str, Callable[..., Any]]], job: Candidate, call: Call
+) -> Verdict:
     """All of these must hold; `call` runs a function for the job.  Whatever they raise is raised."""
     verdict = YES
     for name, fn in conditions:
@@ -130,7 +132,9 @@ def _read(name: str, answer: Any, job: Candidate, call: Call) -> Verdict:
             return Verdict(ways=(), wait=answer.micros, said=name)
         case Ready():
             return _chain(name, answer, job, call)
-    raise TypeError(f"{name}: a condition answers True, False, Wait(…) or a chain of ready(), not {answer!r:.200}")
+    raise TypeError(
+        f"{name}: a condition answers True, False, Wait(…) or a chain of ready(), not {answer!r:.200}"
+    )
 
 
 def _chain(name: str, chain: Ready, job: Candidate, call: Call) -> Verdict:
@@ -180,7 +184,9 @@ def bucket_of(task: str, bucket: Any) -> str:
     try:
         return f"{task}:{bucket if isinstance(bucket, str) else _sorted.encode(bucket).decode()}"
     except (TypeError, msgspec.MsgspecError):
-        raise TypeError(f"limit_to: a bucket is a text or a plain JSON value, not {bucket!r:.200}") from None
+        raise TypeError(
+            f"limit_to: a bucket is a text or a plain JSON value, not {bucket!r:.200}"
+        ) from None
 
 
 class Conditions:
@@ -195,27 +201,40 @@ class Conditions:
         arity(fn)
         name = task_name(fn, name)
         if self.named.get(name, fn) is not fn:
-            raise BadTask(f"condition {name!r} is registered already: give one of them another name=")
+            raise BadTask(
+                f"condition {name!r} is registered already: give one of them another name="
+            )
         self.named[name] = fn
         return fn
 
-    def of_task(self, options: Options, task: str, owner: Any, make: Callable[[type], Any]) -> Options:
+    def of_task(
+        self, options: Options, task: str, owner: Any, make: Callable[[type], Any]
+    ) -> Options:
         """With names only: functions are registered, "#method" is one of the task's own class."""
-        names = [self._of_task(one, f"{task}#ready-{i}", task, owner, make) for i, one in enumerate(options.ready, 1)]
+        names = [
+            self._of_task(one, f"{task}#ready-{i}", task, owner, make)
+            for i, one in enumerate(options.ready, 1)
+        ]
         return replace(options, ready=tuple(dict.fromkeys(names)))
 
-    def _of_task(self, one: Any, derived: str, task: str, owner: Any, make: Callable[[type], Any]) -> str:
+    def _of_task(
+        self, one: Any, derived: str, task: str, owner: Any, make: Callable[[type], Any]
+    ) -> str:
         if callable(one):
             name = self._name_of(one) or (None if _has_name(one) else derived)
             if name is not None and not is_task_name(name):
-                raise BadTask(f"{task}: {one!r} in ready has no name: register it by @app.condition(name=…)")
+                raise BadTask(
+                    f"{task}: {one!r} in ready has no name: register it by @app.condition(name=…)"
+                )
             self.add(one, name)
             return name or task_name(one, None)
         if not one.startswith("#"):
             return str(one)
         method = getattr(owner, one[1:], None)
         if not inspect.isclass(owner) or not callable(method):
-            raise BadTask(f"{task}: {one!r} in ready is a method of the task's own class, and there is none")
+            raise BadTask(
+                f"{task}: {one!r} in ready is a method of the task's own class, and there is none"
+            )
         self.named[f"{task}{one}"] = lambda job: getattr(make(owner), one[1:])(job)
         return f"{task}{one}"
 
@@ -226,7 +245,9 @@ class Conditions:
         names = tuple(self._name_of(one) or one for one in options.ready)
         for one in names:
             if not isinstance(one, str):
-                raise BadOption(f"ready: {one!r} is no registered condition; decorate it with @app.condition")
+                raise BadOption(
+                    f"ready: {one!r} is no registered condition; decorate it with @app.condition"
+                )
         if known:
             self.check(names)
         return replace(options, ready=names)

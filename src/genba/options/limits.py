@@ -30,7 +30,13 @@ def rules_of(task: str, options: Options, policy: Policy) -> tuple[Rule, ...]:
 def _rule(task: str, limit: Limit | Rate) -> Rule:
     if isinstance(limit, Limit):
         return Rule(limit.bucket, limit.n, limit.ordered)
-    return Rule(RATES + (task if limit.bucket is None else limit.bucket), limit.n, False, limit.per, limit.burst)
+    return Rule(
+        RATES + (task if limit.bucket is None else limit.bucket),
+        limit.n,
+        False,
+        limit.per,
+        limit.burst,
+    )
 
 
 def needs(rules: Sequence[Rule], values: Callable[[], Mapping[str, Any]]) -> Needs:
@@ -55,7 +61,9 @@ def check_arguments(task: str, rules: Iterable[Rule], signature: Signature) -> N
     for rule in rules:
         for name in placeholders(rule.template):
             if name not in known:
-                raise BadTask(f"task {task!r}: bucket {rule.template!r} needs an argument {name!r}, and it has none")
+                raise BadTask(
+                    f"task {task!r}: bucket {rule.template!r} needs an argument {name!r}, and it has none"
+                )
 
 
 class Templates:
@@ -78,7 +86,9 @@ class Templates:
                 continue
             other, by = self._meant.get(rule.template, (rule, ""))
             if other != rule:
-                raise BadOption(f"limits: {_words(rule)}, but task {by!r} says {_words(other)}; n is the template's")
+                raise BadOption(
+                    f"limits: {_words(rule)}, but task {by!r} says {_words(other)}; n is the template's"
+                )
 
 
 def _words(rule: Rule) -> str:

@@ -50,7 +50,9 @@ def _time(*, none: bool = True, zero: bool = False) -> Reader:
         except BadOption as error:
             raise BadOption(f"{name}: {error}") from None
         if micros == 0 and not zero:
-            raise _refuse(name, value, "longer than nothing" + (" (None: without limit)" if none else ""))
+            raise _refuse(
+                name, value, "longer than nothing" + (" (None: without limit)" if none else "")
+            )
         return micros
 
     return read
@@ -85,7 +87,9 @@ def _text(longest: int, *, none: bool = True) -> Reader:
 
 def _name(name: str, value: Any) -> str:
     if not isinstance(value, str) or NAME.fullmatch(value) is None:
-        raise _refuse(name, value, "a name: a letter or _, then up to 199 letters, digits or _ . : # -")
+        raise _refuse(
+            name, value, "a name: a letter or _, then up to 199 letters, digits or _ . : # -"
+        )
     return str(value)
 
 
@@ -100,7 +104,11 @@ def _nice(name: str, value: Any) -> int:
 def _at(name: str, value: Any) -> Any:
     if isinstance(value, timedelta):
         value = max(value, timedelta(0))  # what has been is due now, as with a moment
-    return _delay(name, value) if value is None or isinstance(value, timedelta) else _moment(name, value)
+    return (
+        _delay(name, value)
+        if value is None or isinstance(value, timedelta)
+        else _moment(name, value)
+    )
 
 
 def _delay(name: str, value: Any) -> timedelta | None:
@@ -183,12 +191,16 @@ def _each_dep(value: Any, on: Condition) -> Iterator[Dep]:
 
 def _tags(name: str, value: Any) -> tuple[str, ...]:
     one_tag = _text(100, none=False)
-    return tuple(dict.fromkeys(one_tag("a tag", tag) for tag in _items(name, value, "a list of texts")))
+    return tuple(
+        dict.fromkeys(one_tag("a tag", tag) for tag in _items(name, value, "a list of texts"))
+    )
 
 
 def _limits(name: str, value: Any) -> tuple[Limit | Rate, ...]:
     one = isinstance(value, Limit | Rate)
-    limits = () if value is None else _items(name, [value] if one else value, "a list of Limit and Rate")
+    limits = (
+        () if value is None else _items(name, [value] if one else value, "a list of Limit and Rate")
+    )
     if not all(isinstance(limit, Limit | Rate) for limit in limits):
         raise _refuse(name, value, "a list of Limit and Rate")
     plain = [limit for limit in limits if isinstance(limit, Limit)]
@@ -204,12 +216,18 @@ def _ready(name: str, value: Any) -> tuple[Any, ...]:
     """Names; in a decorator also functions, and "#method" of the task's own class."""
     one = callable(value) or isinstance(value, str)
     conditions = _items(name, [value] if one else value, "a list of names of conditions")
-    return tuple(condition if callable(condition) else _condition(condition) for condition in conditions)
+    return tuple(
+        condition if callable(condition) else _condition(condition) for condition in conditions
+    )
 
 
 def _condition(value: Any) -> str:
     own = isinstance(value, str) and value.startswith("#")
-    return f"#{_name('the name of a condition', value[1:])}" if own else _name("the name of a condition", value)
+    return (
+        f"#{_name('the name of a condition', value[1:])}"
+        if own
+        else _name("the name of a condition", value)
+    )
 
 
 def _parent(name: str, value: Any) -> Any:
@@ -246,7 +264,10 @@ def read_keep(name: str, value: Any) -> Keep:
     unknown = [outcome for outcome in value if outcome not in FINAL]
     if unknown:
         raise _refuse(name, value, f"a duration, or one for each of {', '.join(sorted(FINAL))}")
-    return {**dict.fromkeys(sorted(FINAL), 7 * DAY), **{str(each): one(name, much) for each, much in value.items()}}
+    return {
+        **dict.fromkeys(sorted(FINAL), 7 * DAY),
+        **{str(each): one(name, much) for each, much in value.items()},
+    }
 
 
 def read_zone(name: str, value: Any) -> str | None:

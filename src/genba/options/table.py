@@ -71,7 +71,9 @@ class Options:
         """The moment from which the job may start, None for at once; text without a zone is in `tz`."""
         if self.at is None:
             return None
-        return now + duration(self.at) if isinstance(self.at, timedelta) else moment(self.at, now, tz)
+        return (
+            now + duration(self.at) if isinstance(self.at, timedelta) else moment(self.at, now, tz)
+        )
 
     def expires_at(self, now: Micros, tz: tzinfo = UTC) -> Micros | None:
         """The moment from which the job must not start any more; a duration counts from when it may start."""
@@ -112,9 +114,13 @@ class Policy:
         """`base` with what a user has given on top; BadOption for what is unknown, ill-typed or contradictory."""
         for name in given:
             _check_known(name, POLICY_READERS)
-        policy = replace(base, **{name: POLICY_READERS[name](name, value) for name, value in given.items()})
+        policy = replace(
+            base, **{name: POLICY_READERS[name](name, value) for name, value in given.items()}
+        )
         if policy.exclusive and policy.max_running not in (None, 1):
-            raise BadOption(f"exclusive means that one runs at a time, and max_running is {policy.max_running}")
+            raise BadOption(
+                f"exclusive means that one runs at a time, and max_running is {policy.max_running}"
+            )
         if policy.cron is not None and policy.every is not None:
             raise BadOption("cron and every both say when; give one of them")
         if policy.tz is not None and policy.cron is None:
@@ -147,9 +153,36 @@ def merge(app: Mapping[str, Any], task: Mapping[str, Any], call: Mapping[str, An
 
 # What an operator may change while the app runs: the rest is part of the code, or of one call.
 CHANGEABLE: tuple[str, ...] = (
-    *("queue", "priority", "nice", "expires", "retry", "timeout", "grace", "stall_timeout", "memory", "cpu"),
-    *("on_dependency_failure", "dedicated", "title", "max_running", "exclusive", "max_waiting", "rate"),
-    *("fair_by", "on_exception", "explicit_outcome", "at_most_once", "max_crashes", "concurrency", "keep"),
+    *(
+        "queue",
+        "priority",
+        "nice",
+        "expires",
+        "retry",
+        "timeout",
+        "grace",
+        "stall_timeout",
+        "memory",
+        "cpu",
+    ),
+    *(
+        "on_dependency_failure",
+        "dedicated",
+        "title",
+        "max_running",
+        "exclusive",
+        "max_waiting",
+        "rate",
+    ),
+    *(
+        "fair_by",
+        "on_exception",
+        "explicit_outcome",
+        "at_most_once",
+        "max_crashes",
+        "concurrency",
+        "keep",
+    ),
     *("on_final", "progress_every", "cron", "every", "tz"),
 )
 WHEN = ("cron", "every", "tz")  # the schedule of a task itself
@@ -164,15 +197,25 @@ def override(changes: Mapping[str, Any]) -> dict[str, Any]:
         if name == "name":
             raise BadOption(_NO_NAME)
         if name not in CHANGEABLE:
-            raise BadOption(f"{name} cannot be changed from outside; what can: {', '.join(CHANGEABLE)}")
+            raise BadOption(
+                f"{name} cannot be changed from outside; what can: {', '.join(CHANGEABLE)}"
+            )
         if name in POLICY_READERS:
             POLICY_READERS[name](name, changes[name])
     if callable(changes.get("on_final")):
-        raise BadOption("on_final: a function is part of the code; from outside, name a task that takes `job`, an id")
+        raise BadOption(
+            "on_final: a function is part of the code; from outside, name a task that takes `job`, an id"
+        )
     if changes.get("cron") is not None and changes.get("every") is not None:
         raise BadOption("cron and every both say when; give one of them")
-    Options.build({name: value for name, value in changes.items() if name not in POLICY_READERS}, DEFAULT_OPTIONS)
-    named = {ALIASES.get(name, name): -value if name == "nice" else value for name, value in changes.items()}
+    Options.build(
+        {name: value for name, value in changes.items() if name not in POLICY_READERS},
+        DEFAULT_OPTIONS,
+    )
+    named = {
+        ALIASES.get(name, name): -value if name == "nice" else value
+        for name, value in changes.items()
+    }
     return {name: plain(value) for name, value in named.items()}
 
 
@@ -188,16 +231,29 @@ def replaced(old: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, An
 
 def check_together(definition: Mapping[str, Any], changes: Mapping[str, Any]) -> None:
     """BadOption, if what operators want contradicts what the code says: no job could be enqueued, or none run."""
-    said = {name: definition[name] for name in ("exclusive", "max_running") if definition.get(name) is not None}
+    said = {
+        name: definition[name]
+        for name in ("exclusive", "max_running")
+        if definition.get(name) is not None
+    }
     declare({**said, **{name: value for name, value in changes.items() if name not in WHEN}})
     if changes.get("tz") is not None and "cron" not in (own_when(definition, changes) or {}):
         raise BadOption("tz belongs to cron")
     if changes.get("concurrency", 1) > 1 and not definition.get("async", True):
-        raise BadOption("concurrency is for tasks that are `async def`; this one runs one at a time")
-    fair_by, known = changes.get("fair_by"), [slot["name"] for slot in definition.get("parameters", ())]
-    strange = [name for name in names_in(fair_by) if name not in known] if fair_by is not None else []
+        raise BadOption(
+            "concurrency is for tasks that are `async def`; this one runs one at a time"
+        )
+    fair_by, known = (
+        changes.get("fair_by"),
+        [slot["name"] for slot in definition.get("parameters", ())],
+    )
+    strange = (
+        [name for name in names_in(fair_by) if name not in known] if fair_by is not None else []
+    )
     if strange and "parameters" in definition:
-        raise BadOption(f"fair_by names {strange[0]!r}, which is none of its arguments ({', '.join(known)})")
+        raise BadOption(
+            f"fair_by names {strange[0]!r}, which is none of its arguments ({', '.join(known)})"
+        )
 
 
 def own_when(definition: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -218,8 +274,27 @@ def own_when(definition: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[
 _DEFINED_TIMES = ("timeout", "grace", "stall_timeout", "cpu", "unique_for", "progress_every")
 _DEFINED: tuple[str, ...] = (
     *_DEFINED_TIMES,
-    *("queue", "priority", "expires", "memory", "retry", "dedicated", "on_dependency_failure", "ready", "tags"),
-    *("once", "on_conflict", "fair_by", "on_exception", "explicit_outcome", "at_most_once", "max_crashes", "history"),
+    *(
+        "queue",
+        "priority",
+        "expires",
+        "memory",
+        "retry",
+        "dedicated",
+        "on_dependency_failure",
+        "ready",
+        "tags",
+    ),
+    *(
+        "once",
+        "on_conflict",
+        "fair_by",
+        "on_exception",
+        "explicit_outcome",
+        "at_most_once",
+        "max_crashes",
+        "history",
+    ),
     *("keep", "on_final"),
 )
 
@@ -239,7 +314,11 @@ def defined(
     built = declare(given, options, policy)
     after = _values(built[0]) | _values(built[1])
     # Only what differs: with the very defaults in it, the job's snapshot stays as short as that of any other.
-    return declare({name: value for name, value in given.items() if after[name] != before[name]}, options, policy)
+    return declare(
+        {name: value for name, value in given.items() if after[name] != before[name]},
+        options,
+        policy,
+    )
 
 
 def _values(value: Options | Policy) -> dict[str, Any]:
@@ -268,7 +347,11 @@ def overridden(
 ) -> tuple[Options, Policy]:
     """What holds for a call: an operator's word over that of the task and the app, the call's own over both."""
     spoken = {ALIASES.get(name, name) for name in said}
-    for_jobs = {name: value for name, value in changes.items() if name not in spoken and name not in _OF_NODES}
+    for_jobs = {
+        name: value
+        for name, value in changes.items()
+        if name not in spoken and name not in _OF_NODES
+    }
     return declare(for_jobs, options, policy)
 
 
@@ -298,11 +381,15 @@ class Snapshot(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
     history: Kept = DEFAULT_POLICY.history
     on_final: str | None = None
     ready: tuple[str, ...] = ()
-    limits: tuple[tuple[str | None, int | str, bool | int | None], ...] | None = None  # None: those of its task
+    limits: tuple[tuple[str | None, int | str, bool | int | None], ...] | None = (
+        None  # None: those of its task
+    )
     trace: str | None = None  # the traceparent of whoever enqueued it
 
     @classmethod
-    def of(cls, options: Options, policy: Policy, usual: Sequence[Limit | Rate] | None = None) -> Snapshot:
+    def of(
+        cls, options: Options, policy: Policy, usual: Sequence[Limit | Rate] | None = None
+    ) -> Snapshot:
         """`usual` are the limits of the task, if that is known: a copy of the job must have the same as the job."""
         return cls(
             timeout=options.timeout,
@@ -324,14 +411,18 @@ class Snapshot(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
             history=policy.history,
             on_final=policy.on_final,
             ready=options.ready,
-            limits=None if usual is None or options.limits == usual else tuple(map(_written_limit, options.limits)),
+            limits=None
+            if usual is None or options.limits == usual
+            else tuple(map(_written_limit, options.limits)),
         )
 
     def limits_or(self, usual: tuple[Limit | Rate, ...]) -> tuple[Limit | Rate, ...]:
         if self.limits is None:
             return usual
         return tuple(
-            Limit(str(bucket), count, bool(more)) if isinstance(count, int) else Rate(bucket, count, more)
+            Limit(str(bucket), count, bool(more))
+            if isinstance(count, int)
+            else Rate(bucket, count, more)
             for bucket, count, more in self.limits
         )
 
@@ -368,13 +459,28 @@ _TIMES = ("timeout", "grace", "stall_timeout", "cpu", "unique_for")
 def shown(options: Options) -> dict[str, Any]:
     """The options that are not as usual, as `using` takes them; times in seconds."""
     usual = _values(DEFAULT_OPTIONS)
-    said = {name: value for name, value in _values(options).items() if value != usual[name] and name != "conn"}
+    said = {
+        name: value
+        for name, value in _values(options).items()
+        if value != usual[name] and name != "conn"
+    }
     return {name: value / SECOND if name in _TIMES else value for name, value in said.items()}
 
 
 # What may change of a job that has not started; its identity, its dependencies and its arguments stay.
 _UPDATABLE: tuple[str, ...] = (
-    *("queue", "priority", "nice", "at", "delay", "expires", "retry", "timeout", "grace", "stall_timeout"),
+    *(
+        "queue",
+        "priority",
+        "nice",
+        "at",
+        "delay",
+        "expires",
+        "retry",
+        "timeout",
+        "grace",
+        "stall_timeout",
+    ),
     *("memory", "cpu", "on_dependency_failure", "dedicated"),
 )
 
@@ -389,7 +495,9 @@ def updated(changes: Mapping[str, Any]) -> tuple[Options, dict[str, Any]]:
             raise BadOption(f"{name} of a job cannot be changed; what can: {', '.join(_UPDATABLE)}")
     options = Options.build(changes, DEFAULT_OPTIONS)
     written = Snapshot.of(options, DEFAULT_POLICY)
-    stored = {name: getattr(written, name) for name in changes if name in Snapshot.__struct_fields__}
+    stored = {
+        name: getattr(written, name) for name in changes if name in Snapshot.__struct_fields__
+    }
     return options, stored
 
 
@@ -404,11 +512,16 @@ def _written_limit(limit: Limit | Rate) -> tuple[str | None, int | str, bool | i
 
 
 def snapshot(
-    options: Options, policy: Policy, usual: Sequence[Limit | Rate] | None = None, trace: str | None = None
+    options: Options,
+    policy: Policy,
+    usual: Sequence[Limit | Rate] | None = None,
+    trace: str | None = None,
 ) -> bytes | None:
     """The options that travel with the job, as JSON; None when all are the defaults and nobody traces it."""
     snap = Snapshot.of(options, policy, usual)
-    written = msgspec.json.encode(snap if trace is None else msgspec.structs.replace(snap, trace=trace))
+    written = msgspec.json.encode(
+        snap if trace is None else msgspec.structs.replace(snap, trace=trace)
+    )
     return None if written == b"{}" else written
 
 

@@ -80,7 +80,9 @@ class Dep:
 
     def __post_init__(self) -> None:
         if self.job is None or isinstance(self.job, bool | float | str | bytes | Dep):
-            raise BadOption(f"a dependency is a job, its id, or a call of the same batch, not {self.job!r}")
+            raise BadOption(
+                f"a dependency is a job, its id, or a call of the same batch, not {self.job!r}"
+            )
         if self.on not in _CONDITIONS:
             raise BadOption(f"a dependency is on one of {', '.join(_CONDITIONS)}, not {self.on!r}")
 
@@ -104,14 +106,18 @@ def _check_bucket(bucket: object) -> None:
     if not isinstance(bucket, str) or not 1 <= len(bucket) <= _LONGEST_BUCKET or "\0" in bucket:
         raise BadOption(f"a bucket is a text of 1 to {_LONGEST_BUCKET} characters, not {bucket!r}")
     if bucket.startswith(_OURS):
-        raise BadOption(f"bucket {bucket!r}: names that begin with {bucket.split()[0] + ' '!r} are those of tasks")
+        raise BadOption(
+            f"bucket {bucket!r}: names that begin with {bucket.split()[0] + ' '!r} are those of tasks"
+        )
     try:
         parts = list(Formatter().parse(bucket))
     except ValueError as error:
         raise BadOption(f"bucket {bucket!r}: {error}") from None
     for _, name, form, conversion in parts:
         if name is not None and (not name.isidentifier() or form or conversion):
-            raise BadOption(f"bucket {bucket!r}: between braces stands the name of an argument, and nothing else")
+            raise BadOption(
+                f"bucket {bucket!r}: between braces stands the name of an argument, and nothing else"
+            )
 
 
 def _check_count(what: str, value: object, least: int = 1) -> None:

@@ -58,9 +58,13 @@ def _engine(seen: Vitals) -> Iterator[Finding]:
     numbers = tuple(map(int, re.findall(r"\d+", seen.version)[:3]))
     if seen.engine == "SQLite" and loses_wal(numbers):
         todo = "use the default driver, apsw, which brings a sound one"
-        yield Finding("engine", True, f"{said} may corrupt a file that two processes write", todo, data)
+        yield Finding(
+            "engine", True, f"{said} may corrupt a file that two processes write", todo, data
+        )
     elif seen.engine == "PostgreSQL" and numbers < (14,):
-        yield Finding("engine", True, f"{said} is older than genba can use", "upgrade it to 14 or later", data)
+        yield Finding(
+            "engine", True, f"{said} is older than genba can use", "upgrade it to 14 or later", data
+        )
     else:
         yield Finding("engine", False, said, None, data)
 
@@ -69,18 +73,30 @@ def _home(seen: Vitals) -> Iterator[Finding]:
     kind, free = seen.home.file_system, seen.home.free
     if kind and any(kind == bad or kind.startswith(bad) for bad in NETWORK):
         text = f"the file is on a {kind} file system, where SQLite's locks cannot be trusted"
-        yield Finding("file_system", True, text, "move it to a local disk, or use PostgreSQL", {"file_system": kind})
+        yield Finding(
+            "file_system",
+            True,
+            text,
+            "move it to a local disk, or use PostgreSQL",
+            {"file_system": kind},
+        )
     elif kind:
         yield Finding("file_system", False, f"the file is on {kind}", None, {"file_system": kind})
     if free is not None and free < SPACE:
-        yield Finding("disk", True, f"only {free >> 20} MB are free on its disk", "make room", {"free": free})
+        yield Finding(
+            "disk", True, f"only {free >> 20} MB are free on its disk", "make room", {"free": free}
+        )
 
 
 def _clock(seen: Vitals) -> Iterator[Finding]:
     ahead = seen.skew / 1_000_000
     wrong = abs(seen.skew) > SKEW
     text = f"this machine's clock is {abs(ahead):.1f} s {'ahead of' if ahead > 0 else 'behind'} the database's"
-    todo = "let both follow the same time server; naive moments are read by this clock" if wrong else None
+    todo = (
+        "let both follow the same time server; naive moments are read by this clock"
+        if wrong
+        else None
+    )
     yield Finding("clock", wrong, text, todo, {"seconds": ahead})
 
 
@@ -102,9 +118,13 @@ def _writer(seen: Vitals) -> Iterator[Finding]:
 
 def _transactions(seen: Vitals) -> Iterator[Finding]:
     for pid, program, seconds, state in seen.long_transactions:
-        text = f"session {pid} ({program or 'no name'}, {state}) is in a transaction since {seconds} s"
+        text = (
+            f"session {pid} ({program or 'no name'}, {state}) is in a transaction since {seconds} s"
+        )
         todo = "end it: dead rows pile up meanwhile, and claims become slow"
-        yield Finding("transaction", True, text, todo, {"pid": pid, "seconds": seconds, "state": state})
+        yield Finding(
+            "transaction", True, text, todo, {"pid": pid, "seconds": seconds, "state": state}
+        )
 
 
 def _hearing(seen: Vitals) -> Iterator[Finding]:
@@ -122,16 +142,30 @@ def _nodes(seen: Vitals) -> Iterator[Finding]:
     waiting = sum(count for _, count, _ in seen.queues)
     if not seen.nodes:
         todo = "start one: genba node start module:app" if waiting else None
-        yield Finding("nodes", waiting > 0, f"no node is alive, {waiting} jobs wait", todo, {"waiting": waiting})
+        yield Finding(
+            "nodes",
+            waiting > 0,
+            f"no node is alive, {waiting} jobs wait",
+            todo,
+            {"waiting": waiting},
+        )
         return
     names = [node.name for node in seen.nodes]
-    yield Finding("nodes", False, f"{len(names)} nodes are alive: {', '.join(names[:8])}", None, {"nodes": names})
+    yield Finding(
+        "nodes",
+        False,
+        f"{len(names)} nodes are alive: {', '.join(names[:8])}",
+        None,
+        {"nodes": names},
+    )
     for node in seen.nodes:
         silent = node.seen_at - node.beat_at
         if 2 * silent > node.lease:
             text = f"node {node.name} has been silent for {_words(silent)}"
             todo = f"its jobs are taken over after {_words(node.lease)}; see its log, and the load of {node.host}"
-            yield Finding("beat", True, text, todo, {"node": node.name, "seconds": silent / 1_000_000})
+            yield Finding(
+                "beat", True, text, todo, {"node": node.name, "seconds": silent / 1_000_000}
+            )
     versions = {node.version: node.name for node in seen.nodes}
     if len(versions) > 1:
         text = f"nodes have different versions of genba: {', '.join(sorted(versions))}"
@@ -147,7 +181,9 @@ def _tasks(seen: Vitals) -> Iterator[Finding]:
             unknown[task] = unknown.get(task, 0) + count
     for task, count in sorted(unknown.items()):
         text = f"no living node knows task {task}, {count} jobs wait for one"
-        todo = "start a node of the app that has it, or cancel them: genba job cancel --task " + task
+        todo = (
+            "start a node of the app that has it, or cancel them: genba job cancel --task " + task
+        )
         yield Finding("task", True, text, todo, {"task": task, "jobs": count})
 
 
@@ -158,16 +194,30 @@ def _queues(seen: Vitals) -> Iterator[Finding]:
         age = seen.now - first
         if queue not in served:
             todo = f"start one with -q {queue}"
-            yield Finding("queue", True, f"no living node serves queue {queue}, {count} jobs wait in it", todo, data)
+            yield Finding(
+                "queue",
+                True,
+                f"no living node serves queue {queue}, {count} jobs wait in it",
+                todo,
+                data,
+            )
         elif age > WAITING:
             todo = "more slots (genba node set), or more nodes; genba job explain says why one of them waits"
-            yield Finding("queue", False, f"queue {queue}: {count} jobs wait, the first for {_words(age)}", todo, data)
+            yield Finding(
+                "queue",
+                False,
+                f"queue {queue}: {count} jobs wait, the first for {_words(age)}",
+                todo,
+                data,
+            )
     parked: dict[str, int] = {}
     for why, _, count in seen.parked:
         if not why.startswith("unknown task "):
             parked[why] = parked.get(why, 0) + count
     for why, count in sorted(parked.items()):
-        yield Finding("parked", False, f"{count} jobs are parked: {why}", None, {"why": why, "jobs": count})
+        yield Finding(
+            "parked", False, f"{count} jobs are parked: {why}", None, {"why": why, "jobs": count}
+        )
 
 
 def _maintenance(seen: Vitals) -> Iterator[Finding]:
@@ -187,7 +237,13 @@ def _maintenance(seen: Vitals) -> Iterator[Finding]:
 def _people(seen: Vitals) -> Iterator[Finding]:
     for reason, count in seen.held:
         text = f"{count} jobs are held: {reason}"
-        yield Finding("held", False, text, "genba job resume, or genba job cancel", {"reason": reason, "jobs": count})
+        yield Finding(
+            "held",
+            False,
+            text,
+            "genba job resume, or genba job cancel",
+            {"reason": reason, "jobs": count},
+        )
     for name, why in seen.stopped_schedules:
         text = f"schedule {name} is paused" + (f": {why}" if why else "")
         yield Finding("paused", False, text, f"genba schedule resume {name}", {"schedule": name})
@@ -198,5 +254,18 @@ def _words(time: int) -> str:
 
 
 ASKERS: tuple[Asker, ...] = (
-    *(_engine, _home, _clock, _waste, _writer, _transactions, _hearing, _nodes, _tasks, _queues, _maintenance, _people),
+    *(
+        _engine,
+        _home,
+        _clock,
+        _waste,
+        _writer,
+        _transactions,
+        _hearing,
+        _nodes,
+        _tasks,
+        _queues,
+        _maintenance,
+        _people,
+    ),
 )

@@ -52,11 +52,17 @@ def explain(store: Store, job: JobRecord, test: Collection[str] | None = None) -
     `test`: the tasks of an app under test, which runs its jobs itself, of all queues, when it is told to.
     """
     facts = Facts(store, job, test)
-    reasons = [reason for ask in _ASKERS.get(State(job.state), (_strange,)) for reason in ask(facts)]
+    reasons = [
+        reason for ask in _ASKERS.get(State(job.state), (_strange,)) for reason in ask(facts)
+    ]
     starts = [reason.start for reason in reasons]
     known = [start for start in starts if start is not None]
     # What is in its way today need not be there when its moment comes.
-    start = max(known) if known and (len(known) == len(starts) or job.state == State.SCHEDULED) else None
+    start = (
+        max(known)
+        if known and (len(known) == len(starts) or job.state == State.SCHEDULED)
+        else None
+    )
     return Explanation(job.id, job.state, reasons, None if start is None else to_datetime(start))
 
 
@@ -87,7 +93,9 @@ class Facts:
         job, rules = self.job, self.store.policy.refresh()
         found = []
         if job.task in rules.disabled:
-            found.append(Reason("task_disabled", f"its task {job.task!r} is disabled", {"task": job.task}))
+            found.append(
+                Reason("task_disabled", f"its task {job.task!r} is disabled", {"task": job.task})
+            )
         if job.queue in rules.paused:
             found.append(_pause(self))
         return found
@@ -119,7 +127,10 @@ def _lock(facts: Facts) -> Sequence[Reason]:
     if waiting is None:
         return []
     holders = [row for row in facts.store.locks.holders() if row.name == waiting.name]
-    told = [f"job {row.job_id}" if row.job_id else f"process {row.pid} on {row.host or '?'}" for row in holders]
+    told = [
+        f"job {row.job_id}" if row.job_id else f"process {row.pid} on {row.host or '?'}"
+        for row in holders
+    ]
     text = f"it waits for lock {waiting.name!r} since {_clock(to_datetime(waiting.since))}"
     held = f", held by {_list(told)}" if told else ""
     data = {"lock": waiting.name, "jobs": [row.job_id for row in holders if row.job_id]}
@@ -127,7 +138,9 @@ def _lock(facts: Facts) -> Sequence[Reason]:
 
 
 def _held(facts: Facts) -> Sequence[Reason]:
-    return [Reason("held", f"it is held for a person: {facts.job.reason}", {"reason": facts.job.reason})]
+    return [
+        Reason("held", f"it is held for a person: {facts.job.reason}", {"reason": facts.job.reason})
+    ]
 
 
 def _dependencies(facts: Facts) -> Sequence[Reason]:
@@ -137,13 +150,26 @@ def _dependencies(facts: Facts) -> Sequence[Reason]:
     told, starts = [], []
     for parent in parents:
         state = parent.state or "deleted"
-        since = f" since {_clock(to_datetime(parent.claimed_at))}" if state == "running" and parent.claimed_at else ""
+        since = (
+            f" since {_clock(to_datetime(parent.claimed_at))}"
+            if state == "running" and parent.claimed_at
+            else ""
+        )
         told.append(f"{parent.id} ({state}{since})")
         usual = facts.usual(parent.task) if state == "running" else None
-        starts.append(None if usual is None else max(facts.now, (parent.claimed_at or facts.now) + usual))
+        starts.append(
+            None if usual is None else max(facts.now, (parent.claimed_at or facts.now) + usual)
+        )
     start = None if None in starts else max(start for start in starts if start is not None)
     word = "job" if len(parents) == 1 else "jobs"
-    return [Reason("blocked", f"it waits for {word} {_list(told)}", {"jobs": [p.id for p in parents]}, start)]
+    return [
+        Reason(
+            "blocked",
+            f"it waits for {word} {_list(told)}",
+            {"jobs": [p.id for p in parents]},
+            start,
+        )
+    ]
 
 
 def _moment(facts: Facts) -> Sequence[Reason]:
@@ -171,7 +197,9 @@ def _steered(facts: Facts) -> Sequence[Reason]:
 
 def _pause(facts: Facts) -> Reason:
     queue = facts.job.queue
-    until = next((row.paused_until for row in facts.store.policy.queues() if row.name == queue), None)
+    until = next(
+        (row.paused_until for row in facts.store.policy.queues() if row.name == queue), None
+    )
     if until is None:
         return Reason("queue_paused", f"its queue {queue!r} is paused", {"queue": queue})
     text = f"its queue {queue!r} is paused until {to_datetime(until):%Y-%m-%d %H:%M:%S} UTC"
@@ -188,7 +216,11 @@ def _task(facts: Facts) -> Sequence[Reason]:
         return [Reason("no_node", f"no live node knows task {task!r}: no node is running")]
     if not any(task in node.knows for node in facts.nodes):
         names = ", ".join(node.name for node in facts.nodes)
-        return [Reason("unknown_task", f"no live node knows task {task!r} (live: {names})", {"task": task})]
+        return [
+            Reason(
+                "unknown_task", f"no live node knows task {task!r} (live: {names})", {"task": task}
+            )
+        ]
     return []
 
 
@@ -226,14 +258,22 @@ def _bucket(facts: Facts) -> Sequence[Reason]:
     start = None if usual is None or not line.n else facts.now + place * usual // line.n
     full = "is full" if line.n else "lets none start (its n is 0)"
     text = f'bucket "{line.bucket}" {full}{held}, {_nth(place)} in line'
-    return [Reason("bucket_full", text, {**data, "jobs": [holder.job for holder in line.holders]}, start)]
+    return [
+        Reason(
+            "bucket_full", text, {**data, "jobs": [holder.job for holder in line.holders]}, start
+        )
+    ]
 
 
 def _condition(facts: Facts) -> Sequence[Reason]:
     parked = facts.job.parked_on or ""
     if parked.startswith("unknown condition "):
         name = parked.removeprefix("unknown condition ")
-        return [Reason("unknown_condition", f"no live node knows condition {name!r}", {"condition": name})]
+        return [
+            Reason(
+                "unknown_condition", f"no live node knows condition {name!r}", {"condition": name}
+            )
+        ]
     if not parked.startswith("question "):
         return []
     question = facts.store.questions.question(parked.removeprefix("question "))
@@ -241,16 +281,30 @@ def _condition(facts: Facts) -> Sequence[Reason]:
         return [Reason("condition", "its conditions are about to be asked", start=facts.now)]
     names = ", ".join(read(question.conditions, list[str], [UNREADABLE]))
     look = max(question.look_at, facts.now)
-    data = {"conditions": names.split(", "), "said": question.said, "at": question.said_at, "next": question.look_at}
+    data = {
+        "conditions": names.split(", "),
+        "said": question.said,
+        "at": question.said_at,
+        "next": question.look_at,
+    }
     if question.said_at is None:
         return [Reason("condition", f"condition {names} has not been asked yet", data, look)]
-    said = f"{question.said} at" if " raised " in (question.said or "") else f"{question.said} said no at"
+    said = (
+        f"{question.said} at"
+        if " raised " in (question.said or "")
+        else f"{question.said} said no at"
+    )
     text = f"condition {said} {_clock(to_datetime(question.said_at))}, next look at {_clock(to_datetime(look))}"
     return [Reason("condition", text, data, look)]
 
 
 def _strange(facts: Facts) -> Sequence[Reason]:
-    return [Reason("state", f"{facts.job.state!r} is no state that genba knows: somebody has written it by hand")]
+    return [
+        Reason(
+            "state",
+            f"{facts.job.state!r} is no state that genba knows: somebody has written it by hand",
+        )
+    ]
 
 
 def _elsewhere(facts: Facts) -> Sequence[Reason]:
@@ -283,13 +337,28 @@ def _slots(facts: Facts) -> Sequence[Reason]:
 def _untold(facts: Facts) -> Sequence[Reason]:
     """Nothing is in its way, but in a test nothing happens by itself."""
     job = facts.job
-    if facts.test is None or job.parked_on is not None or job.due_at > facts.now or _steered(facts) or _task(facts):
+    if (
+        facts.test is None
+        or job.parked_on is not None
+        or job.due_at > facts.now
+        or _steered(facts)
+        or _task(facts)
+    ):
         return []
     return [Reason("test", "in a test jobs run when they are told to: q.run()")]
 
 
 _SPOKEN_OF = ("unknown ", "question ", "disabled ", "limit ")
-_WAITING: Sequence[Asker] = (_steered, _task, _queue, _bucket, _condition, _elsewhere, _slots, _untold)
+_WAITING: Sequence[Asker] = (
+    _steered,
+    _task,
+    _queue,
+    _bucket,
+    _condition,
+    _elsewhere,
+    _slots,
+    _untold,
+)
 _ASKERS: dict[State, Sequence[Asker]] = {
     **{State(state): (_final,) for state in FINAL},
     State.RUNNING: (_running,),
@@ -305,7 +374,11 @@ def _list(words: Sequence[str]) -> str:
 
 
 def _nth(place: int) -> str:
-    ending = {1: "st", 2: "nd", 3: "rd"}.get(place % 10, "th") if place % 100 not in (11, 12, 13) else "th"
+    ending = (
+        {1: "st", 2: "nd", 3: "rd"}.get(place % 10, "th")
+        if place % 100 not in (11, 12, 13)
+        else "th"
+    )
     return f"{place:,}{ending}"
 
 

@@ -62,7 +62,9 @@ def look(app: Client, limit: int) -> Overview:
     records = {record.name: record for record in store.policy.queues()}
     live = store.nodes.live()
     busy = store.search.busy_nodes()
-    names = {level.queue for level in levels.jobs if level.state in ("waiting", "parked", "running")}
+    names = {
+        level.queue for level in levels.jobs if level.state in ("waiting", "parked", "running")
+    }
     states: dict[str, int] = {}
     for level in levels.jobs:
         states[level.state] = states.get(level.state, 0) + level.jobs
@@ -72,7 +74,11 @@ def look(app: Client, limit: int) -> Overview:
         count = {state: sum(one.jobs for one in mine if one.state == state) for state in states}
         waiting = [one.oldest for one in mine if one.state == "waiting"]
         record = records.get(name)
-        over = record is not None and record.paused_until is not None and record.paused_until <= levels.now
+        over = (
+            record is not None
+            and record.paused_until is not None
+            and record.paused_until <= levels.now
+        )
         return QueueView(
             name=name,
             paused=record is not None and record.paused and not over,
@@ -108,4 +114,7 @@ def look(app: Client, limit: int) -> Overview:
 
 
 def _jobs(app: Client, states: frozenset[str], limit: int) -> list[Job[Any]]:
-    return [Job(app, record.id, record=record) for record in app.store.search.jobs(Filter(states=states), limit)]
+    return [
+        Job(app, record.id, record=record)
+        for record in app.store.search.jobs(Filter(states=states), limit)
+    ]

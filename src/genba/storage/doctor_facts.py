@@ -30,7 +30,9 @@ class Vitals:
     echo: bool  # whether what is rung through this connection can be heard
     queues: Sequence[tuple[str, int, Micros]]  # queue, how many may start now, since when the first
     parked: Sequence[tuple[str, str, int]]  # why, queue, how many
-    overdue: tuple[int, Micros | None]  # scheduled jobs whose moment has passed, and the first moment
+    overdue: tuple[
+        int, Micros | None
+    ]  # scheduled jobs whose moment has passed, and the first moment
     held: Sequence[tuple[str | None, int]]  # why, how many
     late_schedules: Sequence[tuple[str, Micros]]
     stopped_schedules: Sequence[tuple[str, str | None]]
@@ -38,13 +40,17 @@ class Vitals:
 
 
 class Checkup:
-    def __init__(self, database: Database, presence: Presence, namespace: str, clock: Clock) -> None:
+    def __init__(
+        self, database: Database, presence: Presence, namespace: str, clock: Clock
+    ) -> None:
         self._db = database
         self._presence = presence
         self._namespace = namespace
         self._clock = clock
 
-    def vitals(self, nodes: Sequence[NodeRecord], parked: Sequence[tuple[str, str, int]], patience: int) -> Vitals:
+    def vitals(
+        self, nodes: Sequence[NodeRecord], parked: Sequence[tuple[str, str, int]], patience: int
+    ) -> Vitals:
         """`patience`: seconds after which a transaction is long."""
         mine = {"namespace": self._namespace}
         with self._db.statement() as tx:
@@ -64,7 +70,8 @@ class Checkup:
                 writer=self._db.writer(whoever=True),
                 waste=[(row[0], row[1], row[2]) for row in tx.all("waste")],
                 long_transactions=[
-                    (row[0], row[1], row[2], row[3]) for row in tx.all("long_transactions", seconds=patience)
+                    (row[0], row[1], row[2], row[3])
+                    for row in tx.all("long_transactions", seconds=patience)
                 ],
                 nodes=nodes,
                 deaf=frozenset(node.id for node in nodes if self._presence.deaf(node)),
@@ -73,7 +80,11 @@ class Checkup:
                 parked=parked,
                 overdue=(overdue[0], overdue[1]),
                 held=[(row[0], row[1]) for row in tx.all("held_reasons", **mine)],
-                late_schedules=[(row[0], row[1]) for row in tx.all("late_schedules", **mine, before=now - LATE)],
+                late_schedules=[
+                    (row[0], row[1]) for row in tx.all("late_schedules", **mine, before=now - LATE)
+                ],
                 stopped_schedules=[(row[0], row[1]) for row in tx.all("stopped_schedules", **mine)],
-                abandoned=[(row[0], row[1]) for row in tx.all("left_behind", **mine, before=now - LATE)],
+                abandoned=[
+                    (row[0], row[1]) for row in tx.all("left_behind", **mine, before=now - LATE)
+                ],
             )

@@ -47,7 +47,9 @@ class Position(msgspec.Struct, frozen=True, array_like=True):
     low: int = 0  # what has no greater number is behind us
     seen: str = ""  # the snapshot of the last pass that is done
     current: str = ""  # the one that is under way
-    next_low: int = 0  # `low` as soon as all of that time have ended: those with a number below `next_from`
+    next_low: int = (
+        0  # `low` as soon as all of that time have ended: those with a number below `next_from`
+    )
     next_from: int = 0
     begun: bool = False
 
@@ -172,7 +174,10 @@ class Events:
 
     def tasks_of(self, ids: Sequence[JobId]) -> dict[JobId, str]:
         with self._db.statement() as tx:
-            return {row[0]: row[1] for row in tx.batch("tasks_of", [(id,) for id in ids], namespace=self._namespace)}
+            return {
+                row[0]: row[1]
+                for row in tx.batch("tasks_of", [(id,) for id in ids], namespace=self._namespace)
+            }
 
     def prune(self, before: Micros, most: int) -> int:
         """Delete a thousand of the oldest, if they are older than `before` or more than `most`; how many it were."""

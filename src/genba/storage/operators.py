@@ -37,9 +37,13 @@ class Rules:
     epoch: int
     disabled: frozenset[str] = frozenset()
     paused: frozenset[str] = frozenset()
-    fair: Mapping[str, str] = field(default_factory=dict)  # queues that are shared by virtual time, and by what
+    fair: Mapping[str, str] = field(
+        default_factory=dict
+    )  # queues that are shared by virtual time, and by what
     overrides: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    unreadable: frozenset[str] = frozenset()  # tasks whose override is damaged: what the code says holds
+    unreadable: frozenset[str] = (
+        frozenset()
+    )  # tasks whose override is damaged: what the code says holds
 
     @property
     def concern_tasks(self) -> bool:
@@ -122,7 +126,9 @@ class Policies:
         row = tx.one("epoch", namespace=self._namespace)
         tasks = tx.all("ruled_tasks", namespace=self._namespace)
         queues = tx.all("ruled_queues", namespace=self._namespace)
-        spoken = {name: read(override, dict[str, Any], {}) for name, override, _ in tasks if override}
+        spoken = {
+            name: read(override, dict[str, Any], {}) for name, override, _ in tasks if override
+        }
         self._rules = Rules(
             epoch=row[0] if row else 0,
             disabled=frozenset(name for name, _, enabled in tasks if not enabled),
@@ -151,15 +157,28 @@ class Policies:
             return _task(row) if row else None
 
     def switch(
-        self, name: str, enabled: bool, by: str, reason: str | None, definition: Mapping[str, Any] | None
+        self,
+        name: str,
+        enabled: bool,
+        by: str,
+        reason: str | None,
+        definition: Mapping[str, Any] | None,
     ) -> bool:
         """Enable or disable a task, and move what waits out of the claim index or back; False if it was so already."""
         self._install()
         with self._db.transaction() as tx:
             self._known(tx, name, by, definition)
-            changed = tx.one("switch_task", namespace=self._namespace, name=name, enabled=enabled, by=by)
+            changed = tx.one(
+                "switch_task", namespace=self._namespace, name=name, enabled=enabled, by=by
+            )
             if changed:
-                self._changed(tx, "task_enabled" if enabled else "task_disabled", task=name, by=by, reason=reason)
+                self._changed(
+                    tx,
+                    "task_enabled" if enabled else "task_disabled",
+                    task=name,
+                    by=by,
+                    reason=reason,
+                )
         if changed:
             self._spread()
         with suppress(StoreError):  # it is so already; keepers do what is left
@@ -187,7 +206,11 @@ class Policies:
             after = change(dict(before))
             written = msgspec.json.encode(after).decode() if after else None
             tx.run("override_task", namespace=self._namespace, name=name, override=written, by=by)
-            changes = {key: after.get(key) for key in {*before, *after} if before.get(key) != after.get(key)}
+            changes = {
+                key: after.get(key)
+                for key in {*before, *after}
+                if before.get(key) != after.get(key)
+            }
             self._tell(tx, "task_changed", task=name, by=by, changes=changes, override=after)
             if changes.keys() & {"max_running", "exclusive"}:
                 self._limits.overrule(tx, RUNNING + name, _most_running(after))
@@ -200,9 +223,18 @@ class Policies:
         if definition is not None:
             written = msgspec.json.encode(definition, order="deterministic").decode()
             title = definition.get("title")
-            tx.run("add_task", namespace=self._namespace, name=name, title=title, definition=written, by=by)
+            tx.run(
+                "add_task",
+                namespace=self._namespace,
+                name=name,
+                title=title,
+                definition=written,
+                by=by,
+            )
         elif tx.one("one_task", namespace=self._namespace, name=name) is None:
-            raise UnknownTask(f"no node has declared a task {name!r}, and this app has none: see `genba task ls`")
+            raise UnknownTask(
+                f"no node has declared a task {name!r}, and this app has none: see `genba task ls`"
+            )
 
     def park_task(self, name: str) -> int:
         """Take what waits of a disabled task out of the claim index; how many."""
@@ -251,7 +283,9 @@ class Policies:
         for task in self.rules().disabled:
             self.park_task(task)
         with self._db.statement() as tx:
-            enabled = [(DISABLED + row[0],) for row in tx.all("enabled_tasks", namespace=self._namespace)]
+            enabled = [
+                (DISABLED + row[0],) for row in tx.all("enabled_tasks", namespace=self._namespace)
+            ]
             ended = [row[0] for row in tx.batch("parked_among", enabled, namespace=self._namespace)]
         return sum(map(self.unpark, ended)) > 0
 
@@ -266,12 +300,17 @@ class Policies:
     def waiting(self) -> dict[str, int]:
         """How many jobs may start now, by queue."""
         with self._db.statement() as tx:
-            return {row[0]: row[1] for row in tx.all("waiting_of_queues", namespace=self._namespace)}
+            return {
+                row[0]: row[1] for row in tx.all("waiting_of_queues", namespace=self._namespace)
+            }
 
     def parked(self) -> Sequence[tuple[str, str, int]]:
         """(why, queue, how many) of what is parked."""
         with self._db.statement() as tx:
-            return [(row[0], row[1], row[2]) for row in tx.all("parked_reasons", namespace=self._namespace)]
+            return [
+                (row[0], row[1], row[2])
+                for row in tx.all("parked_reasons", namespace=self._namespace)
+            ]
 
     def pause(self, queue: str, until: Micros | None, by: str, reason: str | None) -> None:
         """Nothing of this queue starts any more; its jobs need not move, because claims go queue by queue."""
@@ -303,7 +342,11 @@ class Policies:
         """Resume the queues whose pause is over."""
         with self._db.transaction() as tx:
             over = [str(row[0]) for row in tx.all("pauses_over", namespace=self._namespace)]
-            resumed = [q for q in over if tx.one("resume_queue", namespace=self._namespace, name=q, by="its time")]
+            resumed = [
+                q
+                for q in over
+                if tx.one("resume_queue", namespace=self._namespace, name=q, by="its time")
+            ]
             for queue in resumed:
                 self._changed(tx, "queue_resumed", queue=queue, by="its time")
         if resumed:

@@ -244,7 +244,9 @@ BOOST = """(
                              AND 8070450532247928832 / CAST(:age_step AS bigint)
          THEN {priority} * CAST(:age_step AS bigint)
          WHEN {priority} > 0 THEN 8070450532247928832 ELSE -8070450532247928832 END)"""
-JOB_COLUMNS = ", ".join("/* args */" if field.name == "args" else field.name for field in fields(JobRecord))
+JOB_COLUMNS = ", ".join(
+    "/* args */" if field.name == "args" else field.name for field in fields(JobRecord)
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,11 +62,26 @@ from genba.storage.records import (
 from genba.storage.schedules.schedules import Schedules
 from genba.storage.verify import Certificate, verify
 
-SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)  # claims come in few sizes, each a prepared statement
+SIZES = (
+    1,
+    2,
+    4,
+    8,
+    16,
+    32,
+    64,
+    128,
+    256,
+    512,
+    1024,
+    2048,
+)  # claims come in few sizes, each a prepared statement
 FRONT = 2000  # jobs that are looked at for tasks that nobody knows: about a claim
 DEFAULT_URL = "sqlite:///genba.db"
 LEASE: Micros = 15_000_000
-_claimed: Callable[[Any], Claimed] = partial(tuple.__new__, Claimed)  # without a call of its Python constructor
+_claimed: Callable[[Any], Claimed] = partial(
+    tuple.__new__, Claimed
+)  # without a call of its Python constructor
 _PATIENCE = (0.0, 0.02, 0.05, 0.1, 0.1)  # seconds before each try to get a row that somebody holds
 _SHARED = {
     "{columns}": JOB_COLUMNS,
@@ -89,12 +104,24 @@ def open_store(
     if parts.scheme == "sqlite":
         place = _place(url)
         database = SqliteDatabase(place, queries("sqlite"), clock or SystemClock())
-        return Store(database, FilePresence(place.path), FileBells(place.path), namespace, lease, clock, age_step)
+        return Store(
+            database,
+            FilePresence(place.path),
+            FileBells(place.path),
+            namespace,
+            lease,
+            clock,
+            age_step,
+        )
     if parts.scheme in ("postgresql", "postgres"):
         server = PostgresDatabase(url, queries("postgres"), clock)
-        return Store(server, ServerPresence(server), ServerBells(server), namespace, lease, clock, age_step)
+        return Store(
+            server, ServerPresence(server), ServerBells(server), namespace, lease, clock, age_step
+        )
     shown = masked(url)
-    raise BadOption(f"{shown!r} is no database URL: use sqlite:///file.db, sqlite:////folder/file.db or postgresql://…")
+    raise BadOption(
+        f"{shown!r} is no database URL: use sqlite:///file.db, sqlite:////folder/file.db or postgresql://…"
+    )
 
 
 def queries(dialect: str) -> dict[str, Query]:
@@ -117,9 +144,13 @@ def _place(url: str) -> Place:
     unknown = set(asked) - {"driver", "network"}
     driver = asked.get("driver", ["apsw"])[0]
     if unknown or driver not in ("apsw", "sqlite3") or asked.get("network", ["allow"]) != ["allow"]:
-        raise BadOption(f"{masked(url)!r}: a sqlite URL takes ?driver=apsw, ?driver=sqlite3 and ?network=allow")
+        raise BadOption(
+            f"{masked(url)!r}: a sqlite URL takes ?driver=apsw, ?driver=sqlite3 and ?network=allow"
+        )
     if parts.netloc:
-        raise BadOption(f"{masked(url)!r}: three slashes before a relative path, four before an absolute one")
+        raise BadOption(
+            f"{masked(url)!r}: three slashes before a relative path, four before an absolute one"
+        )
     name = unquote(parts.path)[1:]
     path = Path(os.path.abspath(name)) if name and name != ":memory:" else None
     return Place(path, driver, "network" in asked)
@@ -140,13 +171,17 @@ class Store:
         self._db = database
         self.presence = presence
         self.namespace = namespace
-        self.age_step = age_step  # how much waiting a priority is worth: the same for all who rank jobs
+        self.age_step = (
+            age_step  # how much waiting a priority is worth: the same for all who rank jobs
+        )
         self.events = Events(database, namespace)
         self.by: Callable[[], str] = operator  # who changes something by hand, for the history
         self.limits = Limits(database, namespace)
         self.intake = Intake(self, database)
         self.running = Running(self, database)
-        self.nodes = Membership(database, presence, namespace, self.running.end, self.events, self.limits, steady)
+        self.nodes = Membership(
+            database, presence, namespace, self.running.end, self.events, self.limits, steady
+        )
         self.policy = Policies(database, namespace, self.install, self._wake_all, self.limits)
         self.search = Search(database, namespace)
         self.gauge = Gauge(database, namespace)
@@ -186,7 +221,9 @@ class Store:
             migrate.upgrade(self._db)
             with self._db.statement() as tx:
                 known = tx.one("namespace_known", namespace=self.namespace)
-            if not known:  # looked first: a caller with an open transaction of its own may be the only writer
+            if (
+                not known
+            ):  # looked first: a caller with an open transaction of its own may be the only writer
                 with self._db.transaction() as tx:
                     tx.run("declare_namespace", namespace=self.namespace)
             self._installed = True
@@ -231,7 +268,9 @@ class Store:
 
     # jobs come in
 
-    def enqueue(self, jobs: Sequence[NewJob], conn: Any = None, epoch: int | None = None) -> list[Enqueued]:
+    def enqueue(
+        self, jobs: Sequence[NewJob], conn: Any = None, epoch: int | None = None
+    ) -> list[Enqueued]:
         """Durable when it returns (with `conn`: when the caller commits); all or nothing.
 
         RulesChanged, and nothing written, if `epoch` is given and an operator has changed the rules since.
@@ -251,12 +290,23 @@ class Store:
         with self._db.single() as tx:
             for limit in (1, max(SIZES)):
                 tx.claim(
-                    namespace="", queue="", node=node, claim=0, tasks=tx.names(["x"]), epoch=0, limit=limit
+                    namespace="",
+                    queue="",
+                    node=node,
+                    claim=0,
+                    tasks=tx.names(["x"]),
+                    epoch=0,
+                    limit=limit,
                 )
             tx.matched("succeed", [nobody], node=node)
 
     def exchange(
-        self, node: int, claim: int, ended: Sequence[Success], wants: Mapping[str, int], tasks: Sequence[str]
+        self,
+        node: int,
+        claim: int,
+        ended: Sequence[Success],
+        wants: Mapping[str, int],
+        tasks: Sequence[str],
     ) -> tuple[set[JobId], list[Claimed]]:
         """Finish one batch and claim the next, in one commit."""
         with self._db.transaction() as tx:
@@ -265,7 +315,9 @@ class Store:
         self.running.forget(ended)
         return matched, jobs
 
-    def claim(self, node: int, claim: int, wants: Mapping[str, int], tasks: Sequence[str]) -> list[Claimed]:
+    def claim(
+        self, node: int, claim: int, wants: Mapping[str, int], tasks: Sequence[str]
+    ) -> list[Claimed]:
         """Lease the best due jobs of each queue to `node`; nobody else gets them while it lives."""
         frame = self._db.single if len(wants) == 1 else self._db.transaction
         with frame() as tx:
@@ -280,10 +332,18 @@ class Store:
         return got
 
     def _claim_by(
-        self, tx: Tx, rules: Rules, node: int, claim: int, wants: Mapping[str, int], tasks: Sequence[str]
+        self,
+        tx: Tx,
+        rules: Rules,
+        node: int,
+        claim: int,
+        wants: Mapping[str, int],
+        tasks: Sequence[str],
     ) -> list[Claimed]:
         got: list[Claimed] = []
-        known = tx.names([task for task in tasks if task not in rules.disabled] if rules.disabled else tasks)
+        known = tx.names(
+            [task for task in tasks if task not in rules.disabled] if rules.disabled else tasks
+        )
         for queue, count in wants.items():
             if count < 1 or queue in rules.paused:
                 continue
@@ -313,13 +373,20 @@ class Store:
                 id
                 for queue in queues
                 if queue not in rules.paused
-                for id, task in tx.all("dedicated_ahead", namespace=self.namespace, queue=queue, mark=mark)
+                for id, task in tx.all(
+                    "dedicated_ahead", namespace=self.namespace, queue=queue, mark=mark
+                )
                 if task in known
             ]
         if not found:
             return []
         with self._db.transaction() as tx:
-            given = {"node": node, "claim": claim, "namespace": self.namespace, "epoch": rules.epoch}
+            given = {
+                "node": node,
+                "claim": claim,
+                "namespace": self.namespace,
+                "epoch": rules.epoch,
+            }
             rows = [tx.one("claim_one", id=id, **given) for id in found[:limit]]
         return [Claimed(*row) for row in rows if row is not None]
 
@@ -349,7 +416,9 @@ class Store:
         self.locks.ring()
         return mine
 
-    def mark(self, started: Sequence[tuple[JobId, int, int, Micros]], *, late: bool = False) -> set[JobId]:
+    def mark(
+        self, started: Sequence[tuple[JobId, int, int, Micros]], *, late: bool = False
+    ) -> set[JobId]:
         """Note that these attempts (id, attempt, claim, moment) have started; `late`: if nobody holds their rows."""
         return self.running.mark(started, late=late)
 
@@ -440,7 +509,9 @@ class Store:
         """
         with self._db.statement() as tx:
             tasks = tx.names(sorted(known))
-            rows = tx.all("unknown_in_front", namespace=self.namespace, queue=queue, tasks=tasks, front=FRONT)
+            rows = tx.all(
+                "unknown_in_front", namespace=self.namespace, queue=queue, tasks=tasks, front=FRONT
+            )
         if not rows:
             return 0
         with self._db.transaction() as tx:
@@ -448,14 +519,23 @@ class Store:
 
     def unpark(self, reasons: Iterable[str]) -> int:
         with self._db.transaction() as tx:
-            rows = [row for reason in reasons for row in tx.all("unpark", namespace=self.namespace, parked_on=reason)]
+            rows = [
+                row
+                for reason in reasons
+                for row in tx.all("unpark", namespace=self.namespace, parked_on=reason)
+            ]
             self.limits.moved(tx, [id for id, buckets in rows if buckets is not None])
             return len(rows)
 
     def parked_on(self, reasons: Iterable[str]) -> set[str]:
         """Those of these that jobs are parked on."""
         with self._db.statement() as tx:
-            return {row[0] for row in tx.batch("parked_among", [(one,) for one in reasons], namespace=self.namespace)}
+            return {
+                row[0]
+                for row in tx.batch(
+                    "parked_among", [(one,) for one in reasons], namespace=self.namespace
+                )
+            }
 
     def prune(self, before: Micros) -> int:
         """Delete up to 500 jobs that ended before `before`, with their history; how many."""
@@ -482,20 +562,27 @@ class Store:
 
     def states(self, ids: Sequence[JobId]) -> dict[JobId, str]:
         with self._db.statement() as tx:
-            return {row[0]: row[1] for row in tx.batch("states", [(id,) for id in ids], namespace=self.namespace)}
+            return {
+                row[0]: row[1]
+                for row in tx.batch("states", [(id,) for id in ids], namespace=self.namespace)
+            }
 
     def definitions(self, tasks: Iterable[str]) -> dict[str, dict[str, Any]]:
         """What nodes have told of these tasks; those that no node ever had are left out."""
         self.install()
         with self._db.statement() as tx:
-            rows = [tx.one("definition", namespace=self.namespace, name=task) for task in sorted(tasks)]
+            rows = [
+                tx.one("definition", namespace=self.namespace, name=task) for task in sorted(tasks)
+            ]
         told = {row[0]: read(row[1], dict[str, Any], {}) for row in rows if row}
         return {task: definition for task, definition in told.items() if definition}
 
     def ahead(self, job: JobRecord) -> int:
         """How many waiting jobs of its queue start before it."""
         with self._db.statement() as tx:
-            row = tx.one("ahead", namespace=self.namespace, queue=job.queue, rank=job.rank, id=job.id)
+            row = tx.one(
+                "ahead", namespace=self.namespace, queue=job.queue, rank=job.rank, id=job.id
+            )
             return int(row[0]) if row else 0
 
     def cancel(self, id: JobId, reason: str | None, how: str = "cancel") -> bool:
@@ -557,7 +644,9 @@ class Store:
             return None
         node, attempt = row
         tx.run("command", node=node, job_id=id, attempt=attempt, verb=how, data=reason)
-        self.events.tell(tx, "stop_requested", [id], how=how, reason=reason, by=self.by(), attempt=attempt)
+        self.events.tell(
+            tx, "stop_requested", [id], how=how, reason=reason, by=self.by(), attempt=attempt
+        )
         return int(node)
 
     def hold(self, id: JobId, reason: str) -> bool:
@@ -580,7 +669,10 @@ class Store:
     def requeue_failed(self, ids: Sequence[JobId]) -> int:
         """Those of these jobs that did not succeed; not those that never ran because of others.  How many."""
         with self._db.statement() as tx:
-            failed = [row[0] for row in tx.batch("given_up", [(id,) for id in ids], namespace=self.namespace)]
+            failed = [
+                row[0]
+                for row in tx.batch("given_up", [(id,) for id in ids], namespace=self.namespace)
+            ]
         return sum(map(self.requeue, sorted(failed)))
 
     def _steer(self, verb: str, kind: str, id: JobId, **values: Any) -> bool:
@@ -602,4 +694,3 @@ class Store:
 def _size(count: int) -> int:
     """The largest of the few sizes that does not exceed `count`."""
     return max((size for size in SIZES if size <= count), default=1)
-

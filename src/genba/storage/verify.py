@@ -106,7 +106,11 @@ def verify(database: Database, namespace: str) -> Certificate:
         if not found.notes:
             _read_runs(snapshot, namespace, found)
         for name, moment, first, last in snapshot.rows("verify_ticks", namespace=namespace):
-            found.blame(Kind.TWICE, f"schedule {name}", f"its moment {moment} was run by job {first} and job {last}")
+            found.blame(
+                Kind.TWICE,
+                f"schedule {name}",
+                f"its moment {moment} was run by job {first} and job {last}",
+            )
     return found
 
 
@@ -128,7 +132,9 @@ def _replay(snapshot: Snapshot, namespace: str, found: Certificate) -> Replay:
         for job, told in _told(at, kind, job_id, data, found):
             found.add(replay.tell(job, told))
     if back:
-        found.notes.append("the clock of the database was set back: whether attempts overlapped cannot be judged")
+        found.notes.append(
+            "the clock of the database was set back: whether attempts overlapped cannot be judged"
+        )
     return replay
 
 
@@ -137,12 +143,16 @@ def _told(
 ) -> Iterator[tuple[JobId, str]]:
     for one in unfold(kind, at, job_id, data):
         if one.data.get("data") == UNREADABLE or "jobs" in one.data:
-            found.blame(Kind.DAMAGED, "an event", f"the data of the {kind} event of {at} cannot be read")
+            found.blame(
+                Kind.DAMAGED, "an event", f"the data of the {kind} event of {at} cannot be read"
+            )
         elif one.job_id is not None and one.job_id >= 0:
             yield one.job_id, one.kind
 
 
-def _read_jobs(snapshot: Snapshot, namespace: str, replay: Replay, found: Certificate) -> Counter[str]:
+def _read_jobs(
+    snapshot: Snapshot, namespace: str, replay: Replay, found: Certificate
+) -> Counter[str]:
     """Every row, with its attempts and its edges beside it; how many have a slot of each bucket."""
     attempts = _grouped(snapshot.rows("verify_attempts", namespace=namespace))
     edges = _grouped(snapshot.rows("verify_edges"))
@@ -162,7 +172,9 @@ def _read_jobs(snapshot: Snapshot, namespace: str, replay: Replay, found: Certif
         waits = next_edges[1][0][1] if next_edges is not None and next_edges[0] == job.id else 0
         history = [_Attempt(*one) for one in mine]
         if job.ran_until is not None:
-            history.append(_Attempt(job.id, job.attempt, job.claimed_at, job.ran_until, "returned", True))
+            history.append(
+                _Attempt(job.id, job.attempt, job.claimed_at, job.ran_until, "returned", True)
+            )
         found.attempts += len(history)
         found.add(replay.row(job.id, job.state, silent=job.silent))
         for words in _damage(job, waits):
@@ -192,7 +204,11 @@ def _orphaned(group: tuple[JobId, list[Row]], found: Certificate) -> None:
     found.attempts += len(group[1])
     if not _Attempt(*group[1][0]).known:
         count = len(group[1])
-        found.blame(Kind.LOST, f"job {group[0]}", f"it is gone, and its history of {count} attempts is there")
+        found.blame(
+            Kind.LOST,
+            f"job {group[0]}",
+            f"it is gone, and its history of {count} attempts is there",
+        )
 
 
 def _damage(job: _Job, waits: int) -> Iterator[str]:
@@ -235,8 +251,17 @@ def _compare(job: _Job, attempts: Sequence[_Attempt], found: Certificate) -> Non
             found.blame(Kind.LOST, which, f"attempt {missing} of {last} is not in its history")
     if job.state == State.SUCCEEDED and last <= 0:
         found.blame(Kind.DAMAGED, which, "it has succeeded, and no attempt was made")
-    elif job.state == State.SUCCEEDED and numbers and numbers[-1] == last and attempts[-1].cause != "returned":
-        found.blame(Kind.DAMAGED, which, f"it has succeeded, and its last attempt ended by {attempts[-1].cause}")
+    elif (
+        job.state == State.SUCCEEDED
+        and numbers
+        and numbers[-1] == last
+        and attempts[-1].cause != "returned"
+    ):
+        found.blame(
+            Kind.DAMAGED,
+            which,
+            f"it has succeeded, and its last attempt ended by {attempts[-1].cause}",
+        )
     if found.notes:
         return
     for before, after in pairwise(attempts):
@@ -245,7 +270,9 @@ def _compare(job: _Job, attempts: Sequence[_Attempt], found: Certificate) -> Non
             found.blame(Kind.TOGETHER, which, words)
 
 
-def _read_buckets(snapshot: Snapshot, namespace: str, held: Counter[str], found: Certificate) -> None:
+def _read_buckets(
+    snapshot: Snapshot, namespace: str, held: Counter[str], found: Certificate
+) -> None:
     for name, taken, ordered, per, _ in snapshot.rows("verify_buckets", namespace=namespace):
         if per is None and not ordered and taken != held.get(name, 0):
             words = f"it counts {taken} slots that are taken, and {held.get(name, 0)} jobs have one"
@@ -257,7 +284,9 @@ def _read_runs(snapshot: Snapshot, namespace: str, found: Certificate) -> None:
     most: dict[str, int] = dict(snapshot.rows("verify_limits", namespace=namespace))
     under_way: dict[str, list[Micros]] = {}
     exceeded: set[str] = set()
-    for row, (id, buckets, began, ended) in enumerate(snapshot.rows("verify_runs", namespace=namespace)):
+    for row, (id, buckets, began, ended) in enumerate(
+        snapshot.rows("verify_runs", namespace=namespace)
+    ):
         if row % 10_000 == 0:  # buckets that nobody is in any more
             under_way = {name: ends for name, ends in under_way.items() if max(ends) > began}
         for need in _needs(buckets):

@@ -19,7 +19,9 @@ BUNCH, STOP, EXIT, SHARE, ASK, EACH = range(6)
 READY, BELL, RESULTS, ANSWER = range(4)
 
 
-RETURNED, RAISED, STOPPED, UNFIT, APPLIED = range(5)  # how the call ended; APPLIED: the job has written its end itself
+RETURNED, RAISED, STOPPED, UNFIT, APPLIED = range(
+    5
+)  # how the call ended; APPLIED: the job has written its end itself
 
 _length = struct.Struct("<I")
 _encoder = msgspec.msgpack.Encoder()

@@ -27,13 +27,21 @@ NOTE_LIMIT = 4000
 _RING = 8192
 _RING_SIZE = 1 << 17
 _LOW = 0xFFFFFFFF
-_NOTHING, _ARRAY = b"\xc0", b"\xdd"  # of msgpack: nil, and the head of an array with a length of four bytes
+_NOTHING, _ARRAY = (
+    b"\xc0",
+    b"\xdd",
+)  # of msgpack: nil, and the head of an array with a length of four bytes
 _LOGGED = 4096 // 8  # words of another page: how many bytes the job has written,
-_WAITING, _REFUSED = _LOGGED + 2, _LOGGED + 3  # ... the job that waits for others, and that it must not
+_WAITING, _REFUSED = (
+    _LOGGED + 2,
+    _LOGGED + 3,
+)  # ... the job that waits for others, and that it must not
 _LOCKED = _LOGGED + 1
 _STARTED, _PID, _DOOMED, _HIT = range(_LOGGED + 4, _LOGGED + 8)
 _LOG = _RING + _RING_SIZE
-LOG_END = 1 << 15  # of what a job writes, so much from the beginning and so much from the end is kept
+LOG_END = (
+    1 << 15
+)  # of what a job writes, so much from the beginning and so much from the end is kept
 SIZE = _LOG + 2 * LOG_END
 
 
@@ -45,7 +53,10 @@ class Slate:
         self._map = mmap.mmap(fd, SIZE, offset=at * SIZE)
         self._words = memoryview(self._map).cast("Q")
         head = self._words[_HEAD]
-        self._head = head & _LOW, head >> 32  # of the ring, if it is we who write: bytes, and results
+        self._head = (
+            head & _LOW,
+            head >> 32,
+        )  # of the ring, if it is we who write: bytes, and results
 
     @staticmethod
     def create() -> int:
@@ -225,7 +236,11 @@ class Slate:
         else:
             turn = middle + size % LOG_END
             left_out = size - 2 * LOG_END
-            text += b"\n[genba: %d bytes left out]\n" % left_out + self._map[turn:end] + self._map[middle:turn]
+            text += (
+                b"\n[genba: %d bytes left out]\n" % left_out
+                + self._map[turn:end]
+                + self._map[middle:turn]
+            )
         return text.decode(errors="replace").replace("\0", "\ufffd")
 
     def forget_log(self) -> None:
@@ -240,7 +255,9 @@ class Slate:
         head, count = self._head
         room = _RING_SIZE - (head - self._words[_TAIL] & _LOW)
         at = head & _RING_SIZE - 1
-        if at + size > _RING_SIZE:  # not enough up to the end: fill that with nothings, and begin anew
+        if (
+            at + size > _RING_SIZE
+        ):  # not enough up to the end: fill that with nothings, and begin anew
             skip = _RING_SIZE - at
             if skip + size > room:
                 return False

@@ -77,7 +77,9 @@ class Outside:
         return self._stream
 
     def flush(self) -> None:
-        if self._stream is not None and not self._stream.closed:  # at the end of all, it may be gone before us
+        if (
+            self._stream is not None and not self._stream.closed
+        ):  # at the end of all, it may be gone before us
             self._stream.flush()
 
 

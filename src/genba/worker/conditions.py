@@ -27,7 +27,9 @@ class Questioning:
     def ask(self, job: wire.Job, names: Sequence[str]) -> Verdict:
         """What these conditions say of the job, all of them together."""
         self._named = {self._conditions.named[name]: name for name in names}
-        return ask([(name, fn) for fn, name in self._named.items()], self._candidate(job), self._call)
+        return ask(
+            [(name, fn) for fn, name in self._named.items()], self._candidate(job), self._call
+        )
 
     def _call(self, fn: Callable[..., Any], job: Candidate) -> Any:
         self.name = self._named.get(fn, self.name)

@@ -24,7 +24,9 @@ def serve(app: Any, title: str, parent: int, ready: int) -> None:
     if os.getppid() != parent:
         return  # it died before we asked
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # meant for the node, which will tell by the zygote's end
+        signal.signal(
+            number, signal.SIG_IGN
+        )  # meant for the node, which will tell by the zygote's end
     set_title(title)
     app.handlers.serve(int(os.environ["GENBA_INCARNATION"]), lambda: os.close(ready))
 

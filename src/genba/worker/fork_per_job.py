@@ -64,7 +64,9 @@ _HOMES = {"_thread", "asyncio", "concurrent", "genba", "logging", "random", "thr
 
 def _home(called: object) -> str:
     """The package that it belongs to."""
-    owner = called if getattr(called, "__module__", None) else type(getattr(called, "__self__", called))
+    owner = (
+        called if getattr(called, "__module__", None) else type(getattr(called, "__self__", called))
+    )
     return str(owner.__module__).partition(".")[0]
 
 

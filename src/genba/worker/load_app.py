@@ -53,7 +53,9 @@ def _only_app(module: Any) -> App:
 
 def _apps(module: Any) -> Iterator[tuple[str, App]]:
     """Each once, under its first name."""
-    yield from {id(value): (name, value) for name, value in reversed(vars(module).items()) if _is_app(value)}.values()
+    yield from {
+        id(value): (name, value) for name, value in reversed(vars(module).items()) if _is_app(value)
+    }.values()
 
 
 def _advice(module: Any, attribute: str) -> str:
@@ -117,9 +119,15 @@ def _is_part(module: str | None, target: str) -> bool:
     return module is not None and f"{name}.".startswith(f"{module}.")
 
 
-def _is_our_fault(error: BaseException, seen: traceback.TracebackException, theirs: list[Any]) -> bool:
+def _is_our_fault(
+    error: BaseException, seen: traceback.TracebackException, theirs: list[Any]
+) -> bool:
     """Raised by genba with nobody else involved, and not on purpose."""
-    return not theirs and not isinstance(error, GenbaError) and seen.stack[-1].filename.startswith(_GENBA)
+    return (
+        not theirs
+        and not isinstance(error, GenbaError)
+        and seen.stack[-1].filename.startswith(_GENBA)
+    )
 
 
 def _hide_ours(seen: traceback.TracebackException) -> None:
@@ -128,7 +136,9 @@ def _hide_ours(seen: traceback.TracebackException) -> None:
     if seen.stack and seen.stack[-1].filename.startswith(_GENBA):
         seen.__cause__ = seen.__context__ = None
         chain = []
-    seen.stack = traceback.StackSummary.from_list([frame for frame in seen.stack if not _is_ours(frame.filename)])
+    seen.stack = traceback.StackSummary.from_list(
+        [frame for frame in seen.stack if not _is_ours(frame.filename)]
+    )
     for one in chain:
         _hide_ours(one)
 

@@ -28,16 +28,22 @@ class LifespanFailed(Exception):
     """A lifespan could not be entered: this worker is of no use."""
 
 
-def enter(lifespans: Sequence[Callable[[], Any]], loop: Callable[[], asyncio.AbstractEventLoop]) -> ExitStack:
+def enter(
+    lifespans: Sequence[Callable[[], Any]], loop: Callable[[], asyncio.AbstractEventLoop]
+) -> ExitStack:
     """Enter all, the first registered first; the stack leaves them in the opposite order."""
     stack = ExitStack()
     for lifespan in lifespans:
         try:
             stack.enter_context(_manager(lifespan, loop))
-        except BaseException as error:  # whatever the user's lifespan raises ends this worker, and is told
+        except (
+            BaseException
+        ) as error:  # whatever the user's lifespan raises ends this worker, and is told
             name = f"{lifespan.__module__}.{getattr(lifespan, '__qualname__', lifespan)}"
             stack.close()
-            raise LifespanFailed(f"the lifespan {name} could not be entered: {type(error).__name__}") from error
+            raise LifespanFailed(
+                f"the lifespan {name} could not be entered: {type(error).__name__}"
+            ) from error
     return stack
 
 
@@ -46,7 +52,9 @@ def _manager(
 ) -> AbstractContextManager[Any]:
     if inspect.isgeneratorfunction(lifespan):
         return contextmanager(lifespan)()
-    made: Any = asynccontextmanager(lifespan)() if inspect.isasyncgenfunction(lifespan) else lifespan()
+    made: Any = (
+        asynccontextmanager(lifespan)() if inspect.isasyncgenfunction(lifespan) else lifespan()
+    )
     if hasattr(made, "__aenter__"):
         return _OnLoop(made, loop())
     if hasattr(made, "__enter__"):
@@ -69,7 +77,10 @@ class _OnLoop:
         self._loop.run_until_complete(self._entered)
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if not self._leave.done():
             self._leave.set_result(None)
@@ -93,7 +104,9 @@ class Middleware:
     A plain one waits until the call is over, also that of an async task; so it must be outside of the async ones.
     """
 
-    def __init__(self, registered: Sequence[Callable[..., Any]], run_plain: Run, run_async: Run) -> None:
+    def __init__(
+        self, registered: Sequence[Callable[..., Any]], run_plain: Run, run_async: Run
+    ) -> None:
         self._plain = [one for one in registered if not _is_async(one)]
         self._async = [one for one in registered if _is_async(one)]
         self._run_plain = run_plain

@@ -21,7 +21,9 @@ from genba.options.table import Snapshot
 ERROR_LIMIT = 64 * 1024
 MESSAGE_LIMIT = 8 * 1024
 
-Told = tuple[int, bytes | None, dict[str, Any] | None]  # outcome, result or error, and whatever else there is to say
+Told = tuple[
+    int, bytes | None, dict[str, Any] | None
+]  # outcome, result or error, and whatever else there is to say
 
 
 class Unfit(Exception):
@@ -34,7 +36,9 @@ def returned(task: Task[..., Any], value: Any) -> Told:
     return wire.RETURNED, payload, reason
 
 
-def raised(job: wire.Job, error: BaseException, asked: Callable[[], bool], moment: Callable[[Any], int]) -> Told:
+def raised(
+    job: wire.Job, error: BaseException, asked: Callable[[], bool], moment: Callable[[Any], int]
+) -> Told:
     """`asked`: whether the job should stop; `moment`: what a text means."""
     match error:
         case Stopped() | asyncio.CancelledError():
@@ -43,11 +47,19 @@ def raised(job: wire.Job, error: BaseException, asked: Callable[[], bool], momen
         case Unfit():
             return wire.UNFIT, None, {"reason": str(error)}
         case FailJob():
-            return wire.RAISED, describe(error), {"wants": "fail", "reason": text(error) or "FailJob"}
+            return (
+                wire.RAISED,
+                describe(error),
+                {"wants": "fail", "reason": text(error) or "FailJob"},
+            )
         case RetryJob():
             return _retry(error, moment)
         case _:
-            return wire.RAISED, describe(error), None if _worth_a_retry(job, error) else {"final": True}
+            return (
+                wire.RAISED,
+                describe(error),
+                None if _worth_a_retry(job, error) else {"final": True},
+            )
 
 
 def _retry(error: RetryJob, moment: Callable[[Any], int]) -> Told:
@@ -71,7 +83,11 @@ def _worth_a_retry(job: wire.Job, error: BaseException) -> bool:
 
 
 def as_wished(
-    job: RunningJob, left_open: bool, outcome: int, payload: bytes | None, extra: dict[str, Any] | None
+    job: RunningJob,
+    left_open: bool,
+    outcome: int,
+    payload: bytes | None,
+    extra: dict[str, Any] | None,
 ) -> Told:
     """With what the job has told and asked for; `left_open`: its transaction was not over."""
     if job.told is not None:
@@ -86,7 +102,11 @@ def as_wished(
         return outcome, error, {**(extra or {}), "wants": "hold", "reason": reason}
     wish = job.wish
     if wish is None or outcome == wire.RAISED:
-        return outcome, payload, extra  # a raise is stronger than a request; RetryJob and FailJob have said theirs
+        return (
+            outcome,
+            payload,
+            extra,
+        )  # a raise is stronger than a request; RetryJob and FailJob have said theirs
     if wish.wants == "succeed" and wish.result is None:
         return outcome, payload, {**(extra or {}), "wants": "succeed"}
     return outcome, wish.result, {**(extra or {}), "reason": None, **_wanted(wish)}

@@ -56,7 +56,11 @@ def _large_mappings() -> list[tuple[int, int]]:
     with open("/proc/self/smaps") as file:
         for line in file:
             words = line.split()
-            if words[0] == "Rss:" and end - start >= _HUGE and int(words[1]) * 1024 >= _FULL * (end - start):
+            if (
+                words[0] == "Rss:"
+                and end - start >= _HUGE
+                and int(words[1]) * 1024 >= _FULL * (end - start)
+            ):
                 found.append((start, end))
             elif not words[0].endswith(":"):
                 own = words[1] == "rw-p" and words[4] == "0"

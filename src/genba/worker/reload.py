@@ -9,14 +9,20 @@ import traceback
 from collections.abc import Iterable
 from pathlib import Path
 
-_INSTALLED = tuple({f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+_INSTALLED = tuple(
+    {f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+)
 
 
 class Watch:
     """The files of all imported modules that are not installed packages, as they are now, and `also` these."""
 
     def __init__(self, also: Iterable[str] = ()) -> None:
-        own = {module.__file__ for module in list(sys.modules.values()) if getattr(module, "__file__", None)}
+        own = {
+            module.__file__
+            for module in list(sys.modules.values())
+            if getattr(module, "__file__", None)
+        }
         self._seen = {path: _stamp(path) for path in {*own, *also} if path and is_own(path)}
 
     def changed(self) -> str | None:
@@ -37,7 +43,11 @@ def suspects(target: str, error: BaseException) -> set[str]:
 
 
 def is_own(path: str) -> bool:
-    return not path.startswith(_INSTALLED) and not path.startswith("<") and "/site-packages/" not in path
+    return (
+        not path.startswith(_INSTALLED)
+        and not path.startswith("<")
+        and "/site-packages/" not in path
+    )
 
 
 def _stamp(path: str) -> tuple[int, int] | None:

@@ -47,7 +47,9 @@ class Seat(Worker):
 
     tracing = staticmethod(trace.around_async)
 
-    def __init__(self, app: App, company: Shared, token_fd: int, slate: wire.Slate, lines: JobLines | None) -> None:
+    def __init__(
+        self, app: App, company: Shared, token_fd: int, slate: wire.Slate, lines: JobLines | None
+    ) -> None:
         super().__init__(app, company.sock, token_fd, slate)
         self.lines = lines
         self._company = company
@@ -61,7 +63,9 @@ class Seat(Worker):
     def leave(self) -> None:
         if self.task is not None and not self._signalled:
             self._signalled = True
-            asyncio.get_running_loop().call_soon(self.task.cancel)  # after its first step, if it is still to come
+            asyncio.get_running_loop().call_soon(
+                self.task.cancel
+            )  # after its first step, if it is still to come
 
     def start(self, loop: asyncio.AbstractEventLoop, serial: int, index: int, job: Packed) -> None:
         self._place = wire.place(serial, index)
@@ -101,7 +105,9 @@ class Seat(Worker):
             extra = {**(extra or {}), "log": slate.log()}
         # The CPU time of one among several is not known.
         ended = self._clock.now()
-        company.tell((serial, index, outcome, payload, self._started, ended, None, company.peak(), extra))
+        company.tell(
+            (serial, index, outcome, payload, self._started, ended, None, company.peak(), extra)
+        )
         slate.done(place)
         if logged:
             slate.forget_log()
@@ -125,7 +131,9 @@ class Shared:
         self._free: list[Seat] = []
         self._busy: set[Seat] = set()
         self._fresh: list[Seat] = []  # what they were given has not begun
-        self._waiting: deque[tuple[int, int, Packed]] = deque()  # (serial, index, job) of which we may have a token
+        self._waiting: deque[tuple[int, int, Packed]] = (
+            deque()
+        )  # (serial, index, job) of which we may have a token
         self._tokens: deque[int] = deque()  # read, and their jobs are still on their way
         self._kept = children() or frozenset()
         self.leaving = False

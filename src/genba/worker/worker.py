@@ -80,7 +80,12 @@ class App(Protocol):
 
 
 def main(
-    app: App, slot: int, sock: socket.socket, token_fd: int, shm_fd: int, fork: Callable[[], int] = os.fork
+    app: App,
+    slot: int,
+    sock: socket.socket,
+    token_fd: int,
+    shm_fd: int,
+    fork: Callable[[], int] = os.fork,
 ) -> None:
     """Run jobs until the node hangs up; `fork` is for those that have a process of their own."""
     worker = Worker(app, sock, token_fd, wire.Slate(shm_fd), fork=fork)
@@ -137,7 +142,9 @@ class Worker:
         self._signalled = False
         self._missed = False  # a signal that came before there was anything to stop
         self._kept: frozenset[int] = frozenset()
-        self._threads: frozenset[int] | None = None  # those of no job; None: whoever is here is left alone
+        self._threads: frozenset[int] | None = (
+            None  # those of no job; None: whoever is here is left alone
+        )
         self._leaving = False
         self._last = False  # what it has in hand is all that it will run
         self._idle = False
@@ -284,7 +291,9 @@ class Worker:
                 return b""
         serial, jobs, each = self._bunches.pop(0)
         mine = token
-        if len(jobs) == 1:  # short ones travel in company, and would be gone before anybody could look
+        if (
+            len(jobs) == 1
+        ):  # short ones travel in company, and would be gone before anybody could look
             self._show(f"{self._title} {jobs[0][wire.TASK]} #{jobs[0][0]}")
         last = len(jobs) - 1
         self._slate.move(0)
@@ -326,7 +335,9 @@ class Worker:
 
         self._idle = False
         loop = self._event_loop()
-        shared = self._shared = self._shared or Shared(self, self._app, self._sock, self._tokens, self._frames)
+        shared = self._shared = self._shared or Shared(
+            self, self._app, self._sock, self._tokens, self._frames
+        )
         self._capture.on, self._capture.sink = True, shared
         self._bow_out = lambda: void(loop.call_soon_threadsafe(shared.bow_out))
         try:
@@ -395,7 +406,9 @@ class Worker:
         used = now - self._cpu
         return min(used, ran) if self._cpu_is_old else used
 
-    def _live(self, place: int, job: Packed, started: int) -> tuple[int, bytes | None, dict[str, Any] | None, int]:
+    def _live(
+        self, place: int, job: Packed, started: int
+    ) -> tuple[int, bytes | None, dict[str, Any] | None, int]:
         """Run it; gives how that ended, and when."""
         self._started = started
         made: list[RunningJob] = []
@@ -455,7 +468,10 @@ class Worker:
         if self._signalled:  # before there was anybody to pass it on to
             self._pass_on(pid)
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-        self._child, self._stoppable = 0, None  # no signal goes there any more; now its number may be another's
+        self._child, self._stoppable = (
+            0,
+            None,
+        )  # no signal goes there any more; now its number may be another's
         _, status, usage = os.wait4(pid, 0)
         draw_others()
         lived = box.take()
@@ -464,7 +480,9 @@ class Worker:
         started, outcome, payload, extra, ended = lived
         extra = {**(self._without_strays(extra) or {}), "pid": pid}
         cpu = int((usage.ru_utime + usage.ru_stime) * 1e6)
-        self._tell(place, (serial, index, outcome, payload, started, ended, cpu, usage.ru_maxrss, extra))
+        self._tell(
+            place, (serial, index, outcome, payload, started, ended, cpu, usage.ru_maxrss, extra)
+        )
         if status:
             die_like(status)
         self._ring_soon(ended, BELL_AFTER_FORKS)
@@ -505,7 +523,9 @@ class Worker:
         if self._threads is not None and self._slate.asked_to_stop() == place:
             left = threads_left(self._threads)
             if left:
-                self.log(f"it was stopped, but not its threads ({left}): their worker is killed with them")
+                self.log(
+                    f"it was stopped, but not its threads ({left}): their worker is killed with them"
+                )
                 os.kill(os.getpid(), signal.SIGKILL)
 
     def _tell_late(self, job: RunningJob, error: bytes | None) -> None:
@@ -517,7 +537,9 @@ class Worker:
             self.inside().afterwards(job.fence, error.decode() if error else None, log)
         except GenbaError as lost:
             self._capture.on = False
-            sys.stderr.write(f"genba: job {job.id} raised after it had ended itself, and that is lost: {lost}\n")
+            sys.stderr.write(
+                f"genba: job {job.id} raised after it had ended itself, and that is lost: {lost}\n"
+            )
 
     def _call(self, job: Packed) -> Told:
         try:
@@ -534,16 +556,28 @@ class Worker:
         if forks() != self._forks:
             end_forked(error)
 
-    def _prepared(self, name: str, payload: bytes) -> tuple[Task[..., Any], Callee, tuple[Any, ...], dict[str, Any]]:
+    def _prepared(
+        self, name: str, payload: bytes
+    ) -> tuple[Task[..., Any], Callee, tuple[Any, ...], dict[str, Any]]:
         task = self._tasks[name]
         try:
             args, kwargs = task.arguments.decode(payload)
         except BadArguments as error:
             raise Unfit(f"arguments that no longer fit: {text(error)}") from error
-        return task, task if self._middleware is None else self._middleware.around(task), args, kwargs
+        return (
+            task,
+            task if self._middleware is None else self._middleware.around(task),
+            args,
+            kwargs,
+        )
 
     def _raised(self, job: wire.Job, error: BaseException) -> Told:
-        return raised(job, error, lambda: self._signalled or self._slate.should_stop(self._place), self._app.moment)
+        return raised(
+            job,
+            error,
+            lambda: self._signalled or self._slate.should_stop(self._place),
+            self._app.moment,
+        )
 
     def _run_plain(self, task: Callee, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         before, self._stoppable = self._stoppable, _raise_stopped
@@ -577,7 +611,10 @@ class Worker:
         async def body() -> Any:
             running = asyncio.current_task()
             assert running is not None
-            before, self._stoppable = self._stoppable, lambda: void(loop.call_soon_threadsafe(running.cancel))
+            before, self._stoppable = (
+                self._stoppable,
+                lambda: void(loop.call_soon_threadsafe(running.cancel)),
+            )
             try:
                 self._stop_late()
                 return await task.call_here(args, kwargs)

@@ -169,8 +169,18 @@ class _Zygote:
         title, zygote = f"{self._title}/listener", os.getpid()
         if thread_names():
             os.set_inheritable(ready, True)
-            argv = [sys.executable, "-m", "genba.worker.event_listener", self._target, title, str(zygote), str(ready)]
-            return os.posix_spawn(sys.executable, argv, os.environ, setsigdef=(*_IGNORED, signal.SIGCHLD))
+            argv = [
+                sys.executable,
+                "-m",
+                "genba.worker.event_listener",
+                self._target,
+                title,
+                str(zygote),
+                str(ready),
+            ]
+            return os.posix_spawn(
+                sys.executable, argv, os.environ, setsigdef=(*_IGNORED, signal.SIGCHLD)
+            )
         pid = os.fork()
         if pid:
             return pid
@@ -254,7 +264,14 @@ class _Zygote:
         try:
             return os.posix_spawn(
                 sys.executable,
-                [sys.executable, "-m", "genba.worker.exec_worker", self._target, self._worker_title(slot), str(slot)],
+                [
+                    sys.executable,
+                    "-m",
+                    "genba.worker.exec_worker",
+                    self._target,
+                    self._worker_title(slot),
+                    str(slot),
+                ],
                 {**os.environ, "GENBA_WORKER": "1"},
                 file_actions=[(os.POSIX_SPAWN_DUP2, fd, NODE_FD + i) for i, fd in enumerate(far)],
                 setpgroup=0,
@@ -286,7 +303,11 @@ class _Zygote:
         os.setpgid(0, 0)
         adopt_orphans()
         self._node.close()
-        for fd in (self._wake, self._wake_end, *(fd for _, rights in self._outbox for fd in rights)):
+        for fd in (
+            self._wake,
+            self._wake_end,
+            *(fd for _, rights in self._outbox for fd in rights),
+        ):
             os.close(fd)
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
@@ -349,7 +370,9 @@ def _loop(app: App) -> str | None:
 
 
 def _real_run() -> Run:
-    importlib.import_module("genba.worker.shared_worker")  # before the first fork, so workers share it
+    importlib.import_module(
+        "genba.worker.shared_worker"
+    )  # before the first fork, so workers share it
     from genba.worker.fork_per_job import chosen_fork
     from genba.worker.rehearsal import rehearse
     from genba.worker.worker import main as run

@@ -47,7 +47,7 @@ def test_a_doubt_outlives_an_outage_in_which_nobody_could_look():
 
     for _ in range(10):
         clock.advance(SECONDS)
-        assert doubts.open() == [7]   # and the look fails
+        assert doubts.open() == [7]  # and the look fails
 
 
 def test_a_look_that_began_too_early_is_not_the_last_one():
@@ -56,7 +56,7 @@ def test_a_look_that_began_too_early_is_not_the_last_one():
     doubts.note(7)
 
     assert doubts.open() == [7]
-    clock.advance(SECONDS + 1)   # suspended between the look and its answer
+    clock.advance(SECONDS + 1)  # suspended between the look and its answer
     doubts.found(7, [])
 
     assert doubts.open() == [7]

@@ -124,7 +124,9 @@ def test_a_desk_that_ends_writes_them(store, desk, posts):
     assert state(store, id) == "succeeded"
 
 
-def test_a_desk_that_is_called_while_it_still_says_that_it_is_hungry_says_so_again(store, desk, posts, monkeypatch):
+def test_a_desk_that_is_called_while_it_still_says_that_it_is_hungry_says_so_again(
+    store, desk, posts, monkeypatch
+):
     """It once took the answer for the flag, which the caller had cleared, and nobody called it any more."""
     told: list[bool] = []
     say = store.nodes.hungry

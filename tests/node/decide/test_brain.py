@@ -31,7 +31,9 @@ CLAIM = 77
 A = TypeVar("A")
 
 
-def a_job(id: int, *, losses: int = 0, crashes: int = 0, rank: int | None = None, **options: Any) -> Claimed:
+def a_job(
+    id: int, *, losses: int = 0, crashes: int = 0, rank: int | None = None, **options: Any
+) -> Claimed:
     return Claimed(
         rank=id if rank is None else rank,
         id=id,
@@ -100,15 +102,25 @@ class FakeWorker:
     ) -> None:
         """The result is in the ring before anything else."""
         serial, index = self.place >> 24, self.place & 0xFFFFFF
-        self.results.append(wire.Result(serial, index, outcome, payload, now - spent, now, 5, 6, extra))
+        self.results.append(
+            wire.Result(serial, index, outcome, payload, now - spent, now, 5, 6, extra)
+        )
         self.phase, self.running = wire.DONE, None
 
     def note(self, done: float, text: str = "") -> None:
-        self.noted = ((self.noted[0] if self.noted else 0) + 2, self.place, float(done), 100.0, text)
+        self.noted = (
+            (self.noted[0] if self.noted else 0) + 2,
+            self.place,
+            float(done),
+            100.0,
+            text,
+        )
         self.beats += 1
 
     def sight(self) -> Sight:
-        seen = Sight(self.place, self.phase, self.beats, self.looked, self.noted, locked=self.locked)
+        seen = Sight(
+            self.place, self.phase, self.beats, self.looked, self.noted, locked=self.locked
+        )
         return replace(seen, pid=self.pid, hit=self.hit)
 
 
@@ -174,7 +186,9 @@ class Stage:
         heard = self.read(slot)
         worker = self.workers.pop(slot)
         self.dead.append(worker)
-        return heard + self.perform(self.brain.on_worker_ended(slot, status, cpu, 6, worker.sight(), self.now))
+        return heard + self.perform(
+            self.brain.on_worker_ended(slot, status, cpu, 6, worker.sight(), self.now)
+        )
 
     def swept(self, token: int) -> list[Action]:
         return self.perform(self.brain.on_swept(token, self.now))
@@ -297,7 +311,9 @@ def patience(actions: list[Action]) -> list[int]:
     [(MS, 50, True), (MS, 5, False), (20, 2000, False), (10 * MS, 5, False)],
     ids=["short", "short, but few", "tiny", "long"],
 )
-def test_the_end_of_a_short_job_may_wait_for_others_while_there_are_more(mean: int, count: int, waits: bool) -> None:
+def test_the_end_of_a_short_job_may_wait_for_others_while_there_are_more(
+    mean: int, count: int, waits: bool
+) -> None:
     stage = a_stage(mean=mean)
     stage.claimed(*jobs(1, count))
     stage.start()
@@ -400,7 +416,9 @@ def test_a_clock_that_is_set_back_during_a_job_spoils_no_measurement() -> None:
     assert len(stage.given()) == 100
 
 
-@pytest.mark.parametrize("options", [{"timeout": SECOND}, {"stall_timeout": SECOND}, {"memory": 1 << 20}])
+@pytest.mark.parametrize(
+    "options", [{"timeout": SECOND}, {"stall_timeout": SECOND}, {"memory": 1 << 20}]
+)
 def test_a_job_that_is_watched_has_its_worker_for_itself(options: dict[str, int]) -> None:
     stage = a_stage(mean=MS)
 
@@ -606,7 +624,9 @@ def exited(code: int) -> int:
         (None, "collateral", "waiting"),
     ],
 )
-def test_the_running_job_of_a_dead_worker_is_told_what_it_died_of(status: int | None, cause: str, state: str) -> None:
+def test_the_running_job_of_a_dead_worker_is_told_what_it_died_of(
+    status: int | None, cause: str, state: str
+) -> None:
     stage = a_stage()
     stage.claimed(a_job(1))
     stage.start()
@@ -740,8 +760,15 @@ def test_the_death_of_the_guard_is_nobodys_fault() -> None:
 
     stage.guard_dies()
 
-    assert (stage.ending(1).cause, stage.ending(1).crashes) == ("signal 9", 1)  # it waited for its sweep
-    assert (stage.ending(4).cause, stage.ending(4).state, stage.ending(4).crashes) == ("collateral", "waiting", 0)
+    assert (stage.ending(1).cause, stage.ending(1).crashes) == (
+        "signal 9",
+        1,
+    )  # it waited for its sweep
+    assert (stage.ending(4).cause, stage.ending(4).state, stage.ending(4).crashes) == (
+        "collateral",
+        "waiting",
+        0,
+    )
     assert stage.brain.jobs_in_hand() == [2, 3, 5, 6]
     assert stage.swept(sweep.token) == []
     stage.zygote()
@@ -776,9 +803,16 @@ def an_orphan(**facts: Any) -> Orphan:
 def test_a_job_of_a_lost_node_has_crashed_if_its_start_was_marked_and_else_is_lost() -> None:
     crashed = judge_orphan(an_orphan(started_mark=WALL), WALL, lambda: 0.0)
     lost = judge_orphan(an_orphan(), WALL, lambda: 0.0)
-    cancelled = judge_orphan(an_orphan(started_mark=WALL, cancel_requested="cancel"), WALL, lambda: 0.0)
+    cancelled = judge_orphan(
+        an_orphan(started_mark=WALL, cancel_requested="cancel"), WALL, lambda: 0.0
+    )
 
-    assert (crashed.state, crashed.crashes, crashed.losses, crashed.happened) == ("scheduled", 1, 0, True)
+    assert (crashed.state, crashed.crashes, crashed.losses, crashed.happened) == (
+        "scheduled",
+        1,
+        0,
+        True,
+    )
     assert (lost.state, lost.crashes, lost.losses) == ("waiting", 0, 1)
     assert lost.happened  # its number is not given again
     assert (cancelled.state, cancelled.reason) == ("cancelled", "cancelled")
@@ -795,7 +829,11 @@ def test_a_job_that_is_ready_is_cancelled_at_once_and_leaves_no_attempt() -> Non
 
     stage.cancel(2, reason="wrong")
 
-    assert (stage.ending(2).state, stage.ending(2).reason, stage.ending(2).happened) == ("cancelled", "wrong", False)
+    assert (stage.ending(2).state, stage.ending(2).reason, stage.ending(2).happened) == (
+        "cancelled",
+        "wrong",
+        False,
+    )
     assert sorted(stage.brain.jobs_in_hand()) == [1, 3]
 
 
@@ -867,7 +905,11 @@ def test_a_kill_asks_nobody() -> None:
     (sweep,) = of(do.Sweep, stage.die())
     stage.swept(sweep.token)
 
-    assert (stage.ending(1).state, stage.ending(1).cause, stage.ending(1).reason) == ("cancelled", "killed", "now")
+    assert (stage.ending(1).state, stage.ending(1).cause, stage.ending(1).reason) == (
+        "cancelled",
+        "killed",
+        "now",
+    )
 
 
 @pytest.mark.parametrize(
@@ -913,9 +955,12 @@ def test_asking_again_gives_no_more_time_and_does_not_take_back_a_kill() -> None
 
 
 @pytest.mark.parametrize(
-    ("outcome", "cause"), [(wire.RETURNED, "cancelled"), (wire.STOPPED, "cancelled"), (wire.RAISED, "exception")]
+    ("outcome", "cause"),
+    [(wire.RETURNED, "cancelled"), (wire.STOPPED, "cancelled"), (wire.RAISED, "exception")],
 )
-def test_however_it_ends_after_it_was_asked_to_stop_it_is_cancelled(outcome: int, cause: str) -> None:
+def test_however_it_ends_after_it_was_asked_to_stop_it_is_cancelled(
+    outcome: int, cause: str
+) -> None:
     stage = a_stage()
     stage.claimed(a_job(1))
     stage.start()
@@ -923,7 +968,11 @@ def test_however_it_ends_after_it_was_asked_to_stop_it_is_cancelled(outcome: int
 
     stage.end(1, outcome, payload=an_error())
 
-    assert (stage.ending(1).state, stage.ending(1).cause, stage.ending(1).reason) == ("cancelled", cause, "enough")
+    assert (stage.ending(1).state, stage.ending(1).cause, stage.ending(1).reason) == (
+        "cancelled",
+        cause,
+        "enough",
+    )
     assert stage.brain.jobs_in_hand() == []
 
 
@@ -985,7 +1034,9 @@ def test_a_cancel_of_a_job_that_we_do_not_have_is_nothing() -> None:
 
 def test_a_job_is_stopped_when_its_time_is_over() -> None:
     stage = a_stage()
-    stage.claimed(a_job(1, timeout=10 * SECOND, grace=2 * SECOND, retry={"times": 1, "delay": "1s"}))
+    stage.claimed(
+        a_job(1, timeout=10 * SECOND, grace=2 * SECOND, retry={"times": 1, "delay": "1s"})
+    )
     stage.tick(3 * SECOND)  # the worker was slow to begin: the time counts from when it was given
     stage.start()
     worker = stage.workers[1]
@@ -1079,7 +1130,12 @@ def test_who_tells_of_progress_is_marked_as_running_before() -> None:
     stage.claimed(a_job(1))
     stage.start()
     stage.workers[1].note(1)
-    done = [action for _ in range(30) for action in stage.tick(100 * MS) if isinstance(action, do.Mark | do.Note)]
+    done = [
+        action
+        for _ in range(30)
+        for action in stage.tick(100 * MS)
+        if isinstance(action, do.Mark | do.Note)
+    ]
 
     assert [type(action) for action in done] == [do.Mark, do.Note]
 
@@ -1154,13 +1210,20 @@ def test_a_job_that_outlives_the_grace_of_a_drain_is_stopped_and_released_uncoun
     assert stage.workers[1].signals == []
     stage.tick(SECOND)
     stage.tick(50 * MS)
-    assert (stage.workers[1].asked, stage.workers[1].signals) == (stage.workers[1].place, [signal.SIGTERM])
+    assert (stage.workers[1].asked, stage.workers[1].signals) == (
+        stage.workers[1].place,
+        [signal.SIGTERM],
+    )
     stage.tick(2 * SECOND)
     assert stage.workers[1].signals == [signal.SIGTERM, signal.SIGKILL]
     (sweep,) = of(do.Sweep, stage.die())
     stage.swept(sweep.token)
 
-    assert (stage.ending(1).state, stage.ending(1).cause, stage.ending(1).crashes) == ("waiting", "drain", 0)
+    assert (stage.ending(1).state, stage.ending(1).cause, stage.ending(1).crashes) == (
+        "waiting",
+        "drain",
+        0,
+    )
     assert stage.brain.empty
 
 
@@ -1176,7 +1239,11 @@ def test_a_second_signal_hurries() -> None:
 
     assert stage.workers[1].signals == [signal.SIGTERM]
     stage.end(1, wire.STOPPED, payload=an_error())
-    assert (stage.ending(1).state, stage.ending(1).cause, stage.ending(1).error) == ("waiting", "drain", None)
+    assert (stage.ending(1).state, stage.ending(1).cause, stage.ending(1).error) == (
+        "waiting",
+        "drain",
+        None,
+    )
 
 
 def test_a_worker_that_was_told_to_go_has_a_second_more_than_the_grace_of_a_drain() -> None:
@@ -1192,7 +1259,9 @@ def test_a_worker_that_was_told_to_go_has_a_second_more_than_the_grace_of_a_drai
     assert stage.workers[1].signals == [signal.SIGKILL]
 
 
-def test_a_drain_has_a_moment_at_which_the_node_is_gone_and_a_second_signal_brings_it_nearer() -> None:
+def test_a_drain_has_a_moment_at_which_the_node_is_gone_and_a_second_signal_brings_it_nearer() -> (
+    None
+):
     stage = a_stage(grace=10 * SECOND)
     assert stage.brain.leave_by is None
     stage.drain()
@@ -1212,7 +1281,11 @@ def test_a_worker_that_dies_during_a_drain_does_not_keep_it_from_ending() -> Non
     (sweep,) = of(do.Sweep, stage.die())
     stage.swept(sweep.token)
 
-    assert {id: stage.ending(id).state for id in (1, 2, 3)} == {1: "scheduled", 2: "waiting", 3: "waiting"}
+    assert {id: stage.ending(id).state for id in (1, 2, 3)} == {
+        1: "scheduled",
+        2: "waiting",
+        3: "waiting",
+    }
     assert stage.brain.empty
 
 
@@ -1257,7 +1330,9 @@ def test_a_dynamic_pool_grows_with_the_work_and_shrinks_when_idle() -> None:
 
     assert of(do.Dismiss, stage.tick(9 * SECOND)) == []
     assert len(of(do.Dismiss, stage.tick(2 * SECOND))) == 2
-    assert of(do.Dismiss, stage.tick(10 * SECOND)) == []  # one stays, although the others have not left yet
+    assert (
+        of(do.Dismiss, stage.tick(10 * SECOND)) == []
+    )  # one stays, although the others have not left yet
     done = [action for slot in (1, 2) for action in stage.die(slot, exited(0))]
     assert of(do.Spawn, done) == []
 
@@ -1303,7 +1378,7 @@ def test_an_ondemand_worker_gets_several_short_jobs_and_forks_for_each() -> None
     done = of(do.Give, stage.claimed(*jobs(1, 8)))
     assert [(give.slot, give.each) for give in done] == [(2, True), (3, True)]
     assert (stage.given(2), stage.given(3)) == ([1, 2, 3, 4], [5, 6, 7, 8])
-    assert stage.workers[2].dismissed   # after them
+    assert stage.workers[2].dismissed  # after them
     stage.ready(2)
     stage.start(2)
     stage.end(2, extra={"pid": 77})
@@ -1311,11 +1386,16 @@ def test_an_ondemand_worker_gets_several_short_jobs_and_forks_for_each() -> None
 
 
 @pytest.mark.parametrize(("forks", "mean"), [(False, MS), (True, 20 * MS)])
-def test_an_ondemand_worker_gets_one_job_if_it_cannot_fork_or_a_fork_is_little(forks: bool, mean: int) -> None:
+def test_an_ondemand_worker_gets_one_job_if_it_cannot_fork_or_a_fork_is_little(
+    forks: bool, mean: int
+) -> None:
     stage = an_ondemand_stage(forks=forks, mean=mean)
 
     done = of(do.Give, stage.claimed(*jobs(1, 8)))
-    assert [(give.slot, len(give.jobs), give.each) for give in done] == [(2, 1, False), (3, 1, False)]
+    assert [(give.slot, len(give.jobs), give.each) for give in done] == [
+        (2, 1, False),
+        (3, 1, False),
+    ]
 
 
 def test_a_job_that_dies_in_its_own_process_harms_none_of_those_behind_it() -> None:
@@ -1324,7 +1404,7 @@ def test_a_job_that_dies_in_its_own_process_harms_none_of_those_behind_it() -> N
     stage.ready()
     stage.start(2)
     stage.workers[2].pid = 77
-    stage.workers[2].unread.clear()   # gone with the worker
+    stage.workers[2].unread.clear()  # gone with the worker
     for sweep in of(do.Sweep, stage.die(2, signal.SIGSEGV)):
         stage.swept(sweep.token)
 
@@ -1445,7 +1525,9 @@ def test_a_return_is_a_success_with_its_times_by_the_clock_of_the_store() -> Non
 
     stage.end(1, payload=b"42", spent=300)
 
-    assert stage.ended[1] == Success(1, 1, CLAIM, b"42", WALL, stage.now - 200, stage.now + 100, 101, 5, 6)
+    assert stage.ended[1] == Success(
+        1, 1, CLAIM, b"42", WALL, stage.now - 200, stage.now + 100, 101, 5, 6
+    )
 
 
 def test_a_result_that_is_told_twice_counts_once() -> None:
@@ -1518,7 +1600,7 @@ def test_of_a_job_that_has_written_its_own_end_nothing_more_is_written() -> None
     assert not of(do.Finish, done)
     assert not of(do.Succeed, done)
     assert stage.brain.jobs_in_hand() == []
-    stage.claimed(a_job(2))   # its worker is free again
+    stage.claimed(a_job(2))  # its worker is free again
     assert stage.start() == 2
 
 
@@ -1535,9 +1617,12 @@ def test_a_free_retry_does_not_count() -> None:
 
 
 @pytest.mark.parametrize(
-    ("policy", "state", "reason"), [("retry", "failed", "ValueError: no"), ("hold", "held", "panic: ValueError: no")]
+    ("policy", "state", "reason"),
+    [("retry", "failed", "ValueError: no"), ("hold", "held", "panic: ValueError: no")],
 )
-def test_an_exception_that_is_not_worth_a_retry_ends_the_job(policy: str, state: str, reason: str) -> None:
+def test_an_exception_that_is_not_worth_a_retry_ends_the_job(
+    policy: str, state: str, reason: str
+) -> None:
     stage = a_stage()
     stage.claimed(a_job(1, retry={"times": 3}, on_exception=policy))
     stage.start()
@@ -1555,7 +1640,12 @@ def test_a_log_comes_with_the_end() -> None:
     stage.end(1, extra={"log": "told", "progress": '[1.0,2.0,""]'})
 
     ending = stage.ending(1)
-    assert (ending.state, ending.result, ending.log, ending.progress) == ("succeeded", b"1", "told", '[1.0,2.0,""]')
+    assert (ending.state, ending.result, ending.log, ending.progress) == (
+        "succeeded",
+        b"1",
+        "told",
+        '[1.0,2.0,""]',
+    )
 
 
 def test_a_job_may_say_when_it_wants_to_be_tried_again() -> None:
@@ -1564,9 +1654,15 @@ def test_a_job_may_say_when_it_wants_to_be_tried_again() -> None:
     stage.start()
     moment = WALL + stage.now + 99 * SECOND
 
-    stage.end(1, wire.RAISED, payload=an_error(), extra={"wants": "retry", "at": moment, "reason": "busy"})
+    stage.end(
+        1, wire.RAISED, payload=an_error(), extra={"wants": "retry", "at": moment, "reason": "busy"}
+    )
 
-    assert (stage.ending(1).state, stage.ending(1).due_at, stage.ending(1).reason) == ("scheduled", moment, "busy")
+    assert (stage.ending(1).state, stage.ending(1).due_at, stage.ending(1).reason) == (
+        "scheduled",
+        moment,
+        "busy",
+    )
 
 
 def test_a_job_may_fail_for_good() -> None:
@@ -1612,7 +1708,11 @@ def test_a_stray_sigterm_is_a_release_uncounted() -> None:
 
     stage.end(1, wire.STOPPED, payload=an_error())
 
-    assert (stage.ending(1).state, stage.ending(1).cause, stage.ending(1).error) == ("waiting", "drain", None)
+    assert (stage.ending(1).state, stage.ending(1).cause, stage.ending(1).error) == (
+        "waiting",
+        "drain",
+        None,
+    )
 
 
 def test_a_job_whose_worker_gets_a_sigterm_again_and_again_has_done_it_itself() -> None:
@@ -1660,7 +1760,12 @@ def test_a_success_that_the_store_refused_ends_as_cancelled_if_it_is_still_ours(
     stage.perform(stage.brain.on_unmatched([lost], stage.now))
 
     ending = stage.ending(1)
-    assert (ending.state, ending.attempt, ending.claim, ending.started) == ("cancelled", 1, CLAIM, lost.started)
+    assert (ending.state, ending.attempt, ending.claim, ending.started) == (
+        "cancelled",
+        1,
+        CLAIM,
+        lost.started,
+    )
     assert stage.brain.on_unmatched([], stage.now) == []
 
 
@@ -1678,7 +1783,9 @@ class Walk:
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         pool = self.random.choice(["static", "dynamic", "ondemand"])
-        self.stage = Stage(pool=pool, min=self.random.randint(1, 3), max=3, grace=2 * SECOND, zygote=False)
+        self.stage = Stage(
+            pool=pool, min=self.random.randint(1, 3), max=3, grace=2 * SECOND, zygote=False
+        )
         self.next_id = 0
         self.open: set[int] = set()
         self.claims = 0
@@ -1689,7 +1796,16 @@ class Walk:
 
     def run(self, steps: int) -> None:
         self.after(self.stage.zygote())
-        moves = [self.answer, self.tick, self.become_ready, self.start, self.end, self.mark, self.sweep, self.cancel]
+        moves = [
+            self.answer,
+            self.tick,
+            self.become_ready,
+            self.start,
+            self.end,
+            self.mark,
+            self.sweep,
+            self.cancel,
+        ]
         for _ in range(steps):
             move = self.random.choices([*moves, self.accident], [6, 4, 3, 12, 10, 4, 2, 2, 1])[0]
             self.after(move())
@@ -1771,7 +1887,9 @@ class Walk:
 
     def start(self) -> list[Action]:
         """Its last result may still lie in the ring."""
-        free = [worker for worker in self.stage.workers.values() if worker.unread and not worker.running]
+        free = [
+            worker for worker in self.stage.workers.values() if worker.unread and not worker.running
+        ]
         if free:
             worker = self.random.choice(free)
             worker.start()
@@ -1786,7 +1904,9 @@ class Walk:
         worker = self.stage.workers[slot]
         outcome = self.random.choice([wire.RETURNED] * 5 + [wire.RAISED, wire.UNFIT])
         payload = an_error() if outcome == wire.RAISED else b"1"
-        worker.end(self.stage.now, outcome, payload=payload, spent=self.random.choice([10, MS, 100 * MS]))
+        worker.end(
+            self.stage.now, outcome, payload=payload, spent=self.random.choice([10, MS, 100 * MS])
+        )
         return self.stage.read(slot) if self.random.random() < 0.8 or not worker.unread else []
 
     def mark(self) -> list[Action]:
@@ -1820,7 +1940,10 @@ class Walk:
         stage = self.stage
         kind = self.random.choice(["death", "death", "death", "guard", "zygote", "fork"])
         if kind == "death" and stage.workers:
-            return stage.die(self.random.choice(sorted(stage.workers)), self.random.choice([9, 11, exited(1), None]))
+            return stage.die(
+                self.random.choice(sorted(stage.workers)),
+                self.random.choice([9, 11, exited(1), None]),
+            )
         if kind == "guard":
             self.sweeps.clear()
             done = stage.guard_dies()

@@ -30,12 +30,18 @@ class Asked:
             if isinstance(action, do.Spawn):
                 self.brain.on_worker_ready(action.slot, 100 + action.slot, self.now)
 
-    def claimed(self, *ids: int, conditions: tuple[str, ...] = ("open",), **args: bytes) -> list[Any]:
+    def claimed(
+        self, *ids: int, conditions: tuple[str, ...] = ("open",), **args: bytes
+    ) -> list[Any]:
         jobs = [a_job(id, ready=conditions)._replace(args=args.get(f"j{id}", b"{}")) for id in ids]
         return self.brain.on_claimed(jobs, CLAIM, self.now)
 
-    def answer(self, ask: do.Ask, ways: Any = ([],), wait: int | None = None, error: bytes | None = None) -> list[Any]:
-        return self.brain.on_answer(ask.slot, [ask.serial, list(ways), wait, "open", error], self.now)
+    def answer(
+        self, ask: do.Ask, ways: Any = ([],), wait: int | None = None, error: bytes | None = None
+    ) -> list[Any]:
+        return self.brain.on_answer(
+            ask.slot, [ask.serial, list(ways), wait, "open", error], self.now
+        )
 
     def tick(self, micros: int) -> list[Any]:
         self.now += micros

@@ -29,7 +29,10 @@ def test_a_large_wish_is_divided_by_weight_at_once() -> None:
 
 
 def test_a_queue_without_room_gives_its_share_to_the_others() -> None:
-    assert Shares().divide(10, WEIGHTS, {"render": 1, "default": 100}) == {"render": 1, "default": 9}
+    assert Shares().divide(10, WEIGHTS, {"render": 1, "default": 100}) == {
+        "render": 1,
+        "default": 9,
+    }
     assert Shares().divide(10, WEIGHTS, {"render": 0, "default": 4}) == {"default": 4}
 
 

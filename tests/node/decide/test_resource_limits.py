@@ -99,7 +99,9 @@ def test_nobody_is_weighed_without_need() -> None:
 def test_the_kernels_own_kills_are_known(status: int, starved: bool, cause: str) -> None:
     stage = at_work()
     sight = stage.workers.pop(1).sight()
-    done = stage.perform(stage.brain.on_worker_ended(1, int(status), 5, 6, sight, stage.now, starved))
+    done = stage.perform(
+        stage.brain.on_worker_ended(1, int(status), 5, 6, sight, stage.now, starved)
+    )
     stage.swept(of(do.Sweep, done)[0].token)
 
     assert stage.ending(1).cause == cause
@@ -152,7 +154,9 @@ def test_without_a_free_slot_dedicated_jobs_are_looked_for_once_a_second() -> No
     assert of(do.ClaimDedicated, done) == [do.ClaimDedicated(["default"], 2)]
     assert of(do.ClaimDedicated, stage.tick(5 * SECOND)) == []  # not before there is an answer
 
-    done = stage.perform(stage.brain.on_claimed_dedicated([a_job(2, dedicated=True)], 78, stage.now))
+    done = stage.perform(
+        stage.brain.on_claimed_dedicated([a_job(2, dedicated=True)], 78, stage.now)
+    )
     assert of(do.ClaimDedicated, done) == [do.ClaimDedicated(["default"], 1)]
     stage.ready(2)
     assert stage.given(2) == [2]
@@ -166,7 +170,12 @@ def test_a_dedicated_job_for_which_there_is_no_room_comes_back_later_uncounted()
     stage.claimed(*(a_job(id, dedicated=True) for id in (1, 2, 3)))
 
     ending = stage.ending(3)
-    assert (ending.state, ending.happened, ending.losses, ending.crashes) == ("scheduled", False, 0, 0)
+    assert (ending.state, ending.happened, ending.losses, ending.crashes) == (
+        "scheduled",
+        False,
+        0,
+        0,
+    )
     assert ending.wait == APART_AGAIN
     assert len(stage.workers) == 3
 
@@ -237,7 +246,9 @@ def test_a_worker_that_has_grown_leaves_and_what_it_had_in_advance_goes_to_the_n
 
 
 def settings(stage: Stage, **changes: Any) -> list[Action]:
-    return stage.perform(stage.brain.on_settings(stage.brain.settings.changed(**changes), stage.now))
+    return stage.perform(
+        stage.brain.on_settings(stage.brain.settings.changed(**changes), stage.now)
+    )
 
 
 def test_a_larger_pool_gets_its_workers_at_once() -> None:
@@ -289,7 +300,9 @@ def test_a_job_that_must_not_run_twice_is_stopped_before_the_lease_is_over() -> 
     assert "lease lost" in str(ending.reason)
 
 
-def test_a_job_that_has_taken_a_lock_is_stopped_before_the_lease_is_over_and_its_end_frees_it() -> None:
+def test_a_job_that_has_taken_a_lock_is_stopped_before_the_lease_is_over_and_its_end_frees_it() -> (
+    None
+):
     stage = at_work(grace=60 * SECOND)
     stage.workers[1].locked = True
     stage.brain.on_renewed(stage.now, 15 * SECOND)

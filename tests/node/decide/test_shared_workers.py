@@ -50,7 +50,9 @@ def given(actions: Sequence[Action]) -> dict[int, int]:
 def places(actions: Sequence[Action]) -> dict[int, int]:
     """Where in its bunch each job is."""
     return {
-        job.id: wire.place(give.serial, index) for give in of(do.Give, actions) for index, job in enumerate(give.jobs)
+        job.id: wire.place(give.serial, index)
+        for give in of(do.Give, actions)
+        for index, job in enumerate(give.jobs)
     }
 
 
@@ -71,7 +73,7 @@ def test_jobs_of_a_task_with_concurrency_sit_together_and_more_of_it_is_claimed_
 
     assert of(do.Share, done) == [do.Share(1, (2, 3, 4))]
     assert given(done) == {1: 1, 2: 1}
-    assert of(do.Claim, done) == [do.Claim({"default": 1})]   # one of any task, now and then
+    assert of(do.Claim, done) == [do.Claim({"default": 1})]  # one of any task, now and then
     done = brain.on_claimed([], CLAIM, 2)
     assert of(do.Claim, done) == [do.Claim({"default": 1}, ("fetch",))]
 
@@ -83,7 +85,9 @@ def test_a_worker_without_a_job_does_not_keep_the_seats_of_another_empty():
     for n in range(2, 5):
         (claim,) = of(do.Claim, done)
         asked.append(claim)
-        done = brain.on_claimed([a_job(n)], CLAIM, n)  # it sits beside the others, and a worker is still without
+        done = brain.on_claimed(
+            [a_job(n)], CLAIM, n
+        )  # it sits beside the others, and a worker is still without
 
     one_of_any = do.Claim({"default": 1})
     assert asked == [one_of_any, do.Claim({"default": 48}, ("fetch",)), one_of_any]
@@ -99,7 +103,10 @@ def test_no_more_sit_together_than_the_task_says():
 
 
 def test_what_is_limited_must_run_once_or_has_crashed_runs_alone():
-    limited: list[dict[str, Any]] = [{"options": '{"at_most_once":true}'}, {"options": '{"memory":1000000}'}]
+    limited: list[dict[str, Any]] = [
+        {"options": '{"at_most_once":true}'},
+        {"options": '{"memory":1000000}'},
+    ]
     for more in (*limited, {"crashes": 1}, {"losses": 1}):
         brain = a_brain()
         done = brain.on_claimed([a_job(1, **more)], CLAIM, 1)
@@ -124,8 +131,10 @@ def test_an_idle_shared_worker_goes_over_to_another_task_in_company():
     brain = a_brain()
     brain.concurrency = {"fetch": 3, "other": 2}
     at = places(brain.on_claimed([a_job(1)], CLAIM, 1))
-    assert given(brain.on_claimed([a_job(2, "other")], CLAIM, 2)) == {}   # its worker has company of another task
-    assert given(brain.on_claimed([a_job(3)], CLAIM, 3)) == {}   # and gets no more of it
+    assert (
+        given(brain.on_claimed([a_job(2, "other")], CLAIM, 2)) == {}
+    )  # its worker has company of another task
+    assert given(brain.on_claimed([a_job(3)], CLAIM, 3)) == {}  # and gets no more of it
     done = brain.on_results(1, [result(at[1])], 4)
 
     assert of(do.Share, done) == [do.Share(1, ()), do.Share(1, (5, 6))]
@@ -135,7 +144,12 @@ def test_an_idle_shared_worker_goes_over_to_another_task_in_company():
 def test_a_stop_is_for_one_seat_and_what_has_to_be_killed_takes_its_neighbours_with_it_uncounted():
     brain = a_brain()
     at = places(brain.on_claimed([a_job(1, options='{"grace":1000000}'), a_job(2)], CLAIM, 1))
-    sights = {1: NOTHING, 2: NOTHING, 3: running(at[2]), 4: running(at[1])}   # any seat may have taken it
+    sights = {
+        1: NOTHING,
+        2: NOTHING,
+        3: running(at[2]),
+        4: running(at[1]),
+    }  # any seat may have taken it
     brain.on_tick(2, sights)
     brain.on_cancel(1, "cancel", None, 3)
 
@@ -227,7 +241,9 @@ def test_one_that_has_not_begun_is_cancelled_without_a_word_to_those_that_run():
     assert of(do.TakeBack, brain.on_cancel(9, "cancel", None, 5)) == [do.TakeBack(1)]
     done = brain.on_taken_back(1, 7, 6)
 
-    assert [(end.id, end.state) for finish in of(do.Finish, done) for end in finish.ended] == [(9, "cancelled")]
+    assert [(end.id, end.state) for finish in of(do.Finish, done) for end in finish.ended] == [
+        (9, "cancelled")
+    ]
     assert sorted(given(done)) == [5, 6, 7, 8, 10, 11]
     done = brain.on_tick(7, sights)
     assert not of(do.Interrupt, done)
@@ -242,7 +258,10 @@ def test_several_are_stopped_at_a_time_each_at_its_seat():
     brain.on_cancel(1, "cancel", None, 3)
     brain.on_cancel(3, "cancel", None, 3)
 
-    assert of(do.Interrupt, brain.on_tick(4, sights)) == [do.Interrupt(2, at[1]), do.Interrupt(4, at[3])]
+    assert of(do.Interrupt, brain.on_tick(4, sights)) == [
+        do.Interrupt(2, at[1]),
+        do.Interrupt(4, at[3]),
+    ]
 
 
 def test_a_pool_that_shrinks_lets_a_shared_worker_end_what_it_runs():
@@ -263,10 +282,12 @@ def test_other_seats_are_made_when_those_that_sit_have_ended():
     done = brain.on_claimed([a_job(1), a_job(2), a_job(3)], CLAIM, 1)
     sitting = places(done)
     (host,) = {share.slot for share in of(do.Share, done)}
-    assert sorted(given(done)) == [1, 2]   # the third waits for a seat
+    assert sorted(given(done)) == [1, 2]  # the third waits for a seat
 
     assert given(brain.on_company({"fetch": 4}, 2)) == {}
-    assert given(brain.on_results(host, [result(sitting[1])], 3)) == {}   # the other one is still there
+    assert (
+        given(brain.on_results(host, [result(sitting[1])], 3)) == {}
+    )  # the other one is still there
     more = brain.on_results(host, [result(sitting[2])], 4)
 
     assert [len(share.seats) for share in of(do.Share, more)] == [0, 4]
@@ -281,7 +302,10 @@ def test_a_task_that_has_no_company_any_more_runs_one_at_a_time():
     (host,) = {share.slot for share in of(do.Share, done)}
 
     brain.on_company({}, 2)
-    ended = [*brain.on_results(host, [result(sitting[1])], 3), *brain.on_results(host, [result(sitting[2])], 4)]
+    ended = [
+        *brain.on_results(host, [result(sitting[1])], 3),
+        *brain.on_results(host, [result(sitting[2])], 4),
+    ]
     assert [share.seats for share in of(do.Share, ended)] == [()]
     assert len(given(brain.on_claimed([a_job(3), a_job(4)], CLAIM, 5))) == 1
 

@@ -44,7 +44,8 @@ class FakeApp:
         self.conditions = Conditions()
         self.store: Any = None
         self._tasks: dict[str, Task[..., Any]] = {
-            fn.__name__: Task(app, fn, fn.__name__, DEFAULT_OPTIONS, DEFAULT_POLICY) for fn in functions
+            fn.__name__: Task(app, fn, fn.__name__, DEFAULT_OPTIONS, DEFAULT_POLICY)
+            for fn in functions
         }
 
     def clone(self, job_id: int, changes: dict[str, Any]) -> bytes:
@@ -77,7 +78,10 @@ class End:
         self.results: list[wire.Result] = []
 
     def give(self, serial: int, *jobs: tuple[str, dict[str, Any]]) -> None:
-        travelling = [wire.Job(i, 1, 7, task, msgspec.json.encode(args), None) for i, (task, args) in enumerate(jobs)]
+        travelling = [
+            wire.Job(i, 1, 7, task, msgspec.json.encode(args), None)
+            for i, (task, args) in enumerate(jobs)
+        ]
         self.line.give(serial, travelling)
 
     def hear(self, count: int) -> list[wire.Result]:
@@ -261,8 +265,12 @@ def test_the_bell_rings_rarely_for_short_jobs_and_always_when_the_worker_runs_dr
                 assert time.monotonic() < started + 5
                 end.line.sock.setblocking(True)
                 end.line.sock.settimeout(5)
-                bells += sum(message == [wire.BELL] for message in frames.feed(end.line.sock.recv(1 << 16)))
-                results += end.line.slate.take()  # all are here at the last bell, or we wait for ever
+                bells += sum(
+                    message == [wire.BELL] for message in frames.feed(end.line.sock.recv(1 << 16))
+                )
+                results += (
+                    end.line.slate.take()
+                )  # all are here at the last bell, or we wait for ever
             most = 2 + (results[-1][5] - results[0][4]) / 2000
             assert 1 <= bells <= most
 
@@ -283,7 +291,9 @@ def test_a_worker_leaves_when_the_node_hangs_up_also_in_the_middle_of_things() -
     worker = Worker(FakeApp(add), sock, tokens, wire.Slate(slate_fd))
     thread = threading.Thread(target=worker.serve, name="worker")
     line.send((wire.BUNCH, 4, []))
-    line.give(5, [wire.Job(1, 1, 7, "add", b" " * 5_000_000, None)])  # its token is there, its frame only in part
+    line.give(
+        5, [wire.Job(1, 1, 7, "add", b" " * 5_000_000, None)]
+    )  # its token is there, its frame only in part
     assert line.stuffed
     thread.start()
     eventually(lambda: line.receive()[1], within=5)
@@ -373,7 +383,9 @@ def test_a_result_that_cannot_be_kept_is_still_a_success() -> None:
     assert "could not be kept" in (result.extra or {})["reason"]
 
 
-@pytest.mark.parametrize("way_out", [SystemExit, KeyboardInterrupt, GeneratorExit, Stopped, asyncio.CancelledError])
+@pytest.mark.parametrize(
+    "way_out", [SystemExit, KeyboardInterrupt, GeneratorExit, Stopped, asyncio.CancelledError]
+)
 def test_a_way_out_that_nobody_asked_for_is_an_exception(way_out: type[BaseException]) -> None:
     def leave() -> None:
         raise way_out
@@ -480,7 +492,9 @@ def test_a_sigterm_that_comes_too_late_hits_nobody_else() -> None:
     assert result.payload == b'"slept"'
 
 
-def test_after_a_stray_sigterm_the_node_says_what_becomes_of_the_job_and_then_the_worker_leaves() -> None:
+def test_after_a_stray_sigterm_the_node_says_what_becomes_of_the_job_and_then_the_worker_leaves() -> (
+    None
+):
     with in_process(sleep_long) as (end, pid):
         end.give(1, ("sleep_long", {}))
         eventually(lambda: end.line.sight().noted, within=5)
@@ -629,7 +643,9 @@ def test_a_chain_of_causes_is_told_up_to_a_limit() -> None:
     told = told_of(error)
 
     assert told["message"] == "layer 999"
-    assert [cause["message"] for cause in told["causes"]] == [f"layer {n}" for n in range(998, 978, -1)]
+    assert [cause["message"] for cause in told["causes"]] == [
+        f"layer {n}" for n in range(998, 978, -1)
+    ]
 
 
 def test_causes_that_form_a_ring_come_to_an_end() -> None:
@@ -700,7 +716,13 @@ def nap(ms: int) -> None:
 
 def test_the_cpu_time_of_a_job_is_its_own_also_right_after_tiny_ones() -> None:
     with in_process(add, spin, nap) as (end, _):
-        end.give(1, *[("add", {"x": 1})] * 3000, ("spin", {"ms": 50}), ("nap", {"ms": 50}), ("spin", {"ms": 50}))
+        end.give(
+            1,
+            *[("add", {"x": 1})] * 3000,
+            ("spin", {"ms": 50}),
+            ("nap", {"ms": 50}),
+            ("spin", {"ms": 50}),
+        )
         *tiny, spun, slept, again = end.hear(3003)
 
     used = [each.cpu or 0 for each in (*tiny, spun, slept, again)]

@@ -14,13 +14,19 @@ import pytest
 from tests.support import ROOT
 from tests.worker.test_fork_per_job import Ward
 
-LAST = Path("/proc/sys/kernel/ns_last_pid")   # of this namespace; the next process gets the number after it
+LAST = Path(
+    "/proc/sys/kernel/ns_last_pid"
+)  # of this namespace; the next process gets the number after it
 
 
 @pytest.mark.parametrize("rounds", [25, pytest.param(5_000, marks=pytest.mark.soak)])
 def test_who_has_got_the_number_of_a_dead_worker_is_not_signalled(rounds):
     inside = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
-    if os.geteuid() or not LAST.exists() or subprocess.run([*inside, "true"], check=False).returncode:
+    if (
+        os.geteuid()
+        or not LAST.exists()
+        or subprocess.run([*inside, "true"], check=False).returncode
+    ):
         pytest.skip("a namespace of processes needs root, and a kernel that lets it choose numbers")
     code = "from tests.node.processes.test_pid_reuse import main; main()"
     command = [*inside, sys.executable, "-c", code, str(rounds)]
@@ -29,7 +35,7 @@ def test_who_has_got_the_number_of_a_dead_worker_is_not_signalled(rounds):
     assert done.returncode == 0, done.stderr
     reused, hit = map(int, done.stdout.split())
     assert hit == 0
-    assert reused >= rounds * 0.9   # another process may be faster now and then
+    assert reused >= rounds * 0.9  # another process may be faster now and then
 
 
 def main() -> None:
@@ -42,7 +48,9 @@ def main() -> None:
                 ward.run(("stay", {}))
                 ward.runs(0)
                 os.kill(ward.pid, signal.SIGKILL)
-                while os.path.exists(f"/proc/{ward.pid}"):   # until the zygote has reaped it; we have not heard of it
+                while os.path.exists(
+                    f"/proc/{ward.pid}"
+                ):  # until the zygote has reaped it; we have not heard of it
                     time.sleep(0.0005)
                 LAST.write_text(str(ward.pid - 1))
                 bystander = os.fork()

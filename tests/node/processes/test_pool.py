@@ -35,7 +35,9 @@ from genba.node.processes.pool import (
 )
 from genba.storage.nodes.leftover_processes import end_leftovers
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the process tree is built on Linux calls")
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux", reason="the process tree is built on Linux calls"
+)
 
 E = TypeVar("E")
 WITHIN = 20.0  # never waited for when all is well
@@ -261,7 +263,11 @@ def watch(*pids: int) -> dict[int, int]:
 def deaths(watched: dict[int, int], within: float) -> set[int]:
     """Those that are dead, at the latest after `within` seconds."""
     deadline = time.monotonic() + within
-    dead = {pid for pid, pidfd in watched.items() if linux.ended(pidfd, max(0, deadline - time.monotonic()))}
+    dead = {
+        pid
+        for pid, pidfd in watched.items()
+        if linux.ended(pidfd, max(0, deadline - time.monotonic()))
+    }
     for pidfd in watched.values():
         os.close(pidfd)
     return dead
@@ -285,7 +291,13 @@ def title_of(pid: int) -> str:
 def test_the_zygote_says_hello_with_what_the_app_says(open_desk: Callable[..., Desk]) -> None:
     hello = open_desk("shop").next(Hello)
 
-    assert hello.contents == {"url": "sqlite:///jobs.db", "namespace": "shop", "tasks": [], "threads": [], "loop": None}
+    assert hello.contents == {
+        "url": "sqlite:///jobs.db",
+        "namespace": "shop",
+        "tasks": [],
+        "threads": [],
+        "loop": None,
+    }
 
 
 def test_a_hello_may_be_larger_than_a_packet(open_desk: Callable[..., Desk], place: Path) -> None:
@@ -357,9 +369,13 @@ def test_a_worker_is_a_clean_process_of_its_own(open_desk: Callable[..., Desk]) 
         ("1 / 0", 1 << 8),
     ],
 )
-def test_the_end_of_a_worker_is_reported_with_what_it_used(desk: Desk, code: str, status: int) -> None:
+def test_the_end_of_a_worker_is_reported_with_what_it_used(
+    desk: Desk, code: str, status: int
+) -> None:
     worker = desk.spawn()
-    desk.tell(f"import time\nwhile time.process_time() < 0.05: pass\nkept = b'x' * 50_000_000\n{code}")
+    desk.tell(
+        f"import time\nwhile time.process_time() < 0.05: pass\nkept = b'x' * 50_000_000\n{code}"
+    )
 
     ended = desk.next(WorkerEnded)
 
@@ -415,7 +431,9 @@ def test_a_worker_comes_in_milliseconds_and_leaves_no_descriptor_behind(
 
     assert [open_fds(pid) for pid in pids] == before
     with capsys.disabled():
-        print(f"\nspawn: p50 {statistics.median(times) * 1e3:.2f} ms, p99 {times[197] * 1e3:.2f} ms")
+        print(
+            f"\nspawn: p50 {statistics.median(times) * 1e3:.2f} ms, p99 {times[197] * 1e3:.2f} ms"
+        )
 
 
 def test_many_workers_asked_for_at_once_all_come(desk: Desk) -> None:
@@ -447,7 +465,9 @@ def test_a_sweep_ends_what_a_dead_worker_left_and_spares_the_others(desk: Desk) 
 
 def test_a_sweep_ends_deep_trees_and_those_that_keep_forking(desk: Desk) -> None:
     desk.spawn()
-    deep = desk.ask("stray(lambda: (os.fork() == 0 and (os.fork() == 0 and signal.pause(), signal.pause())))")
+    deep = desk.ask(
+        "stray(lambda: (os.fork() == 0 and (os.fork() == 0 and signal.pause(), signal.pause())))"
+    )
     desk.ask("[stray(hop) for _ in range(3)]")
     desk.pool.signal(0, signal.SIGKILL)
     desk.next(WorkerEnded)
@@ -467,7 +487,9 @@ def test_both_ways_to_list_children_agree(desk: Desk) -> None:
     assert desk.pool.zygote_pid
 
     assert len(guard.children(desk.pool.zygote_pid)) == 3
-    assert sorted(guard.children(desk.pool.zygote_pid)) == sorted(guard.children_by_scan(desk.pool.zygote_pid))
+    assert sorted(guard.children(desk.pool.zygote_pid)) == sorted(
+        guard.children_by_scan(desk.pool.zygote_pid)
+    )
 
 
 # A dead zygote
@@ -622,7 +644,9 @@ def test_everything_ends_within_a_second_of_a_killed_node(run_node: Callable[...
     assert deaths(watched, within=1) == set(watched)
 
 
-def test_a_node_whose_guard_is_killed_ends_everything_and_can_start_again(run_node: Callable[..., NodeRun]) -> None:
+def test_a_node_whose_guard_is_killed_ends_everything_and_can_start_again(
+    run_node: Callable[..., NodeRun],
+) -> None:
     node = run_node()
     pids = node.line()
     watched = watch(*everyone(pids))
@@ -634,7 +658,9 @@ def test_a_node_whose_guard_is_killed_ends_everything_and_can_start_again(run_no
     assert node.line()["guard"] != pids["guard"]
 
 
-def test_leftovers_of_a_node_and_a_guard_killed_at_once_are_found(run_node: Callable[..., NodeRun]) -> None:
+def test_leftovers_of_a_node_and_a_guard_killed_at_once_are_found(
+    run_node: Callable[..., NodeRun],
+) -> None:
     dead, alive = str(uuid.uuid4()), str(uuid.uuid4())  # the search goes over the whole machine
     node = run_node(GENBA_INCARNATION=dead)
     other = run_node(GENBA_INCARNATION=alive)
@@ -686,7 +712,9 @@ def test_a_python_that_cannot_be_started_is_reported(bare_guard: socket.socket) 
     assert bare_guard.recv(100) == f"ZYGOTE_DIED 0 {127 << 8}".encode()
 
 
-def test_a_sweep_waits_until_the_workers_of_a_dead_zygote_are_known(bare_guard: socket.socket) -> None:
+def test_a_sweep_waits_until_the_workers_of_a_dead_zygote_are_known(
+    bare_guard: socket.socket,
+) -> None:
     bare_guard.send(b"START")  # fails, without a descriptor
     bare_guard.send(b"SWEEP 1")
     assert bare_guard.recv(100).startswith(b"ZYGOTE_DIED")

@@ -44,7 +44,9 @@ def test_what_a_worker_has_begun_that_nobody_was_told_of_is_not_run_again_as_the
     effects = tmp_path / "effects"
     try:
         count = 4 if seconds > 1 else 200
-        group = module.app.enqueue_many([module.work.call(str(effects), seconds) for _ in range(count)])
+        group = module.app.enqueue_many(
+            [module.work.call(str(effects), seconds) for _ in range(count)]
+        )
         start_node("untold:app", url, "--pool", "static", "--min", "2", env={"FALL": "1"})
         group.wait(timeout=60)
 

@@ -32,7 +32,9 @@ def nearly_done(ear: str, pause: float) -> None:
 
 
 @pytest.mark.parametrize("count", [100, pytest.param(10_000, marks=pytest.mark.soak)])
-def test_what_a_cancel_answers_is_what_became_of_the_job_and_it_ended_once(url, tmp_path, start_node, count):
+def test_what_a_cancel_answers_is_what_became_of_the_job_and_it_ended_once(
+    url, tmp_path, start_node, count
+):
     (tmp_path / "racing.py").write_text(APP)
     module = load_module("racing", tmp_path, url)
     dice = random.Random(7)
@@ -45,7 +47,9 @@ def test_what_a_cancel_answers_is_what_became_of_the_job_and_it_ended_once(url, 
         while len(answers) < count:
             # Of ten one is cancelled for sure, one has ended for sure, and the others are a race.
             pauses = [60.0, 0.0, *(dice.uniform(0, 0.01) for _ in range(8))]
-            group = module.app.enqueue_many([module.nearly_done.call(str(tmp_path / "ear"), p) for p in pauses])
+            group = module.app.enqueue_many(
+                [module.nearly_done.call(str(tmp_path / "ear"), p) for p in pauses]
+            )
             handles |= {job.id: job for job in group}
             for _ in group:
                 id = int(ear.recv(32))
@@ -61,6 +65,8 @@ def test_what_a_cancel_answers_is_what_became_of_the_job_and_it_ended_once(url, 
     module.app.close()
     assert {id for id, times in ended.items() if times != 1} == set()
     assert ended.keys() == handles.keys()
-    assert [id for id in handles if states[id] != ("cancelled" if answers[id] else "succeeded")] == []
+    assert [
+        id for id in handles if states[id] != ("cancelled" if answers[id] else "succeeded")
+    ] == []
     assert set(states.values()) == {"cancelled", "succeeded"}
     print(Counter(states.values()))

@@ -34,13 +34,17 @@ class Hands:
 
     def start(self, name: str) -> NodeProcess:
         env = {**self.clock.env, "GENBA_LEASE": "10"}
-        node = NodeProcess.start("hands:app", self._url, "--max", "3", "--name", name, cwd=self.folder, env=env)
+        node = NodeProcess.start(
+            "hands:app", self._url, "--max", "3", "--name", name, cwd=self.folder, env=env
+        )
         self._stack.callback(end, node)
         return node
 
     def runs(self, word: str) -> list[tuple[int, float]]:
         """(job, when) in the order in which they began; when is what the worker's clock said."""
-        return [(int(id), float(at)) for name, id, at in lines(self.folder / "runs") if name == word]
+        return [
+            (int(id), float(at)) for name, id, at in lines(self.folder / "runs") if name == word
+        ]
 
     def more(self, word: str, count: int = 1, within: float = RECOVERY) -> None:
         before = len(self.runs(word))
@@ -64,7 +68,10 @@ def jump(hands: Hands, by: float) -> None:
     began = time.monotonic()
     hands.clock.jump_to_just_before_a_minute(by)
     due = (hands.clock.now() // 60 + 1) * 60
-    eventually(lambda: any(at >= due for _, at in hands.runs("minute")[before["minute"] :]), within=RECOVERY)
+    eventually(
+        lambda: any(at >= due for _, at in hands.runs("minute")[before["minute"] :]),
+        within=RECOVERY,
+    )
     for word in ("second", "again"):
         hands.more(word)
     hands.module.slowly.enqueue(1).wait(timeout=RECOVERY)
@@ -72,13 +79,23 @@ def jump(hands: Hands, by: float) -> None:
     print(f"{by:+.0f} s: all is as before after {took:.1f} s")
 
     ran = {word: hands.runs(word)[before[word] :] for word in before}
-    assert len(ran["minute"]) <= 2 + took / 60, ran  # what was missed once, and the minutes that have passed
+    assert len(ran["minute"]) <= 2 + took / 60, (
+        ran
+    )  # what was missed once, and the minutes that have passed
     assert len(ran["second"]) <= 2 + took, ran
-    moments = {job.id: job.record.moment / 1e6 for job in hands.app.jobs(task=list(ran), state="any", limit=500)}
+    moments = {
+        job.id: job.record.moment / 1e6
+        for job in hands.app.jobs(task=list(ran), state="any", limit=500)
+    }
     for word, found in ran.items():
         for id, at in found:
             moment = moments.get(id, at)  # with a clock ten years ahead all that is old is pruned
-            assert at >= moment or at < moment - 60, (word, id, at, moment)  # earlier by far: before the clock was set
+            assert at >= moment or at < moment - 60, (
+                word,
+                id,
+                at,
+                moment,
+            )  # earlier by far: before the clock was set
 
 
 def through(hands: Hands, jumps: Sequence[float]) -> None:
@@ -99,7 +116,10 @@ def through(hands: Hands, jumps: Sequence[float]) -> None:
     assert {node.id for node in hands.app.nodes()} == ids
     assert not list(hands.app.events(kinds=["node_lost"]))
     after = [psutil.Process(node.pid).memory_info().rss for node in hands.nodes]
-    assert all(more - less < 20_000_000 for less, more in zip(memory, after, strict=True)), (memory, after)
+    assert all(more - less < 20_000_000 for less, more in zip(memory, after, strict=True)), (
+        memory,
+        after,
+    )
 
 
 def test_after_a_jump_of_the_clock_all_goes_on_within_a_minute_without_a_storm(hands):
@@ -126,7 +146,9 @@ def test_what_was_asked_for_while_the_clock_was_ten_years_ahead_does_not_wait_fo
     assert hands.app.verify().faults == []
 
 
-def test_what_was_to_happen_soon_happens_soon_also_if_the_clock_was_set_back_while_no_node_ran(hands):
+def test_what_was_to_happen_soon_happens_soon_also_if_the_clock_was_set_back_while_no_node_ran(
+    hands,
+):
     retried = hands.module.twice.enqueue()
     eventually(lambda: retried.refresh().state == "scheduled", within=RECOVERY)
     for node in hands.nodes:
@@ -150,7 +172,8 @@ def test_a_node_that_dies_with_a_jump_of_the_clock_is_found_dead_in_time(hands, 
     one, two = hands.nodes
     stuck = hands.module.stay.using(priority=9).enqueue()
     (holder,) = eventually(
-        lambda: [node for node in hands.app.nodes() if node.id == stuck.refresh().record.node], within=60
+        lambda: [node for node in hands.app.nodes() if node.id == stuck.refresh().record.node],
+        within=60,
     )
     hands.clock.jump(jump)
     (one if holder.name == "one" else two).kill9()
@@ -162,7 +185,9 @@ def test_a_node_that_dies_with_a_jump_of_the_clock_is_found_dead_in_time(hands, 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("wrong_by", [HOUR, -HOUR])
-def test_a_node_whose_machine_has_the_wrong_time_starts_and_repeats_nothing_early(hands, url, wrong_by):
+def test_a_node_whose_machine_has_the_wrong_time_starts_and_repeats_nothing_early(
+    hands, url, wrong_by
+):
     if url.startswith("sqlite"):
         pytest.skip("on SQLite all are on one machine, whose clock is that of the store")
     hands.module.again.enqueue()
@@ -172,10 +197,16 @@ def test_a_node_whose_machine_has_the_wrong_time_starts_and_repeats_nothing_earl
         now = conn.execute("SELECT extract(epoch FROM statement_timestamp())").fetchone()
     assert now is not None
     moments = [float(now[0]) + 0.5 + 0.1 * i for i in range(40)]
-    jobs = hands.app.enqueue_many([hands.module.late.using(at=moment).call("due") for moment in moments])
+    jobs = hands.app.enqueue_many(
+        [hands.module.late.using(at=moment).call("due") for moment in moments]
+    )
     hands.app.wait(jobs, timeout=30)
-    late = sorted(job.attempts[0].started.timestamp() - at for job, at in zip(jobs, moments, strict=True))
-    print(f"machine wrong by {wrong_by:+.0f} s: started {late[0] * 1000:.0f} to {late[-1] * 1000:.0f} ms late")
+    late = sorted(
+        job.attempts[0].started.timestamp() - at for job, at in zip(jobs, moments, strict=True)
+    )
+    print(
+        f"machine wrong by {wrong_by:+.0f} s: started {late[0] * 1000:.0f} to {late[-1] * 1000:.0f} ms late"
+    )
     assert late[0] >= -0.06  # what the skew of a node is known to
     assert late[-1] < 2
     assert not list(hands.app.events(kinds=["node_lost"]))

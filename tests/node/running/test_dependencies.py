@@ -28,7 +28,9 @@ def flow(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         url = sqlite_url(folder)
         if request.param == "postgres":
             databases = request.getfixturevalue("databases")
-            url = databases.url(stack.enter_context(databases.fresh(request.getfixturevalue("template"))))
+            url = databases.url(
+                stack.enter_context(databases.fresh(request.getfixturevalue("template")))
+            )
         (folder / "flow.py").write_bytes(SOURCE.read_bytes())
         module = load_module("flow", folder, url)
         stack.callback(module.app.close)
@@ -60,12 +62,19 @@ def test_a_job_runs_after_a_group_and_knows_its_results(flow):
         assert flow.sum_of_deps.using(after=after).enqueue().result(timeout=10) == sum(range(1, 21))
 
     progress = parts.progress
-    assert (progress, progress.done, progress.total, progress.states) == (100, 20, 20, {"succeeded": 20})
+    assert (progress, progress.done, progress.total, progress.states) == (
+        100,
+        20,
+        20,
+        {"succeeded": 20},
+    )
 
 
 def test_a_group_is_cancelled_with_what_runs_in_it(flow, tmp_path):
     gate = tmp_path / "gate"
-    group = flow.app.enqueue_many([flow.wait_for.call(str(gate)), flow.add.using(delay="1h").call(1)])
+    group = flow.app.enqueue_many(
+        [flow.wait_for.call(str(gate)), flow.add.using(delay="1h").call(1)]
+    )
     eventually(lambda: group[0].refresh().state == "running")
     assert group.progress == 0
 
@@ -82,7 +91,12 @@ def test_a_failed_graph_goes_on_from_what_failed(flow, tmp_path):
     third = flow.add.using(after=second).call(3)
     graph = flow.app.enqueue_many([first, second, third, flow.add.using(after=third).call(4)])
     graph.wait(timeout=10)
-    assert [job.refresh().state for job in graph] == ["succeeded", "failed", "cancelled", "cancelled"]
+    assert [job.refresh().state for job in graph] == [
+        "succeeded",
+        "failed",
+        "cancelled",
+        "cancelled",
+    ]
     assert graph[2].reason == f"dependency failed: job {graph[1].id} ended failed"
 
     path.write_text("now")
@@ -108,7 +122,11 @@ def test_a_parent_waits_for_its_children_without_holding_a_slot(flow):
     last = flow.app.job(parent.result(timeout=10))
 
     assert last.result(timeout=10) == sum(range(10))
-    assert len(flow.app.jobs(parent=parent, state="any")) == flow.app.count(parent=parent.id, state="any") == 11
+    assert (
+        len(flow.app.jobs(parent=parent, state="any"))
+        == flow.app.count(parent=parent.id, state="any")
+        == 11
+    )
 
 
 def test_a_cancelled_parent_takes_its_running_child_with_it(flow, tmp_path):
@@ -165,7 +183,9 @@ def test_conditions_are_functions_coroutines_and_chains(flow, tmp_path, conditio
 
 def key_of(job: Any) -> str:
     record = job.refresh().record
-    return question_of(record.task, msgspec.json.decode(record.options)["ready"], record.args, record.options)
+    return question_of(
+        record.task, msgspec.json.decode(record.options)["ready"], record.args, record.options
+    )
 
 
 def test_a_class_may_have_its_own_condition(flow, tmp_path):
@@ -190,9 +210,15 @@ def test_a_condition_that_raises_hangs_or_dies_hurts_nobody(flow, tmp_path, mood
     path = tmp_path / "mood"
     path.write_text(mood)
     job = flow.go.using(ready=["moody"]).enqueue(str(path))
-    question = eventually(lambda: (q := flow.app.store.questions.question(key_of(job))) and q.raised and q, within=10)
+    question = eventually(
+        lambda: (q := flow.app.store.questions.question(key_of(job))) and q.raised and q, within=10
+    )
 
-    told = {"raise": "RuntimeError: not in the mood", "hang": "no answer within 1 s", "die": "ended with 3"}[mood]
+    told = {
+        "raise": "RuntimeError: not in the mood",
+        "hang": "no answer within 1 s",
+        "die": "ended with 3",
+    }[mood]
     assert told in question.said
     assert flow.add.enqueue(1).result(timeout=10) == 2
     path.write_text("fine")
@@ -216,7 +242,9 @@ def test_an_unknown_condition_is_an_error_where_the_code_is_and_a_reason_where_i
     with pytest.raises(BadOption, match=r"no condition 'flow.thee'; did you mean 'flow.there'"):
         flow.go.using(ready=["flow.thee"]).enqueue("x")
     with closing(Genba(flow.app.url)) as stranger:
-        job = stranger.submit([stranger.call("flow.go", ("x",), options={"ready": ["flow.nothing"]})])[0]
+        job = stranger.submit(
+            [stranger.call("flow.go", ("x",), options={"ready": ["flow.nothing"]})]
+        )[0]
         eventually(lambda: job.refresh().record.parked_on == "unknown condition flow.nothing")
         job.cancel()
 
@@ -242,10 +270,14 @@ def test_limit_to_lets_so_many_run_at_a_time(flow, tmp_path):
 
 @pytest.mark.parametrize("end", ["return", "apply", "transaction"])
 def test_a_clone_comes_with_the_success_and_is_a_copy(flow, end):
-    job = flow.again.using(key=f"chain {end}", priority=3, timeout="20s", tags=[end]).enqueue(2, end)
+    job = flow.again.using(key=f"chain {end}", priority=3, timeout="20s", tags=[end]).enqueue(
+        2, end
+    )
     job.wait(timeout=10)
 
-    last = eventually(lambda: [one for one in chain(flow, end) if one.args["left"] == 0], within=10)[0]
+    last = eventually(
+        lambda: [one for one in chain(flow, end) if one.args["left"] == 0], within=10
+    )[0]
 
     assert last.result(timeout=10) == 0
     assert [one.args["left"] for one in chain(flow, end)] == [0, 1, 2]
@@ -258,12 +290,14 @@ def test_a_clone_has_the_limits_that_were_given_to_the_job(flow):
     given = [Limit("chained:{end}", 1), Rate("chained", "100/s", burst=7)]
     flow.again.using(key="chain limits", limits=given).enqueue(1, "return").wait(timeout=10)
 
-    last = eventually(lambda: [one for one in chain(flow, "limits") if one.args["left"] == 0], within=10)[0]
+    last = eventually(
+        lambda: [one for one in chain(flow, "limits") if one.args["left"] == 0], within=10
+    )[0]
 
     assert last.result(timeout=10) == 0
-    assert rows(flow.app.url, "SELECT DISTINCT buckets FROM genba.job WHERE key = 'chain limits'") == [
-        ('[["chained:return","chained:{end}",0],["rate chained","rate chained",2]]',)
-    ]
+    assert rows(
+        flow.app.url, "SELECT DISTINCT buckets FROM genba.job WHERE key = 'chain limits'"
+    ) == [('[["chained:return","chained:{end}",0],["rate chained","rate chained",2]]',)]
 
 
 def chain(flow, end):
@@ -291,7 +325,9 @@ def test_regression_14_a_task_of_one_that_clones_itself_keeps_exactly_one_succes
 
     eventually(lambda: ["out", "0"] in lines(path), within=20)
 
-    assert [left for word, left in lines(path) if word == "in"] == [str(left) for left in range(10, -1, -1)]
+    assert [left for word, left in lines(path) if word == "in"] == [
+        str(left) for left in range(10, -1, -1)
+    ]
     assert most_at_once(path) == 1
     eventually(lambda: flow.app.count(task="flow.single") == 0)
 

@@ -15,7 +15,7 @@ from tests.support import NodeProcess, eventually, lines, load_module
 
 GRACE = 1.0
 BOUND = GRACE + 2
-SLACK = 6.0   # for a machine that others want; what is awaited here would take 10 s and more, or for ever
+SLACK = 6.0  # for a machine that others want; what is awaited here would take 10 s and more, or for ever
 
 
 class Way:
@@ -29,8 +29,12 @@ class Way:
 def way(engine: str, url: str, tmp_path: Path) -> Iterator[Way]:
     """On SQLite somebody else has the file, on PostgreSQL a proxy takes all and passes nothing on."""
     if engine == "sqlite":
-        with closing(apsw.Connection(str(tmp_path / "genba.db"))) as conn:   # as the client of this process has it
-            yield Way(url, lambda: execute(conn, "BEGIN IMMEDIATE"), lambda: execute(conn, "ROLLBACK"))
+        with closing(
+            apsw.Connection(str(tmp_path / "genba.db"))
+        ) as conn:  # as the client of this process has it
+            yield Way(
+                url, lambda: execute(conn, "BEGIN IMMEDIATE"), lambda: execute(conn, "ROLLBACK")
+            )
         return
     proxy = Proxy(url)
     try:
@@ -55,16 +59,18 @@ def test_a_node_leaves_in_time_though_its_database_does_not_answer_and_its_jobs_
 ):
     first = start_node("jobs:app", way.url, "--name", "first", "--grace", f"{GRACE}s", "--max", "2")
     done, unfinished = [jobs.wait_for.enqueue(str(path) + word) for word in ("", ".never")]
-    eventually(lambda: len(lines(f"{path}.started")) + len(lines(f"{path}.never.started")) == 2, within=30)
+    eventually(
+        lambda: len(lines(f"{path}.started")) + len(lines(f"{path}.never.started")) == 2, within=30
+    )
     way.close()
-    path.touch()   # it has ended, and nobody can be told
+    path.touch()  # it has ended, and nobody can be told
 
     took, code = seconds_to_end(first)
 
     assert took < BOUND + SLACK
-    assert code == 1   # something was left undone
+    assert code == 1  # something was left undone
     assert "others take over" in first.log
-    eventually(lambda: first.tree() == [], within=30)   # its guard sees to that
+    eventually(lambda: first.tree() == [], within=30)  # its guard sees to that
     way.open()
     Path(f"{path}.never").touch()
     start_node("jobs:app", url, "--name", "second")
@@ -88,7 +94,9 @@ def add(x: int) -> int:
 """
 
 
-def test_a_worker_that_does_not_come_to_an_end_is_ended_soon_after_the_grace(url, start_node, tmp_path):
+def test_a_worker_that_does_not_come_to_an_end_is_ended_soon_after_the_grace(
+    url, start_node, tmp_path
+):
     (tmp_path / "slow_to_leave.py").write_text(_SLOW_TO_LEAVE)
     module = load_module("slow_to_leave", tmp_path, url)
     with closing(module.app):
@@ -98,5 +106,5 @@ def test_a_worker_that_does_not_come_to_an_end_is_ended_soon_after_the_grace(url
         took, code = seconds_to_end(node)
 
     assert took < BOUND + SLACK
-    assert code == 0   # nothing was left undone
+    assert code == 0  # nothing was left undone
     assert node.tree() == []

@@ -40,14 +40,16 @@ def test_a_late_tenant_is_served_at_once(url: str, tmp_path: Path, start_node: A
 
     fair.app.wait(late, timeout=20)
     left = fair.app.count(task="fair.render")
-    assert left > 500   # most of the flood is still there
+    assert left > 500  # most of the flood is still there
     assert fair.app.queues["fair"].fair_by == "tenant"
     fair.app.cancel_many()
     fair.app.close()
 
 
 @pytest.mark.soak
-def test_after_a_flood_of_fifty_thousand_the_late_tenant_waits_a_fiftieth_of_its_time(url, tmp_path, start_node):
+def test_after_a_flood_of_fifty_thousand_the_late_tenant_waits_a_fiftieth_of_its_time(
+    url, tmp_path, start_node
+):
     (tmp_path / "fair.py").write_text(SOURCE)
     fair = load_module("fair", tmp_path, url)
     for _ in range(5):
@@ -62,7 +64,9 @@ def test_after_a_flood_of_fifty_thousand_the_late_tenant_waits_a_fiftieth_of_its
     waits = [wait for (wait,) in rows(url, f"SELECT claimed_at - created_at {ran} = 'B'")]
     ((began, ended),) = rows(url, f"SELECT min(claimed_at), max(finished_at) {ran} = 'A'")
     share = median(waits) / (ended - began)
-    print(f"B waits {median(waits) / 1e6:.3f} s (median), A takes {(ended - began) / 1e6:.1f} s: {share:.2%}")
+    print(
+        f"B waits {median(waits) / 1e6:.3f} s (median), A takes {(ended - began) / 1e6:.1f} s: {share:.2%}"
+    )
     assert len(waits) == 100
     assert share < 0.02
     fair.app.close()
@@ -77,7 +81,10 @@ def test_four_tenants_share_a_node_alike(url, tmp_path, start_node):
     start_node("fair:app", url, "-q", "fair", "--max", "2")
     eventually(lambda: fair.app.count(state="open") == 0, within=600, every=0.5)
 
-    half = Counter(tenant for (tenant,) in rows(url, "SELECT fair_key FROM genba.job ORDER BY ran_from LIMIT 5000"))
+    half = Counter(
+        tenant
+        for (tenant,) in rows(url, "SELECT fair_key FROM genba.job ORDER BY ran_from LIMIT 5000")
+    )
     index = sum(half.values()) ** 2 / (4 * sum(count * count for count in half.values()))
     print(f"of the first half {dict(half)}: Jain's index is {index:.4f}")
     assert index >= 0.95

@@ -37,7 +37,10 @@ def narrow(url: str, tmp_path: Path) -> Iterator[Any]:
 
 def started(path: Path, count: int, within: float = 30) -> list[list[str]]:
     """Job, attempt and pid of the runs so far, once there are so many."""
-    return eventually(lambda: (told := lines(f"{path}.started"))[: len(told) * (len(told) >= count)], within=within)
+    return eventually(
+        lambda: (told := lines(f"{path}.started"))[: len(told) * (len(told) >= count)],
+        within=within,
+    )
 
 
 def gone(pid: str | int) -> bool:
@@ -56,14 +59,16 @@ def test_a_paused_worker_keeps_its_slot_until_it_is_dead(narrow, url, start_node
 
     second = started(path, 2)[1]
     assert second[0] == str(others[0].id)
-    assert gone(pid)   # stopped, it could not end by itself: it was killed first
+    assert gone(pid)  # stopped, it could not end by itself: it was killed first
     path.touch()
     narrow.app.wait([first, *others], timeout=20)
     assert (first.refresh().state, others[1].refresh().state) == ("timed_out", "succeeded")
     assert lines(tmp_path / "broken") == []
 
 
-def test_of_a_paused_node_the_tree_is_dead_before_another_has_the_slot(narrow, url, start_node, tmp_path, path):
+def test_of_a_paused_node_the_tree_is_dead_before_another_has_the_slot(
+    narrow, url, start_node, tmp_path, path
+):
     first = start_node("narrow:app", url, "--max", "2", env=LEASE)
     job = narrow.solo.enqueue(str(tmp_path), str(path))
     other = narrow.solo.enqueue(str(tmp_path), str(path))
@@ -84,7 +89,9 @@ def test_of_a_paused_node_the_tree_is_dead_before_another_has_the_slot(narrow, u
 
 
 @pytest.mark.parametrize("engine", ["sqlite", pytest.param("postgres", marks=pytest.mark.soak)])
-def test_a_tree_that_wakes_past_its_lease_dies_at_once_and_writes_nothing(narrow, url, start_node, tmp_path, path):
+def test_a_tree_that_wakes_past_its_lease_dies_at_once_and_writes_nothing(
+    narrow, url, start_node, tmp_path, path
+):
     """A whole machine is frozen: nobody there can end anything, and a slot cannot be kept for it for ever."""
     first = start_node("narrow:app", url, "--max", "1", env=LEASE)
     job = narrow.solo.enqueue(str(tmp_path), str(path))
@@ -94,13 +101,18 @@ def test_a_tree_that_wakes_past_its_lease_dies_at_once_and_writes_nothing(narrow
     runs = started(path, 2, within=40)
     assert runs[1][:2] == [str(job.id), "2"]
 
-    for process in frozen:   # the worker first: it has the start that it would have on a machine that wakes
+    for (
+        process
+    ) in frozen:  # the worker first: it has the start that it would have on a machine that wakes
         process.resume()
-    eventually(lambda: gone(pid), within=1 + 2)   # a second is promised; two more for a busy machine
+    eventually(lambda: gone(pid), within=1 + 2)  # a second is promised; two more for a busy machine
     path.touch()
 
     assert job.result(timeout=20) >= 2
-    assert [attempt.cause for attempt in job.attempts][0::len(job.attempts) - 1] == ["node lost", "returned"]
+    assert [attempt.cause for attempt in job.attempts][0 :: len(job.attempts) - 1] == [
+        "node lost",
+        "returned",
+    ]
 
 
 def freeze(node: NodeProcess) -> list[psutil.Process]:
@@ -117,7 +129,10 @@ def test_a_limit_holds_when_the_database_crashes_and_comes_back(start_node, tmp_
         for _ in "ab":
             start_node("narrow:app", server.url, "--max", "3")
         eventually(lambda: len(narrow.app.nodes()) == 2, within=20)
-        calls = [narrow.app.call(f"narrow.crowd{1 + i % 3}", (str(tmp_path), i % 4, 0.02), {}) for i in range(240)]
+        calls = [
+            narrow.app.call(f"narrow.crowd{1 + i % 3}", (str(tmp_path), i % 4, 0.02), {})
+            for i in range(240)
+        ]
         group = narrow.app.enqueue_many(calls)
         eventually(lambda: narrow.app.count(state="succeeded") >= 40, within=30)
 
@@ -129,6 +144,6 @@ def test_a_limit_holds_when_the_database_crashes_and_comes_back(start_node, tmp_
 
 
 def ended(narrow: Any, group: Any) -> bool:
-    with suppress(StoreError):   # connections that the crash has cut
+    with suppress(StoreError):  # connections that the crash has cut
         return bool(narrow.app.count(state="succeeded") == len(group))
     return False

@@ -25,7 +25,9 @@ def narrow(home: tuple[str, Path]) -> Iterator[Any]:
         (folder / "narrow.py").write_bytes(SOURCE.read_bytes())
         module = load_module("narrow", folder, url)
         stack.callback(module.app.close)
-        node = NodeProcess.start("narrow:app", url, "--max", "6", "-q", "default:4,units:2", cwd=folder)
+        node = NodeProcess.start(
+            "narrow:app", url, "--max", "6", "-q", "default:4,units:2", cwd=folder
+        )
         stack.callback(lambda: print(node.log))
         stack.callback(node.end)
         eventually(module.app.nodes, within=15)
@@ -33,7 +35,9 @@ def narrow(home: tuple[str, Path]) -> Iterator[Any]:
 
 
 def started(path: Path, count: int) -> list[list[str]]:
-    return eventually(lambda: (told := lines(f"{path}.started"))[: len(told) * (len(told) >= count)], within=10)
+    return eventually(
+        lambda: (told := lines(f"{path}.started"))[: len(told) * (len(told) >= count)], within=10
+    )
 
 
 def test_a_limit_is_filled_from_the_arguments_and_holds_for_each_bucket(narrow, path):
@@ -49,7 +53,10 @@ def test_a_limit_is_filled_from_the_arguments_and_holds_for_each_bucket(narrow, 
 
 def test_a_client_without_the_code_is_bound_by_the_same_limits(narrow, path):
     other = Genba(narrow.app.url)
-    jobs = [other.enqueue("narrow.serve", "c", str(path)), other.enqueue("narrow.serve", path=str(path), tenant="c")]
+    jobs = [
+        other.enqueue("narrow.serve", "c", str(path)),
+        other.enqueue("narrow.serve", path=str(path), tenant="c"),
+    ]
     jobs.append(other.enqueue("narrow.serve", "c", path=str(path)))
 
     assert [job.refresh().record.parked_on for job in jobs] == [None, None, "limit tenant:c"]
@@ -61,10 +68,14 @@ def test_a_client_without_the_code_is_bound_by_the_same_limits(narrow, path):
 
 @pytest.mark.parametrize(("task", "most"), [("few", 2), ("lone", 1)])
 def test_so_many_jobs_of_a_task_run_at_a_time(narrow, path, task, most):
-    group = narrow.app.enqueue_many([getattr(narrow, task).call(str(path)) for _ in range(most + 2)])
+    group = narrow.app.enqueue_many(
+        [getattr(narrow, task).call(str(path)) for _ in range(most + 2)]
+    )
 
     started(path, most)
-    assert [job.refresh().record.parked_on for job in group[most:]] == [f"limit max_running narrow.{task}"] * 2
+    assert [job.refresh().record.parked_on for job in group[most:]] == [
+        f"limit max_running narrow.{task}"
+    ] * 2
     assert len(lines(f"{path}.started")) == most
     path.touch()
     group.wait(timeout=10)
@@ -127,7 +138,10 @@ def test_an_operator_changes_a_limit_while_jobs_run(narrow, path):
 
     started(path, 3)
     narrow.app.set_limit("tenant:{tenant}", None)
-    told = [(event.data["template"], event.data.get("n")) for event in narrow.app.events(kinds="limit_changed")]
+    told = [
+        (event.data["template"], event.data.get("n"))
+        for event in narrow.app.events(kinds="limit_changed")
+    ]
     assert told == [("tenant:{tenant}", 3), ("tenant:{tenant}", None)]
     path.touch()
     group.wait(timeout=10)
@@ -143,6 +157,7 @@ def test_two_tasks_that_disagree_about_a_template_are_an_error():
     def one() -> None: ...
 
     with pytest.raises(BadTask, match=r"'gpu' has 3, but task .* has 2"):
+
         @app.task(limits=[Limit("gpu", 3)])
         def other() -> None: ...
 
@@ -154,6 +169,7 @@ def test_a_template_names_arguments_of_its_task():
     app = Genba("sqlite:///never.db")
 
     with pytest.raises(BadTask, match=r"'tenant:{tenant}' needs an argument 'tenant'"):
+
         @app.task(limits=[Limit("tenant:{tenant}", 2)])
         def one(x: int) -> None: ...
 

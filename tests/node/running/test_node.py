@@ -51,7 +51,9 @@ def node(jobs, url, start_node):
 
 def started(path: Path, count: int = 1) -> list[list[str]]:
     """Id, attempt and pid of the jobs that have started on `path`, once there are so many."""
-    return eventually(lambda: (told := lines(f"{path}.started"))[: len(told) * (len(told) >= count)], within=10)
+    return eventually(
+        lambda: (told := lines(f"{path}.started"))[: len(told) * (len(told) >= count)], within=10
+    )
 
 
 def gone(*pids: int | str) -> bool:
@@ -78,9 +80,13 @@ def test_client_and_node_rank_by_the_age_step_of_the_app(url, tmp_path, start_no
     due = once_more.using(queue="later", delay=0.1).enqueue()
     again = once_more.enqueue()
     start_node("aged:app", url, "-q", "default,later")
-    eventually(lambda: due.refresh().state == "waiting" and again.refresh().state == "scheduled", within=20)
+    eventually(
+        lambda: due.refresh().state == "waiting" and again.refresh().state == "scheduled", within=20
+    )
 
-    ranks = rows(url, f"SELECT due_at - rank FROM genba.job WHERE id IN ({waits.id}, {due.id}, {again.id})")
+    ranks = rows(
+        url, f"SELECT due_at - rank FROM genba.job WHERE id IN ({waits.id}, {due.id}, {again.id})"
+    )
     assert ranks == [(50_000_000,)] * 3
     app.close()
 
@@ -125,7 +131,7 @@ def test_on_demand_every_job_has_a_process_of_its_own_and_none_stays(jobs, node)
 
     assert len({job.result() for job in group}) == 6
     eventually(lambda: gone(*(job.result() for job in group)))
-    assert len(started_node.tree()) == 3   # node, guard, zygote
+    assert len(started_node.tree()) == 3  # node, guard, zygote
 
 
 def test_a_static_pool_has_its_workers_before_there_is_work(jobs, node):
@@ -138,7 +144,9 @@ def test_two_nodes_share_the_jobs_and_none_runs_twice(jobs, node, path):
     node("--name", "one")
     node("--name", "two")
 
-    group = jobs.app.enqueue_many([jobs.write_slowly.call(str(path), str(i), 0.008) for i in range(500)])
+    group = jobs.app.enqueue_many(
+        [jobs.write_slowly.call(str(path), str(i), 0.008) for i in range(500)]
+    )
     group.wait(timeout=60)
 
     told = lines(path)
@@ -148,7 +156,9 @@ def test_two_nodes_share_the_jobs_and_none_runs_twice(jobs, node, path):
     assert len({job.attempts[-1].node for job in group[::7]}) == 2
 
 
-def test_a_task_that_no_node_knows_waits_and_says_so_and_starts_when_one_knows_it(jobs, node, tmp_path):
+def test_a_task_that_no_node_knows_waits_and_says_so_and_starts_when_one_knows_it(
+    jobs, node, tmp_path
+):
     first = node()
     job = jobs.app.enqueue("nobody.knows")
     jobs.add.enqueue(1).result(timeout=10)
@@ -158,7 +168,7 @@ def test_a_task_that_no_node_knows_waits_and_says_so_and_starts_when_one_knows_i
     busy = psutil.Process(first.pid)
     used, began = sum(busy.cpu_times()[:2]), time.monotonic()
     assert jobs.add.using(delay=1).enqueue(1).result(timeout=10) == 2
-    assert (sum(busy.cpu_times()[:2]) - used) / (time.monotonic() - began) < 0.2   # not spun on
+    assert (sum(busy.cpu_times()[:2]) - used) / (time.monotonic() - began) < 0.2  # not spun on
     assert job.refresh().state == "waiting"
     (tmp_path / "other.py").write_text(_OTHER)
     node(target="other:app")
@@ -179,7 +189,10 @@ def test_a_node_whose_code_says_something_else_of_its_tasks_tells_so_once(jobs, 
     assert "changed tasks: nobody.knows (timeout)" in second.log
     assert not [one for one in (first, third) if "changed tasks" in one.log]
     [event] = jobs.app.events(kinds="task_changed")
-    assert (event.data["task"], event.data["diff"]) == ("nobody.knows", {"timeout": [None, 5_000_000]})
+    assert (event.data["task"], event.data["diff"]) == (
+        "nobody.knows",
+        {"timeout": [None, 5_000_000]},
+    )
 
 
 def test_a_deaf_job_is_ended_with_all_its_descendants_when_its_time_is_over(shop, path):
@@ -211,7 +224,10 @@ def test_what_a_job_leaves_behind_is_ended_before_it_is_finished(shop, path):
     children = [child for (child,) in lines(f"{path}.children")]
     assert len(children) == 2
     assert gone(*children)
-    told = [event.data for event in eventually(lambda: [*shop.app.events(job=job, kinds=["strays_killed"])])]
+    told = [
+        event.data
+        for event in eventually(lambda: [*shop.app.events(job=job, kinds=["strays_killed"])])
+    ]
     assert told == [{"attempt": 1, "processes": 2}]
 
 
@@ -228,7 +244,7 @@ def test_an_exit_is_a_crash_and_at_the_cap_the_job_is_held(shop):
     assert "exit 3" in job.reason
     assert "exit 3" in str(job.explain())
     first, second = job.attempts
-    assert second.claimed - first.ended >= timedelta(seconds=0.4)   # it was given time
+    assert second.claimed - first.ended >= timedelta(seconds=0.4)  # it was given time
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
@@ -254,13 +270,17 @@ def test_an_at_most_once_job_that_died_is_not_run_again(shop, path):
 def test_what_a_killed_worker_had_in_advance_is_not_harmed(jobs, node, path):
     """Short jobs travel in bunches; the death of the first must not count for the others."""
     node("--max", "1")
-    jobs.app.enqueue_many([jobs.add.call(i) for i in range(200)]).wait(timeout=20)   # now it takes many at once
+    jobs.app.enqueue_many([jobs.add.call(i) for i in range(200)]).wait(
+        timeout=20
+    )  # now it takes many at once
     calls = [jobs.write.call(str(path), str(i)) for i in range(100)]
     calls.insert(50, jobs.die_at_first.call(f"{path}.died"))
 
     group = jobs.app.enqueue_many(calls).wait(timeout=20)
 
-    assert {job.state for job in jobs.app.jobs(state="any", task="jobs.write", limit=200)} == {"succeeded"}
+    assert {job.state for job in jobs.app.jobs(state="any", task="jobs.write", limit=200)} == {
+        "succeeded"
+    }
     assert [job.crashes for job in group if job.crashes] == [1]
     assert group[50].refresh().attempts[0].cause == "signal 9"
     assert len(group[50].attempts) == 2
@@ -334,7 +354,7 @@ def test_a_sigterm_to_all_processes_of_a_node_is_a_drain_like_any_other(jobs, no
     started_node = node("--grace", "60s")
     job = getattr(jobs, task).enqueue(str(path))
     started(path)
-    for pid in reversed(started_node.tree()):   # the workers first
+    for pid in reversed(started_node.tree()):  # the workers first
         os.kill(pid, signal.SIGTERM)
     eventually(lambda: "draining" in started_node.log)
     path.touch()
@@ -373,7 +393,7 @@ def test_regression_12_a_node_survives_the_death_of_its_helpers(jobs, node, path
     (guard if role == "guard" else zygote).kill()
 
     if role == "guard":
-        started(path, 2)   # all died with it, and that counts for nobody
+        started(path, 2)  # all died with it, and that counts for nobody
     path.touch()
     assert job.result(timeout=10) == "opened"
     assert jobs.add.enqueue(1).result(timeout=10) == 2

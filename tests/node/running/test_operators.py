@@ -25,7 +25,9 @@ def _as_before(shop: Any) -> Any:
         queue.resume()
 
 
-def test_usecase_43_a_disabled_task_ends_what_runs_by_itself_and_starts_nothing_more(shop: Any, tmp_path: Path) -> None:
+def test_usecase_43_a_disabled_task_ends_what_runs_by_itself_and_starts_nothing_more(
+    shop: Any, tmp_path: Path
+) -> None:
     """Use case 43: flipping it off stops the chain while there is more to do; on again, it goes on."""
     running = shop.jobs.stop_when_asked.enqueue(str(tmp_path / "out"))
     eventually(lambda: lines(tmp_path / "out.started"))
@@ -35,7 +37,9 @@ def test_usecase_43_a_disabled_task_ends_what_runs_by_itself_and_starts_nothing_
     assert not task.enabled
     with pytest.raises(TaskDisabled, match=r"task 'jobs\.stop_when_asked' is disabled"):
         shop.jobs.stop_when_asked.enqueue("x")
-    assert running.wait(timeout=10).state == "succeeded"   # it saw should_stop; nobody has cancelled it
+    assert (
+        running.wait(timeout=10).state == "succeeded"
+    )  # it saw should_stop; nobody has cancelled it
     assert shop.jobs.add.enqueue(1).result(timeout=10) == 2
 
     assert task.enable()
@@ -77,11 +81,17 @@ def test_a_paused_queue_starts_nothing_and_a_pause_for_a_time_ends_by_itself(sho
 def test_an_operators_change_beats_the_code_until_it_is_taken_back(shop: Any) -> None:
     task = shop.app.tasks["jobs.about_me"]
     code = task.settings
-    assert task.set(priority=3, timeout="90s", retry=2) == {"priority": 3, "timeout": "90s", "retry": 2}
+    assert task.set(priority=3, timeout="90s", retry=2) == {
+        "priority": 3,
+        "timeout": "90s",
+        "retry": 2,
+    }
 
     job = shop.jobs.about_me.enqueue()
     mine = shop.jobs.about_me.using(priority=-7).enqueue()
-    graph = shop.app.enqueue_many([(a := shop.jobs.about_me.call()), shop.jobs.add.using(after=[a]).call(1)])
+    graph = shop.app.enqueue_many(
+        [(a := shop.jobs.about_me.call()), shop.jobs.add.using(after=[a]).call(1)]
+    )
     assert (job.priority, mine.priority, graph[0].priority) == (3, -7, 3)
     assert '"timeout":90000000' in job.record.options
     shop.app.wait([job, mine, *graph], timeout=10)

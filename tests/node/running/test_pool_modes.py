@@ -31,13 +31,17 @@ def genba(url, tmp_path):
 
     def call(*words: str) -> subprocess.CompletedProcess[str]:
         env = {**without_settings(os.environ), "GENBA_URL": url}
-        return subprocess.run(genba_command(*words), cwd=tmp_path, env=env, capture_output=True, text=True, timeout=30)
+        return subprocess.run(
+            genba_command(*words), cwd=tmp_path, env=env, capture_output=True, text=True, timeout=30
+        )
 
     return call
 
 
 def started(path, count: int = 1) -> list[list[str]]:
-    return eventually(lambda: (told := lines(f"{path}.started"))[: len(told) * (len(told) >= count)], within=10)
+    return eventually(
+        lambda: (told := lines(f"{path}.started"))[: len(told) * (len(told) >= count)], within=10
+    )
 
 
 def workers(node) -> int:
@@ -48,7 +52,9 @@ def workers(node) -> int:
 # modes
 
 
-@pytest.mark.parametrize("engine", ["sqlite"])   # it takes its time, and the database has no part in it
+@pytest.mark.parametrize(
+    "engine", ["sqlite"]
+)  # it takes its time, and the database has no part in it
 def test_a_dynamic_pool_grows_with_the_work_and_shrinks_when_there_is_none(jobs, node, path):
     one = node("--min", "1", "--max", "4")
     group = jobs.app.enqueue_many([jobs.wait_for.call(str(path)) for _ in range(6)])
@@ -57,7 +63,7 @@ def test_a_dynamic_pool_grows_with_the_work_and_shrinks_when_there_is_none(jobs,
     path.touch()
     group.wait(timeout=20)
 
-    eventually(lambda: workers(one) == 1, within=20)   # who was idle for 10 s goes
+    eventually(lambda: workers(one) == 1, within=20)  # who was idle for 10 s goes
     assert jobs.add.enqueue(1).result(timeout=10) == 2
 
 
@@ -74,7 +80,10 @@ def test_a_killed_worker_of_a_static_pool_is_replaced(jobs, node):
 def test_an_on_demand_burst_stays_within_max_and_a_killed_job_harms_no_other(jobs, node, path):
     one = node("--pool", "ondemand", "--max", "3")
     group = jobs.app.enqueue_many(
-        [jobs.die_at_first.call(f"{path}.died"), *(jobs.write_slowly.call(str(path), str(i), 0.01) for i in range(30))]
+        [
+            jobs.die_at_first.call(f"{path}.died"),
+            *(jobs.write_slowly.call(str(path), str(i), 0.01) for i in range(30)),
+        ]
     )
     most = 0
     deadline = time.monotonic() + 20
@@ -84,14 +93,18 @@ def test_an_on_demand_burst_stays_within_max_and_a_killed_job_harms_no_other(job
     assert {job.state for job in group} == {"succeeded"}
     assert sorted(int(word) for word, *_ in lines(path)) == list(range(30))
     assert len({line[3] for line in lines(path)}) == 30
-    assert most <= 4   # one may be leaving while the next one comes
+    assert most <= 4  # one may be leaving while the next one comes
     eventually(lambda: workers(one) == 0)
 
 
 def test_on_demand_a_job_that_is_killed_among_short_ones_dies_alone(jobs, node, path):
     one = node("--pool", "ondemand", "--max", "1")
-    jobs.app.enqueue_many([jobs.add.call(i) for i in range(20)]).wait(timeout=30)   # now they come in bunches
-    group = jobs.app.enqueue_many([jobs.wait_for.call(str(path)), *(jobs.add.call(i) for i in range(10))])
+    jobs.app.enqueue_many([jobs.add.call(i) for i in range(20)]).wait(
+        timeout=30
+    )  # now they come in bunches
+    group = jobs.app.enqueue_many(
+        [jobs.wait_for.call(str(path)), *(jobs.add.call(i) for i in range(10))]
+    )
     [(_, _, pid)] = started(path)
     assert group[0].kill()
     group.wait(timeout=20)
@@ -146,14 +159,16 @@ def test_a_dedicated_job_has_its_own_process_outside_the_slots(jobs, node, path)
     long = [jobs.wait_for.using(dedicated=True).enqueue(str(path)) for _ in range(2)]
     pids = [pid for _, _, pid in started(path, 2)]
 
-    assert jobs.add.enqueue(1).result(timeout=10) == 2   # the one slot is free
+    assert jobs.add.enqueue(1).result(timeout=10) == 2  # the one slot is free
     assert str(jobs.where.enqueue().result(timeout=10)) not in pids
     path.touch()
     assert [job.result(timeout=10) for job in long] == ["opened"] * 2
-    eventually(lambda: not set(map(int, pids)) & set(one.tree()))   # one job, and it leaves
+    eventually(lambda: not set(map(int, pids)) & set(one.tree()))  # one job, and it leaves
 
 
-def test_a_dedicated_job_starts_though_every_slot_is_taken_and_others_wait_before_it(jobs, node, path):
+def test_a_dedicated_job_starts_though_every_slot_is_taken_and_others_wait_before_it(
+    jobs, node, path
+):
     node("--max", "1")
     long = jobs.wait_for.enqueue(str(path))
     started(path)
@@ -175,7 +190,9 @@ def test_of_several_nodes_one_runs_a_dedicated_job(jobs, node, url, start_node, 
     path.touch()
 
     assert [job.result(timeout=60) for job in long] == ["opened"] * 4
-    assert sorted(int(job) for job, _, _ in lines(f"{path}.started")) == sorted(job.id for job in long)
+    assert sorted(int(job) for job, _, _ in lines(f"{path}.started")) == sorted(
+        job.id for job in long
+    )
 
 
 def test_dedicated_jobs_beyond_their_cap_wait_and_block_nobody(jobs, node, path):
@@ -202,9 +219,11 @@ def test_a_pool_is_made_larger_and_smaller_while_it_works(jobs, node, genba, pat
 
     started(path, 3)
     assert [n.slots for n in jobs.app.nodes()] == [3]
-    assert genba("node", "set", "one", "--max", "1", "--pool", "static", "--min", "1").returncode == 0
+    assert (
+        genba("node", "set", "one", "--max", "1", "--pool", "static", "--min", "1").returncode == 0
+    )
     eventually(lambda: [n.slots for n in jobs.app.nodes()] == [1])
-    assert {job.refresh().state for job in group} == {"running"}   # who runs, runs on
+    assert {job.refresh().state for job in group} == {"running"}  # who runs, runs on
     path.touch()
     group.wait(timeout=10)
     eventually(lambda: workers(one) == 1)
@@ -231,7 +250,7 @@ def test_a_node_drains_at_once_when_it_is_told_to(jobs, node, genba, path):
     jobs.app.tell_node("one", "drain")
     eventually(lambda: lines(f"{path}.stopped"), every=0.002)
 
-    assert time.monotonic() - before < 0.5   # 0.2 s is promised; others work on this machine
+    assert time.monotonic() - before < 0.5  # 0.2 s is promised; others work on this machine
     assert one.wait() == 0
     assert job.refresh().state == "succeeded"
     assert jobs.app.nodes() == []

@@ -26,7 +26,9 @@ def node(jobs, url, start_node):
 
 
 def started(path, count: int = 1) -> list[list[str]]:
-    return eventually(lambda: (told := lines(f"{path}.started"))[: len(told) * (len(told) >= count)], within=10)
+    return eventually(
+        lambda: (told := lines(f"{path}.started"))[: len(told) * (len(told) >= count)], within=10
+    )
 
 
 def gone(*pids: str) -> bool:
@@ -118,7 +120,10 @@ def test_every_attempt_has_its_times_its_cpu_time_and_its_memory_however_it_ende
         "cancelled": jobs.wait_for.enqueue(str(path)),
         "killed": jobs.wait_for.enqueue(str(path)),
     }
-    eventually(lambda: {ends[how].refresh().state for how in ("cancelled", "killed")} == {"running"}, within=60)
+    eventually(
+        lambda: {ends[how].refresh().state for how in ("cancelled", "killed")} == {"running"},
+        within=60,
+    )
     started(path, 3)
     ends["cancelled"].cancel()
     ends["killed"].kill()
@@ -142,7 +147,9 @@ def test_a_node_whose_gate_is_closed_claims_nothing_and_says_so(jobs, url, node)
     open_node = node("--min-free-memory", "1M", "--max-load", "10000")
 
     assert job.result(timeout=10) == 2
-    assert job.attempts[-1].pid in (process.pid for process in psutil.Process(open_node.pid).children(recursive=True))
+    assert job.attempts[-1].pid in (
+        process.pid for process in psutil.Process(open_node.pid).children(recursive=True)
+    )
     [(_, told)] = events(url, "gate_closed", "gate_opened")
     assert "memory free" in told["reason"]
 
@@ -150,7 +157,9 @@ def test_a_node_whose_gate_is_closed_claims_nothing_and_says_so(jobs, url, node)
 # the lease
 
 
-def test_regression_21_a_node_stopped_past_its_lease_is_another_one_and_writes_nothing_stale(jobs, url, node, path):
+def test_regression_21_a_node_stopped_past_its_lease_is_another_one_and_writes_nothing_stale(
+    jobs, url, node, path
+):
     first = node("--name", "first", "--max", "1", env={"GENBA_LEASE": "3"})
     [before] = jobs.app.nodes()
     job = jobs.wait_for.enqueue(str(path))
@@ -159,7 +168,7 @@ def test_regression_21_a_node_stopped_past_its_lease_is_another_one_and_writes_n
     eventually(lambda: job.refresh().record.started_mark)
 
     first.signal(signal.SIGSTOP)
-    eventually(lambda: gone(pid), within=10)   # the guard's deed: the node cannot do it
+    eventually(lambda: gone(pid), within=10)  # the guard's deed: the node cannot do it
     assert started(path, 2)[1][:2] == [str(job.id), "2"]
     first.signal(signal.SIGCONT)
 
@@ -172,16 +181,22 @@ def test_regression_21_a_node_stopped_past_its_lease_is_another_one_and_writes_n
     assert [attempt.cause for attempt in job.attempts] == ["node lost", "returned"]
 
 
-def test_a_node_without_its_database_stops_what_must_not_run_twice_and_nothing_else(jobs, url, node, path):
+def test_a_node_without_its_database_stops_what_must_not_run_twice_and_nothing_else(
+    jobs, url, node, path
+):
     node("--max", "2", env={"GENBA_LEASE": "3"})
     plain = jobs.wait_for.enqueue(str(path))
     once = jobs.wait_once.enqueue(str(path))
     started(path, 2)
-    with transaction(url) as conn:   # nobody can renew
-        conn.execute("SELECT 1 FROM genba_node" if url.startswith("sqlite") else "SELECT 1 FROM genba.node FOR UPDATE")
+    with transaction(url) as conn:  # nobody can renew
+        conn.execute(
+            "SELECT 1 FROM genba_node"
+            if url.startswith("sqlite")
+            else "SELECT 1 FROM genba.node FOR UPDATE"
+        )
         began = time.monotonic()
         assert eventually(lambda: lines(f"{path}.stopped"), within=5) == [[str(once.id), "Stopped"]]
-        assert time.monotonic() - began < 3   # before others may take it for lost
+        assert time.monotonic() - began < 3  # before others may take it for lost
         conn.execute("ROLLBACK")
     path.touch()
 
@@ -201,7 +216,9 @@ def test_workers_that_come_and_go_are_in_the_events(jobs, url, node, task, numbe
     eventually(lambda: job.refresh().state == "held", within=10)
     pid = job.attempts[-1].pid
 
-    ended = eventually(lambda: [w for _, e in events(url, "worker_ended") for w in e["workers"] if w["pid"] == pid])
+    ended = eventually(
+        lambda: [w for _, e in events(url, "worker_ended") for w in e["workers"] if w["pid"] == pid]
+    )
     begun = [w for _, e in events(url, "worker_started") for w in e["workers"] if w["pid"] == pid]
     assert ended == [{**begun[0], **end}]
 

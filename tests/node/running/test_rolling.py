@@ -28,12 +28,14 @@ def test_while_nodes_are_replaced_no_job_is_lost_and_none_that_fits_the_grace_ru
         next_grace = 2 if turn % 2 else 30
         calls = [jobs.write_slowly.call(str(path), str(n), 0.03) for n in range(JOBS)]
         group += jobs.app.enqueue_many(calls)
-        new = start_node("jobs:app", url, "--name", f"n{turn}", "--max", "2", "--grace", f"{next_grace}s")
+        new = start_node(
+            "jobs:app", url, "--name", f"n{turn}", "--max", "2", "--grace", f"{next_grace}s"
+        )
         eventually(partial(is_there, jobs.app, f"n{turn}"), within=600)
-        group += jobs.app.enqueue_many(calls)   # so that the old one has something in its hands
+        group += jobs.app.enqueue_many(calls)  # so that the old one has something in its hands
         eventually(partial(more_than, len(lines(path)), path), within=600)
         [number] = [node.id for node in jobs.app.nodes() if node.name == f"n{turn - 1}"]
-        family = old.tree()   # a look at all processes of the machine takes its time
+        family = old.tree()  # a look at all processes of the machine takes its time
         began, told[number] = time.monotonic(), datetime.now(UTC)
         if turn % 2:
             old.signal(signal.SIGTERM)
@@ -47,15 +49,19 @@ def test_while_nodes_are_replaced_no_job_is_lost_and_none_that_fits_the_grace_ru
     jobs.app.wait(group, timeout=600)
 
     ran = [int(words[1]) for words in lines(path)]
-    assert sorted(ran) == sorted(job.id for job in group)   # each has run, and once
+    assert sorted(ran) == sorted(job.id for job in group)  # each has run, and once
     assert {job.refresh().state for job in group} == {"succeeded"}
     assert all(len(job.attempts) == 1 for job in group)
     claims = [attempt for job in group for attempt in job.attempts if attempt.node in told]
     claimed = max((one.claimed - told[one.node]).total_seconds() for one in claims)
-    print(f"{restarts} restarts, ended within {sorted(took)[len(took) // 2]:.2f} s (median), {max(took):.2f} s (worst)")
-    print(f"the last claim of a job that ran came {claimed * 1000:.0f} ms after the signal, at worst")
-    patient = restarts < 100   # beside other tests
-    assert max(late) < (60 if patient else 2)   # seconds after its grace
+    print(
+        f"{restarts} restarts, ended within {sorted(took)[len(took) // 2]:.2f} s (median), {max(took):.2f} s (worst)"
+    )
+    print(
+        f"the last claim of a job that ran came {claimed * 1000:.0f} ms after the signal, at worst"
+    )
+    patient = restarts < 100  # beside other tests
+    assert max(late) < (60 if patient else 2)  # seconds after its grace
     assert claimed < (60 if patient else 0.1)
 
 

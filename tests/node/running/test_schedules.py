@@ -30,21 +30,29 @@ class Works:
         eventually(lambda: len(self.runs(word)) >= before + count, within=25)
 
     def runs(self, word: str) -> list[tuple[int, float]]:
-        return [(int(id), float(at)) for name, id, at in lines(self.folder / "runs") if name == word]
+        return [
+            (int(id), float(at)) for name, id, at in lines(self.folder / "runs") if name == word
+        ]
 
     def node(self, name: str) -> NodeProcess:
-        return NodeProcess.start("clockwork:app", self.url, "--max", "2", "--name", name, cwd=self.folder)
+        return NodeProcess.start(
+            "clockwork:app", self.url, "--max", "2", "--name", name, cwd=self.folder
+        )
 
 
 @pytest.fixture(scope="module", params=["sqlite", "postgres"])
-def works(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Works]:
+def works(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Works]:
     folder = tmp_path_factory.mktemp("works")
     with ExitStack() as stack:
         if request.param == "sqlite":
             url = sqlite_url(folder)
         else:
             databases = request.getfixturevalue("databases")
-            url = databases.url(stack.enter_context(databases.fresh(request.getfixturevalue("template"))))
+            url = databases.url(
+                stack.enter_context(databases.fresh(request.getfixturevalue("template")))
+            )
         works = Works(url, folder)
         stack.callback(works.app.close)
         node = works.node("first")
@@ -56,7 +64,10 @@ def works(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def test_what_the_app_declares_is_written_by_its_node(works):
-    eventually(lambda: {"beat", "never", "declared"} <= {one.name for one in works.app.schedules()}, within=60)
+    eventually(
+        lambda: {"beat", "never", "declared"} <= {one.name for one in works.app.schedules()},
+        within=60,
+    )
     found = {one.name: one for one in works.app.schedules()}
     assert found["never"].next(1)[0].isoformat().startswith("2028-02-29T00:00:00+1")
     assert not found["beat"].by_hand
@@ -87,7 +98,9 @@ def test_made_by_hand_it_runs_at_once_and_can_be_steered(works):
     app.recur("hand", line.call("hand"), every="1h")
     eventually(lambda: works.runs("hand"), within=60)
     hand = app.schedule("hand")
-    (job,) = eventually(lambda: [one for one in app.jobs(task="line") if one.state == "scheduled"], within=60)
+    (job,) = eventually(
+        lambda: [one for one in app.jobs(task="line") if one.state == "scheduled"], within=60
+    )
     assert [round((moment - job.due).total_seconds()) for moment in hand.next(3)] == [0, 3600, 7200]
     extra = hand.trigger()
     assert extra.wait(timeout=10).state == "succeeded"
@@ -117,7 +130,9 @@ def test_the_twins_do_the_same(works):
 
 async def _twins(works: Works) -> None:
     app = works.app
-    handle = await app.arecur("twin", works.module.line.call("twin"), cron="0 3 * * *", tz="Europe/Zurich")
+    handle = await app.arecur(
+        "twin", works.module.line.call("twin"), cron="0 3 * * *", tz="Europe/Zurich"
+    )
     assert len(await handle.anext(3)) == 3
     assert await handle.apause()
     assert await handle.aresume()
@@ -141,8 +156,19 @@ def test_kill_9_of_nodes_leaves_one_next_run_and_no_tick_twice(works):
             node.signal(signal.SIGKILL)
             node.end()
     works.more("quick", 3)
-    assert len([job for job in app.jobs(task="line") if job.record.schedule_id == app.schedule("quick").record.id]) == 1
+    assert (
+        len(
+            [
+                job
+                for job in app.jobs(task="line")
+                if job.record.schedule_id == app.schedule("quick").record.id
+            ]
+        )
+        == 1
+    )
     app.schedule("quick").delete()
     ids = [id for id, _ in works.runs("quick")]
     again = {id for id in ids if ids.count(id) > 1}
-    assert all(len(app.job(id).attempts) > 1 for id in again)  # the same run, taken over from a dead node
+    assert all(
+        len(app.job(id).attempts) > 1 for id in again
+    )  # the same run, taken over from a dead node

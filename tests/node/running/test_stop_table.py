@@ -11,7 +11,9 @@ import sys
 import pytest
 from tests.support import stop_table
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the process tree is built on Linux calls")
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux", reason="the process tree is built on Linux calls"
+)
 
 MACHINE = 1.0  # seconds that a busy machine may take on top
 

@@ -86,14 +86,18 @@ class Watched:
     @property
     def records(self) -> list[dict[str, Any]]:
         """Every line that the node has written is one: json.loads raises if it is not."""
-        whole, _, _ = self.node.log.rpartition("\n")   # the last one may be on its way
+        whole, _, _ = self.node.log.rpartition("\n")  # the last one may be on its way
         return [json.loads(line) for line in whole.split("\n") if line]
 
     def of(self, job: Any) -> list[dict[str, Any]]:
         return [record for record in self.records if record.get("job") == job.id]
 
     def get(self, path: str) -> tuple[int, str]:
-        (told,) = (record["message"] for record in self.records if record["message"].startswith("metrics are at"))
+        (told,) = (
+            record["message"]
+            for record in self.records
+            if record["message"].startswith("metrics are at")
+        )
         return ask(told.split()[-1].removesuffix("/metrics") + path)
 
     def sample(self, name: str) -> float | None:
@@ -165,14 +169,20 @@ def test_usecase_46_mixed_records_are_lines_of_json_that_name_job_process_and_ho
 
     host = socket.gethostname()
     worker = job.refresh().attempts[-1].pid
-    assert all((r["host"], r["pid"], r["task"], r["attempt"]) == (host, worker, "mixed", 1) for r in records)
+    assert all(
+        (r["host"], r["pid"], r["task"], r["attempt"]) == (host, worker, "mixed", 1)
+        for r in records
+    )
     nested, steering, wrong_type, deep, long, own = records
     assert nested["data"] == {"cart": {"items": [{"price": 1.5}, None], "owner": {"name": "ann"}}}
     assert steering["message"] == "a steering \x1b[31m\x9b1m text\nwith a second line"
     assert wrong_type["error"]["type"] == "TypeError"
     assert "len(5)" in wrong_type["error"]["traceback"]
     causes = deep["error"]["causes"]
-    assert causes == [*(f"LookupError: level {n}" for n in range(10, -1, -1)), "KeyError: 'no such key'"]
+    assert causes == [
+        *(f"LookupError: level {n}" for n in range(10, -1, -1)),
+        "KeyError: 'no such key'",
+    ]
     assert re.fullmatch(r"x+… \[\d+ characters left out\]", long["message"])
     assert (own["logger"], own["message"]) == ("genba.job", "in its own words")
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", watched.node.log)
@@ -183,7 +193,11 @@ def test_an_attempt_that_went_wrong_is_a_line_of_its_node_with_all_its_causes(wa
     job.wait(20)
     (record,) = eventually(lambda: watched.of(job), within=20)
 
-    assert (record["level"], record["pid"], record["task"]) == ("warning", watched.node.pid, "raising")
+    assert (record["level"], record["pid"], record["task"]) == (
+        "warning",
+        watched.node.pid,
+        "raising",
+    )
     assert "exception, now failed: LookupError: level 11" in record["message"]
     assert len(record["error"]["causes"]) == 12
 
@@ -197,8 +211,12 @@ def test_usecase_53_every_message_of_many_is_there_and_can_be_read(watched, coun
     took = time.perf_counter() - began
 
     records = watched.of(job)
-    assert [(r["data"]["batch"], r["data"]["iteration"]) for r in records] == [(batch, i) for i in range(count)]
-    print(f"{count} messages of {size} characters: {count / took:,.0f} a second, with all around it")
+    assert [(r["data"]["batch"], r["data"]["iteration"]) for r in records] == [
+        (batch, i) for i in range(count)
+    ]
+    print(
+        f"{count} messages of {size} characters: {count / took:,.0f} a second, with all around it"
+    )
 
 
 def test_a_node_that_drains_lives_and_is_not_ready(tmp_path, path, start_node):
@@ -235,15 +253,21 @@ def away(url: str, databases: Callable[[], Any]) -> Iterator[None]:
     name = urlsplit(url).path[1:]
     with psycopg.connect(databases().url("postgres"), autocommit=True) as conn:
         conn.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")
-        conn.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", [name])
+        conn.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", [name]
+        )
         yield
         conn.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true")
 
 
-def test_a_node_whose_database_is_away_lives_is_not_ready_and_goes_on_after(url, tmp_path, path, start_node, request):
+def test_a_node_whose_database_is_away_lives_is_not_ready_and_goes_on_after(
+    url, tmp_path, path, start_node, request
+):
     (tmp_path / "till.py").write_text(APP)
     module = load_module("till", tmp_path, url)
-    node = start_node("till:app", url, *OPTIONS, env={"GENBA_LEASE": "10m"})   # nobody is taken for dead meanwhile
+    node = start_node(
+        "till:app", url, *OPTIONS, env={"GENBA_LEASE": "10m"}
+    )  # nobody is taken for dead meanwhile
     watched = Watched(module.app, module, node)
     eventually(module.app.nodes, within=40)
     job = module.until.enqueue(str(path))
@@ -276,7 +300,9 @@ def test_a_node_whose_server_has_ended_lives_and_is_not_ready(tmp_path, start_no
         eventually(lambda: watched.get("/readyz") == (200, "ok\n"), within=40)
         module.app.close()
 
-    eventually(lambda: watched.get("/readyz")[1].startswith("the database does not answer: "), within=120)
+    eventually(
+        lambda: watched.get("/readyz")[1].startswith("the database does not answer: "), within=120
+    )
     assert watched.get("/livez") == (200, "ok\n")
     assert watched.get("/metrics")[0] == 200
 

@@ -14,12 +14,25 @@ def claims(node: NodeProcess) -> int:
     """How often it has asked the database for work."""
     (told,) = [line for line in node.log.splitlines() if "metrics are at" in line]
     with urlopen(told.split()[-1], timeout=30) as answer:
-        found = [line for line in answer.read().decode().splitlines() if line.startswith("genba_claim_seconds_count")]
+        found = [
+            line
+            for line in answer.read().decode().splitlines()
+            if line.startswith("genba_claim_seconds_count")
+        ]
     return int(float(found[0].split()[-1]))
 
 
 def test_a_job_for_idle_nodes_is_asked_for_twice_by_each_that_is_woken(jobs, url, start_node):
-    options = ("--metrics", "0", "--log-format", "pretty", "--pool", "static", "--min", str(WORKERS))
+    options = (
+        "--metrics",
+        "0",
+        "--log-format",
+        "pretty",
+        "--pool",
+        "static",
+        "--min",
+        str(WORKERS),
+    )
     nodes = [start_node("jobs:app", url, "--name", f"n{i}", *options) for i in range(NODES)]
     eventually(lambda: len(jobs.app.nodes()) == NODES, within=90)
     eventually(lambda: all("metrics are at" in node.log for node in nodes), within=90)

@@ -28,7 +28,8 @@ def test_a_gate_without_limits_is_open() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reading", "word"), [(Reading(2.1, GB), "load per CPU 2.10"), (Reading(0.1, GB // 4), "256 MB of memory free")]
+    ("reading", "word"),
+    [(Reading(2.1, GB), "load per CPU 2.10"), (Reading(0.1, GB // 4), "256 MB of memory free")],
 )
 def test_a_gate_closes_beyond_its_limit_and_says_why(reading: Reading, word: str) -> None:
     assert word in str(Gate(2.0, GB // 2).closed(reading, False))
@@ -47,13 +48,21 @@ def test_it_is_told_when_a_gate_closes_and_when_it_opens_and_not_in_between() ->
     lookout = Lookout()
     closed, wide = Gate(min_free_memory=GB * GB), Gate(min_free_memory=1)
 
-    assert [lookout.look(gate, 0) for gate in (wide, closed, closed, wide, wide)] == [None, True, None, False, None]
+    assert [lookout.look(gate, 0) for gate in (wide, closed, closed, wide, wide)] == [
+        None,
+        True,
+        None,
+        False,
+        None,
+    ]
     assert [kind for kind, _ in lookout.told()] == ["gate_closed", "gate_opened"]
     assert lookout.told() == []
 
 
 @given(st.floats(0, 10), st.floats(0.1, 10), st.integers(0, 4 * GB), st.integers(1, 4 * GB))
-def test_an_open_gate_is_never_stricter_than_a_closed_one(load: float, most: float, free: int, least: int) -> None:
+def test_an_open_gate_is_never_stricter_than_a_closed_one(
+    load: float, most: float, free: int, least: int
+) -> None:
     gate, reading = Gate(most, least), Reading(load, free)
 
     if gate.closed(reading, False):
@@ -86,7 +95,9 @@ def second(tmp_path: Path, proc: Path) -> Path:
     """A cgroup of version 2, below one that is more generous."""
     root = tmp_path / "cgroup"
     a_cgroup(root, cgroup__controllers="cpu memory")
-    a_cgroup(root / "team", memory__max=str(3 * GB), memory__current=str(GB), cpu__max="400000 100000")
+    a_cgroup(
+        root / "team", memory__max=str(3 * GB), memory__current=str(GB), cpu__max="400000 100000"
+    )
     (proc / "self/cgroup").write_text("0::/team/node\n")
     return a_cgroup(
         root / "team/node",
@@ -142,7 +153,9 @@ def test_old_cgroups_count_alike(proc: Path, first: Path) -> None:
     assert machine.free_memory() == 4 * GB
 
 
-def test_with_a_quota_the_part_of_it_in_use_is_the_load_if_that_is_more(proc: Path, second: Path) -> None:
+def test_with_a_quota_the_part_of_it_in_use_is_the_load_if_that_is_more(
+    proc: Path, second: Path
+) -> None:
     (proc / "loadavg").write_text("0.0 0 0 1/2 3\n")
     machine = Machine(proc, second.parents[1])
     loads = []
@@ -167,7 +180,7 @@ def test_a_kill_by_the_kernel_is_told_once_and_an_old_one_never(
         assert [machine.starved() for _ in range(3)] == [True, True, False]
     file.write_text("oom_kill 10\n")
     machine.look()
-    assert machine.starved()   # it may be told of after the look
+    assert machine.starved()  # it may be told of after the look
     file.write_text("oom_kill 12\n")
     machine.look()
     machine.look()
@@ -177,7 +190,9 @@ def test_a_kill_by_the_kernel_is_told_once_and_an_old_one_never(
 def test_a_tree_of_processes_is_weighed_as_a_whole() -> None:
     child = "x = b'x' * (80 << 20); print(1, flush=True); input()"
     code = f"import subprocess, sys; subprocess.run([sys.executable, '-S', '-c', {child!r}])"
-    with subprocess.Popen([sys.executable, "-S", "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+    with subprocess.Popen(
+        [sys.executable, "-S", "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as parent:
         assert parent.stdout is not None
         assert parent.stdout.readline()
         use = use_of(parent.pid)
@@ -192,7 +207,9 @@ def test_cpu_time_of_children_that_have_ended_counts() -> None:
     child = "import time\nwhile time.process_time() < .2: pass"
     run = f"subprocess.run([sys.executable, '-S', '-c', {child!r}])"
     code = f"import subprocess, sys; {run}; print(1, flush=True); input()"
-    with subprocess.Popen([sys.executable, "-S", "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+    with subprocess.Popen(
+        [sys.executable, "-S", "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as parent:
         assert parent.stdout is not None
         assert parent.stdout.readline()
         use = use_of(parent.pid)

@@ -17,8 +17,12 @@ STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2
 
 
 def line(form: str, message: object = "hello", *args: object, **more: object) -> str:
-    record = logging.makeLogRecord({"name": "shop", "msg": message, "args": args, "levelname": "INFO", **more})
-    return Line(form, {"node": "n1"}, lambda: {"job": 42, "task": "render", "attempt": 2}).format(record)
+    record = logging.makeLogRecord(
+        {"name": "shop", "msg": message, "args": args, "levelname": "INFO", **more}
+    )
+    return Line(form, {"node": "n1"}, lambda: {"job": 42, "task": "render", "attempt": 2}).format(
+        record
+    )
 
 
 def raised(depth: int) -> Exception:
@@ -63,7 +67,9 @@ def test_the_causes_of_an_error_are_all_there():
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_a_long_line_is_cut_and_says_so(form):
-    told = line(form, "x" * 52_000, exc_info=(ValueError, raised(12), None), more=["y" * 9_000] * 300)
+    told = line(
+        form, "x" * 52_000, exc_info=(ValueError, raised(12), None), more=["y" * 9_000] * 300
+    )
 
     assert len(told.encode()) < LONGEST
     assert re.search(r"x… \[\d+ characters left out\]", told)
@@ -90,7 +96,9 @@ def test_nothing_steers_a_terminal_and_json_stays_what_it_was(form, text, key):
     told = line(form, "%s", text, data_of={key: text, "nan": float("nan")})
 
     assert not STEERING.search(told)
-    assert all(more.startswith("  ") for more in told.split("\n")[1:])   # none can be taken for a record
+    assert all(
+        more.startswith("  ") for more in told.split("\n")[1:]
+    )  # none can be taken for a record
     assert form == "pretty" or "\n" not in told
     if form == "json":
         assert json.loads(told)["message"].encode(errors="replace") == text.encode(errors="replace")

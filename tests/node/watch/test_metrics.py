@@ -15,7 +15,9 @@ from genba.storage.jobs.counts import Level, Levels
 from genba.storage.records import Claimed
 
 SECOND = 1_000_000
-SAMPLE = re.compile(r'genba_\w+(\{\w+="([^"\\\n]|\\["\\n])*"(,\w+="([^"\\\n]|\\["\\n])*")*\})? -?[0-9.e+-]+')
+SAMPLE = re.compile(
+    r'genba_\w+(\{\w+="([^"\\\n]|\\["\\n])*"(,\w+="([^"\\\n]|\\["\\n])*")*\})? -?[0-9.e+-]+'
+)
 
 
 def claimed(task: str = "render", queue: str = "default", due_at: int = 0) -> Claimed:
@@ -34,8 +36,17 @@ def samples(told: str) -> dict[str, float]:
 
 
 def levels(*jobs: Level, **given: Any) -> Levels:
-    return Levels(**{"now": 100 * SECOND, "jobs": list(jobs), "more": frozenset(), "locks": 0, "lock_waiters": 0,
-                     "lock_waiting_since": None, **given})
+    return Levels(
+        **{
+            "now": 100 * SECOND,
+            "jobs": list(jobs),
+            "more": frozenset(),
+            "locks": 0,
+            "lock_waiters": 0,
+            "lock_waiting_since": None,
+            **given,
+        }
+    )
 
 
 def test_runs_and_waits_are_counted_by_how_long_they_were():
@@ -58,14 +69,22 @@ def test_attempts_are_counted_by_what_the_job_came_to():
     meter.ran(claimed(), 0, 1, wire.RETURNED, True)
     meter.ran(claimed(), 0, 1, wire.APPLIED, False)
     named = {"task": "render", "queue": "default"}
-    meter.ended([ending(claimed(), "failed", **named), ending(claimed(), "scheduled", "signal 9", **named)])
+    meter.ended(
+        [ending(claimed(), "failed", **named), ending(claimed(), "scheduled", "signal 9", **named)]
+    )
     meter.ended([ending(claimed(), "waiting", "drain", happened=False, **named)])
 
     told = samples(text(Vitals("n1"), meter, None))
 
     attempts = 'genba_attempts_total{queue="default",task="render",state="%s"}'
-    assert {state: told[attempts % state] for state in ("succeeded", "ended_itself", "failed", "scheduled")} == {
-        "succeeded": 1, "ended_itself": 1, "failed": 1, "scheduled": 1,
+    assert {
+        state: told[attempts % state]
+        for state in ("succeeded", "ended_itself", "failed", "scheduled")
+    } == {
+        "succeeded": 1,
+        "ended_itself": 1,
+        "failed": 1,
+        "scheduled": 1,
     }
     assert attempts % "waiting" not in told
     assert told['genba_deaths_total{cause="signal 9"}'] == 1
@@ -73,9 +92,12 @@ def test_attempts_are_counted_by_what_the_job_came_to():
 
 def test_what_waits_is_told_by_queue_with_the_age_of_the_oldest():
     seen = levels(
-        Level("waiting", "slow", "a", 3, 40 * SECOND), Level("waiting", "slow", "b", 2, 70 * SECOND),
-        Level("held", "slow", "a", 1, 0), more=frozenset({("waiting", "slow")}),
-        lock_waiters=2, lock_waiting_since=90 * SECOND,
+        Level("waiting", "slow", "a", 3, 40 * SECOND),
+        Level("waiting", "slow", "b", 2, 70 * SECOND),
+        Level("held", "slow", "a", 1, 0),
+        more=frozenset({("waiting", "slow")}),
+        lock_waiters=2,
+        lock_waiting_since=90 * SECOND,
     )
 
     told = samples(text(Vitals("n1"), Meter(), seen))

@@ -35,7 +35,14 @@ def session(store: Store, id: int = 1, pid: int = 10) -> Owner:
     """A client process that lives on another machine."""
     with store._db.single() as tx:
         tx.run(
-            "open_session", id=id, lease=15 * SECOND, pid=pid, born=1, namespace="default", host="afar", machine="afar"
+            "open_session",
+            id=id,
+            lease=15 * SECOND,
+            pid=pid,
+            born=1,
+            namespace="default",
+            host="afar",
+            machine="afar",
         )
     return Owner(None, None, None, id, pid)
 
@@ -66,7 +73,9 @@ def test_one_has_it_and_the_others_get_it_in_the_order_of_asking(store: Store) -
     assert take(store, third, seq=waiting[1].seq).token > second.token
 
 
-def test_who_was_called_and_does_not_come_is_passed_and_keeps_its_place(store: Store, clock: ManualClock) -> None:
+def test_who_was_called_and_does_not_come_is_passed_and_keeps_its_place(
+    store: Store, clock: ManualClock
+) -> None:
     me, sleeper, third = (session(store, id) for id in (1, 2, 3))
     held = take(store, me)
     first, second = take(store, sleeper), take(store, third)
@@ -132,7 +141,9 @@ def test_the_locks_of_an_attempt_go_with_it(store: Store, how: str) -> None:
     elif how == "inside":
         from genba.domain.outcome import Report, Wish
 
-        store.inside.end((job.id, job.attempt, CLAIM), Wish(wants="succeed", result=b"1"), Report(), 0.0)
+        store.inside.end(
+            (job.id, job.attempt, CLAIM), Wish(wants="succeed", result=b"1"), Report(), 0.0
+        )
     else:  # somebody who could not know of them has ended it
         store.finish(1, [success(job)])
         assert store.locks.held("a", held.token)
@@ -174,7 +185,9 @@ def test_a_session_that_is_over_frees_all_it_has(store: Store) -> None:
     assert not store.sessions.renew(1)
 
 
-def test_a_session_that_cannot_renew_is_ended_when_its_lease_is_over(store: Store, clock: ManualClock) -> None:
+def test_a_session_that_cannot_renew_is_ended_when_its_lease_is_over(
+    store: Store, clock: ManualClock
+) -> None:
     held = take(store, session(store))
     session(store, 2)
     clock.advance("16s")
@@ -186,7 +199,9 @@ def test_a_session_that_cannot_renew_is_ended_when_its_lease_is_over(store: Stor
 
 
 def seen(silent: float) -> SessionRecord:
-    return SessionRecord(1, 10, 1, "afar", "afar", 0, 15 * SECOND, 15 * SECOND, int(silent * SECOND))
+    return SessionRecord(
+        1, 10, 1, "afar", "afar", 0, 15 * SECOND, 15 * SECOND, int(silent * SECOND)
+    )
 
 
 @pytest.mark.parametrize(
@@ -201,7 +216,9 @@ def seen(silent: float) -> SessionRecord:
         (15, False, False, 14, False),  # perhaps nobody could renew
     ],
 )
-def test_when_a_session_is_dead(silent: float, gone: bool, suspect: bool, lasted: float, dead: bool) -> None:
+def test_when_a_session_is_dead(
+    silent: float, gone: bool, suspect: bool, lasted: float, dead: bool
+) -> None:
     assert is_dead(seen(silent), int(silent * SECOND), gone, suspect, int(lasted * SECOND)) is dead
 
 
@@ -217,7 +234,9 @@ def test_a_broken_lock_is_lost_and_goes_to_the_next(store: Store, url: str) -> N
     assert isinstance(take(store, you, seq=line.seq), Taken)
 
 
-def test_a_fence_in_the_users_transaction_keeps_others_out_until_its_end(store: Store, url: str) -> None:
+def test_a_fence_in_the_users_transaction_keeps_others_out_until_its_end(
+    store: Store, url: str
+) -> None:
     if url.startswith("sqlite"):
         return _fence_on_sqlite(store, url)
     held = take(store, session(store, 1))
@@ -272,8 +291,12 @@ def test_many_at_once_never_have_it_together(store: Store) -> None:
 
 
 @settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(steps=st.lists(st.tuples(st.sampled_from("ab"), st.integers(1, 3), st.booleans()), max_size=25))
-def test_tokens_only_grow_and_no_more_than_n_are_held(store: Store, steps: list[tuple[str, int, bool]]) -> None:
+@given(
+    steps=st.lists(st.tuples(st.sampled_from("ab"), st.integers(1, 3), st.booleans()), max_size=25)
+)
+def test_tokens_only_grow_and_no_more_than_n_are_held(
+    store: Store, steps: list[tuple[str, int, bool]]
+) -> None:
     for id in (1, 2, 3):
         store.sessions.close(id)
         session(store, id)
@@ -303,15 +326,24 @@ def test_who_holds_and_who_waits_can_be_seen(store: Store) -> None:
 
 def test_what_is_sent_at_once_happens_as_a_whole_or_not_at_all(store: Store) -> None:
     me = session(store)
-    place = {"namespace": "default", "name": "whole", "place": 0, "n": 1, "token": 1, **me._asdict()}
+    place = {
+        "namespace": "default",
+        "name": "whole",
+        "place": 0,
+        "n": 1,
+        "token": 1,
+        **me._asdict(),
+    }
 
     with pytest.raises(StoreError):
-        store._db.in_turn(("take_place", place), ("take_place", place))   # the second one is there already
+        store._db.in_turn(
+            ("take_place", place), ("take_place", place)
+        )  # the second one is there already
 
     assert store.locks.holders() == []
     first = take(store, me, "whole")
     store.locks.release("whole", first.token)
-    assert take(store, me, "whole").token > first.token   # also where the number comes from a table
+    assert take(store, me, "whole").token > first.token  # also where the number comes from a table
 
 
 def test_a_wish_that_is_withdrawn_takes_its_own_rows_along_and_no_others(store: Store) -> None:

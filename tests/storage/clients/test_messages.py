@@ -3,7 +3,18 @@
 from __future__ import annotations
 
 import pytest
-from tests.storage.builders import CLAIM, claimed, ending, finish, joined, one, rows, running, success, together
+from tests.storage.builders import (
+    CLAIM,
+    claimed,
+    ending,
+    finish,
+    joined,
+    one,
+    rows,
+    running,
+    success,
+    together,
+)
 
 from genba.domain.clock import ManualClock
 from genba.domain.outcome import Fence, Report, Wish
@@ -47,7 +58,9 @@ def test_in_the_jobs_own_transaction_it_is_received_with_the_commit(store: Store
     joined(store)
     job = running(store)
     store.messages.send(job.id, b"1")
-    own = store.inside.transaction(fence(job), lambda: (Wish(wants="succeed", result=b"1"), Report(), 0.0))
+    own = store.inside.transaction(
+        fence(job), lambda: (Wish(wants="succeed", result=b"1"), Report(), 0.0)
+    )
 
     own.__enter__()
     assert store.messages.receive(fence(job), own) == b"1"
@@ -112,10 +125,14 @@ def test_concurrent_publishers_are_heard_in_one_order_and_completely(store: Stor
     heard += store.messages.hear(first)[1]
     assert heard == store.messages.hear(second)[1]
     for i in (1, 2, 3):
-        assert [text for text in heard if text.startswith(b"%d" % i)] == [b"%d %d" % (i, n) for n in range(10)]
+        assert [text for text in heard if text.startswith(b"%d" % i)] == [
+            b"%d %d" % (i, n) for n in range(10)
+        ]
 
 
-def test_one_that_does_not_listen_any_more_keeps_nothing_back(store: Store, clock: ManualClock, url: str) -> None:
+def test_one_that_does_not_listen_any_more_keeps_nothing_back(
+    store: Store, clock: ManualClock, url: str
+) -> None:
     store.sessions.open(1)
     store.sessions.open(2)
     dead, slow = store.messages.subscribe("t", 1, 5), store.messages.subscribe("t", 2, 6)

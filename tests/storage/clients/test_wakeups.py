@@ -47,7 +47,11 @@ def test_a_dead_process_leaves_a_free_lock_that_is_tidied_up(tmp_path: Path) -> 
     database = tmp_path / "x.db"
     bells = FileBells(database)
     with closing(bells.hang(8)):
-        subprocess.run([sys.executable, "-c", _DIES, str(database)], env=without_settings(os.environ), check=True)
+        subprocess.run(
+            [sys.executable, "-c", _DIES, str(database)],
+            env=without_settings(os.environ),
+            check=True,
+        )
         assert bells.gone(7)
         bells.tidy()
         assert len(list(tmp_path.glob("x.db-clients/*.lock"))) == 2  # too fresh

@@ -42,7 +42,12 @@ def refused(url: str) -> str:
 @pytest.mark.parametrize(
     "url",
     [
-        "mysql://host/db", "genba.db", "", "sqlite://genba.db", "sqlite:///a.db?driver=other", "sqlite:///a.db?mode=ro",
+        "mysql://host/db",
+        "genba.db",
+        "",
+        "sqlite://genba.db",
+        "sqlite:///a.db?driver=other",
+        "sqlite:///a.db?mode=ro",
         "sqlite:///a.db?network=deny",
     ],
 )
@@ -95,7 +100,9 @@ def test_only_the_owner_may_read_the_file(path):
 
 
 def test_a_missing_folder_is_named(path):
-    assert f"there is no folder {path.parent / 'none'}" in refused(f"sqlite:///{path.parent / 'none' / 'genba.db'}")
+    assert f"there is no folder {path.parent / 'none'}" in refused(
+        f"sqlite:///{path.parent / 'none' / 'genba.db'}"
+    )
     assert not (path.parent / "none").exists()
 
 
@@ -158,7 +165,9 @@ def test_a_network_file_system_is_refused(path, monkeypatch, kind):
 
 def test_a_local_file_system_below_a_network_one_is_fine(path, monkeypatch):
     mounts = path.parent / "mounts"
-    mounts.write_text(f"1 0 0:5 / / rw - nfs4 server:/ rw\n2 1 8:1 / {path.parent} rw - ext4 /dev/sda1 rw\n")
+    mounts.write_text(
+        f"1 0 0:5 / / rw - nfs4 server:/ rw\n2 1 8:1 / {path.parent} rw - ext4 /dev/sda1 rw\n"
+    )
     monkeypatch.setattr(file_checks, "MOUNTS", mounts)
 
     with closing(open_store(f"sqlite:///{path}")) as store:
@@ -180,7 +189,9 @@ def test_a_file_that_apsw_has_open_cannot_be_opened_with_sqlite3(path):
     with closing(open_store(f"sqlite:///{path}")) as store:
         one(store)
         assert "open in this process through apsw" in refused(f"sqlite:///{path}?driver=sqlite3")
-    with closing(open_store(f"sqlite:///{path}?driver=sqlite3")) as store:  # closed, it is anybody's
+    with closing(
+        open_store(f"sqlite:///{path}?driver=sqlite3")
+    ) as store:  # closed, it is anybody's
         one(store)
 
 
@@ -226,7 +237,9 @@ sys.stdin.read()
 """
     with closing(open_store(url)) as store:
         store.install()
-        with subprocess.Popen([sys.executable, "-c", holds], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        with subprocess.Popen(
+            [sys.executable, "-c", holds], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        ) as other:
             assert other.stdout
             other.stdout.readline()
 
@@ -257,7 +270,9 @@ def another_has_the_turn(path):
 def somebody_waits(path) -> bool:
     """In the kernel's queue."""
     inode = f":{os.stat(f'{path}-turn').st_ino}"
-    return any("->" in line and inode in line for line in Path("/proc/locks").read_text().splitlines())
+    return any(
+        "->" in line and inode in line for line in Path("/proc/locks").read_text().splitlines()
+    )
 
 
 def _kill_when(other, happened) -> None:
@@ -266,7 +281,9 @@ def _kill_when(other, happened) -> None:
 
 
 def waiting_thread() -> int | None:
-    return next((thread.native_id for thread in threading.enumerate() if thread.name == "genba-turn"), None)
+    return next(
+        (thread.native_id for thread in threading.enumerate() if thread.name == "genba-turn"), None
+    )
 
 
 def test_one_thread_waits_for_all_who_come_soon_and_goes_when_nobody_does(path, monkeypatch):
@@ -400,8 +417,12 @@ def test_what_is_in_use_when_the_store_is_closed_is_closed_after_its_use(store, 
     eventually(lambda: rows(url, others) == [(0,)])
 
 
-@pytest.mark.parametrize(("version", "times"), [("3.40.1", 1), ("3.51.2", 1), ("3.51.3", 0), ("3.50.7", 0)])
-def test_of_a_sqlite_that_may_corrupt_the_file_is_warned_once(path, caplog, monkeypatch, version, times):
+@pytest.mark.parametrize(
+    ("version", "times"), [("3.40.1", 1), ("3.51.2", 1), ("3.51.3", 0), ("3.50.7", 0)]
+)
+def test_of_a_sqlite_that_may_corrupt_the_file_is_warned_once(
+    path, caplog, monkeypatch, version, times
+):
     """FAULTS row 27: that of Python, where a process has asked for it; apsw brings a sound one."""
     database._warn_of.cache_clear()
     monkeypatch.setattr(sqlite3, "sqlite_version", version)
@@ -410,7 +431,11 @@ def test_of_a_sqlite_that_may_corrupt_the_file_is_warned_once(path, caplog, monk
         with closing(open_store(f"sqlite:///{path}?driver=sqlite3")) as store:
             one(store)
 
-    told = [record.getMessage() for record in caplog.records if "may corrupt a file" in record.getMessage()]
+    told = [
+        record.getMessage()
+        for record in caplog.records
+        if "may corrupt a file" in record.getMessage()
+    ]
     assert len(told) == times
     assert all(f"SQLite {version} " in text and "apsw" in text for text in told)
 
@@ -424,7 +449,9 @@ def test_the_sqlite_that_is_used_without_asking_is_sound(path, caplog):
     assert caplog.records == []
 
 
-def test_the_look_at_who_writes_reads_all_locks_of_the_machine_only_if_we_are_held_up(path, monkeypatch):
+def test_the_look_at_who_writes_reads_all_locks_of_the_machine_only_if_we_are_held_up(
+    path, monkeypatch
+):
     """While they are read nobody can take one, for some 15 ms."""
     read: list[Path] = []
     monkeypatch.setattr(database, "locked_by", lambda path, *of: read.append(path))
@@ -433,7 +460,7 @@ def test_the_look_at_who_writes_reads_all_locks_of_the_machine_only_if_we_are_he
             one(store)
             assert store.writer() is None
         with store._db.transaction():
-            assert store.writer() is None   # it may be over in a moment
+            assert store.writer() is None  # it may be over in a moment
             assert read == []
             store.writer()
             assert read
@@ -441,7 +468,9 @@ def test_the_look_at_who_writes_reads_all_locks_of_the_machine_only_if_we_are_he
         take = f"Turns.of(Path({str(path)!r})).take(9)"
         imports = "import sys\nfrom pathlib import Path\nfrom genba.storage.engines.sqlite.write_queue import Turns"
         code = f"{imports}\n{take}\nprint(1, flush=True)\nsys.stdin.read()"
-        with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        with subprocess.Popen(
+            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        ) as other:
             assert other.stdout is not None
             assert other.stdout.readline()
             found = store.writer()

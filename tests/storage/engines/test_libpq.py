@@ -26,7 +26,15 @@ def direct(conn, request) -> Direct:
     return Direct(psycopg, conn, prepare=request.param)
 
 
-VALUES = {"int": 2**62, "small": -1, "text": "a%b", "none": None, "bytes": b"\0\xff", "yes": True, "list": [1, 2]}
+VALUES = {
+    "int": 2**62,
+    "small": -1,
+    "text": "a%b",
+    "none": None,
+    "bytes": b"\0\xff",
+    "yes": True,
+    "list": [1, 2],
+}
 ECHO = (
     "SELECT %(int)s::bigint, %(small)s::int, %(text)s::text, %(none)s::text, %(bytes)s::bytea, %(yes)s::boolean, "
     "%(list)s::int[], %(text)s::text LIKE 'a%%'"
@@ -36,7 +44,7 @@ ECHO = (
 def test_values_and_rows_are_those_of_a_cursor(direct, conn):
     by_cursor = conn.cursor(binary=True).execute(ECHO, VALUES).fetchall()
 
-    for _ in range(3):   # prepared, and again
+    for _ in range(3):  # prepared, and again
         assert direct.execute(ECHO, VALUES).fetchall() == by_cursor
     assert by_cursor == [(2**62, -1, "a%b", None, b"\0\xff", True, [1, 2], True)]
 
@@ -49,7 +57,9 @@ def test_the_same_text_with_other_types_is_another_statement(direct):
 
 def test_it_says_how_many_rows_a_statement_has_changed_and_whether_it_gives_any(direct):
     direct.begin()
-    made = direct.execute("CREATE TEMP TABLE t ON COMMIT DROP AS SELECT generate_series(1, 5) AS n", {})
+    made = direct.execute(
+        "CREATE TEMP TABLE t ON COMMIT DROP AS SELECT generate_series(1, 5) AS n", {}
+    )
     gone = direct.execute("DELETE FROM t WHERE n > %(n)s", {"n": 2})
     none = direct.execute("SELECT n FROM t WHERE n > %(n)s", {"n": 2})
     direct.rollback()
@@ -107,7 +117,7 @@ def test_a_transaction_is_all_or_nothing(direct, conn, shared_database):
         direct.execute(PUT, {"n": 3})
         direct.rollback()
         direct.begin()
-        direct.commit()   # of nothing
+        direct.commit()  # of nothing
 
         assert kept(other) == [1, 2]
 
@@ -142,7 +152,10 @@ def test_much_goes_both_ways(direct):
     much = b"x" * 30_000_000
     direct.begin()
 
-    assert direct.execute("SELECT %(much)s::bytea, %(much)s::bytea", {"much": much}).fetchone() == (much, much)
+    assert direct.execute("SELECT %(much)s::bytea, %(much)s::bytea", {"much": much}).fetchone() == (
+        much,
+        much,
+    )
 
 
 @pytest.mark.parametrize("begin", [False, True])
@@ -163,7 +176,7 @@ def test_a_server_that_hangs_up_is_an_error(conn, shared_database, begin):
 @pytest.mark.parametrize("begin", [False, True])
 def test_it_does_not_wait_for_ever(conn, begin):
     direct = Direct(psycopg, conn, prepare=False)
-    conn.limit = 0.2   # as connections of ours have one
+    conn.limit = 0.2  # as connections of ours have one
     if begin:
         direct.begin()
 
@@ -180,7 +193,9 @@ def test_a_connection_that_a_signal_has_cut_off_is_not_used_again(store_of_its_o
         raise KeyboardInterrupt
 
     def wait(*, stopped_after: float) -> None:
-        ring = threading.Timer(stopped_after, signal.pthread_kill, (threading.get_ident(), signal.SIGUSR1))
+        ring = threading.Timer(
+            stopped_after, signal.pthread_kill, (threading.get_ident(), signal.SIGUSR1)
+        )
         with store._db.transaction() as tx:
             sessions.append(tx.ask("SELECT pg_backend_pid()", {}).fetchone())
             ring.start()

@@ -8,7 +8,16 @@ from urllib.parse import urlsplit
 
 import psycopg
 import pytest
-from tests.storage.builders import a_job, connection, in_processes, install, one, rows, state, together
+from tests.storage.builders import (
+    a_job,
+    connection,
+    in_processes,
+    install,
+    one,
+    rows,
+    state,
+    together,
+)
 
 from genba.domain.clock import SystemClock
 from genba.errors import SchemaTooNew, StoreError
@@ -34,7 +43,10 @@ def database(empty_url, engine, tmp_path):
 def names(engine: str, url: str) -> set[str]:
     """Every object that a person could see in the database."""
     if engine == "sqlite":
-        return {row[0] for row in rows(url, "SELECT name FROM sqlite_schema WHERE name NOT LIKE 'sqlite%'")}
+        return {
+            row[0]
+            for row in rows(url, "SELECT name FROM sqlite_schema WHERE name NOT LIKE 'sqlite%'")
+        }
     query = (
         "SELECT n.nspname || '.' || c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
         " WHERE n.nspname NOT LIKE 'pg_%' AND n.nspname <> 'information_schema'"
@@ -74,17 +86,25 @@ def test_ten_threads_install_at_the_same_moment(engine, empty_url):
 def test_both_engines_have_the_same_tables_and_migrations():
     def made(dialect: str) -> set[str]:
         text = "".join(script for _, _, script in migrate.scripts(dialect))
-        return {line.split("genba.")[1].split(" ")[0] for line in text.splitlines() if line.startswith("CREATE TABLE")}
+        return {
+            line.split("genba.")[1].split(" ")[0]
+            for line in text.splitlines()
+            if line.startswith("CREATE TABLE")
+        }
 
     assert made("sqlite") - {"sequence", "argument"} == made("postgres")
-    assert [head[:2] for head in migrate.scripts("sqlite")] == [head[:2] for head in migrate.scripts("postgres")]
+    assert [head[:2] for head in migrate.scripts("sqlite")] == [
+        head[:2] for head in migrate.scripts("postgres")
+    ]
 
 
 def test_a_newer_schema_is_left_alone(database, engine, empty_url):
     migrate.upgrade(database)
     with connection(empty_url) as conn:
         if engine == "sqlite":
-            conn.execute("INSERT INTO genba_migration (version, name, applied_at) VALUES (9999, 'of_tomorrow', 0)")
+            conn.execute(
+                "INSERT INTO genba_migration (version, name, applied_at) VALUES (9999, 'of_tomorrow', 0)"
+            )
         else:
             conn.execute("INSERT INTO genba.migration (version, name) VALUES (9999, 'of_tomorrow')")
     before = names(engine, empty_url)
@@ -102,13 +122,15 @@ def test_what_was_in_the_database_survives_install_and_uninstall(database, engin
     """Exotic column types of others are none of our business (USECASES 44)."""
     with connection(empty_url) as conn:
         if engine == "sqlite":
-            conn.execute("CREATE TABLE pet (name TEXT, mood ENUM(1, 2), weird \"STRANGE TYPE\")")
+            conn.execute('CREATE TABLE pet (name TEXT, mood ENUM(1, 2), weird "STRANGE TYPE")')
             conn.execute("CREATE TABLE genba_notes (text TEXT)")  # not ours, whatever its name
             conn.execute("INSERT INTO pet VALUES ('rex', 'glad', 1)")
         else:
             conn.execute("CREATE TYPE mood AS ENUM ('sad', 'glad')")
             conn.execute("CREATE DOMAIN age AS integer CHECK (VALUE > 0)")
-            conn.execute("CREATE TABLE pet (name text, mood mood, age age, spans tstzrange[], at point)")
+            conn.execute(
+                "CREATE TABLE pet (name text, mood mood, age age, spans tstzrange[], at point)"
+            )
             conn.execute("INSERT INTO pet (name, mood, age) VALUES ('rex', 'glad', 3)")
             conn.execute("CREATE TABLE job (id text)")
     before = names(engine, empty_url)
@@ -147,7 +169,11 @@ def test_a_migration_that_fails_leaves_nothing(database, engine, empty_url):
     before = names(engine, empty_url)
 
     with pytest.raises(StoreError), database.migrations() as schema:
-        schema.apply(1, "broken", "CREATE TABLE genba.half (x integer);\nCREATE TABLE genba.half (x integer);")
+        schema.apply(
+            1,
+            "broken",
+            "CREATE TABLE genba.half (x integer);\nCREATE TABLE genba.half (x integer);",
+        )
 
     assert names(engine, empty_url) == before
     assert migrate.upgrade(database) != []
@@ -170,7 +196,10 @@ def test_a_user_who_may_not_create_is_told_so(empty_url, engine):
     try:
         parts = urlsplit(empty_url)
         poor = parts._replace(netloc="genba_poor@" + parts.netloc.rpartition("@")[2]).geturl()
-        with closing(open_store(poor)) as store, pytest.raises(StoreError, match="permission denied"):
+        with (
+            closing(open_store(poor)) as store,
+            pytest.raises(StoreError, match="permission denied"),
+        ):
             store.install()
     finally:
         with psycopg.connect(empty_url, autocommit=True) as conn:

@@ -21,7 +21,17 @@ from genba.storage.engines.sqlite.database import SqliteDatabase
 from genba.storage.engines.sqlite.file_checks import Place
 from genba.storage.store import open_store, queries
 
-STATES = ("waiting", "parked", "scheduled", "blocked", "held", "running", "succeeded", "failed", "cancelled")
+STATES = (
+    "waiting",
+    "parked",
+    "scheduled",
+    "blocked",
+    "held",
+    "running",
+    "succeeded",
+    "failed",
+    "cancelled",
+)
 EACH = 50_000 // len(STATES)
 
 FILL = """
@@ -74,7 +84,8 @@ def database(engine: str, request: pytest.FixtureRequest) -> Iterator[Database]:
     url: str = request.getfixturevalue(f"full_{engine}")
     word = "EXPLAIN QUERY PLAN " if engine == "sqlite" else "EXPLAIN "
     asked = {
-        name: replace(query, text=query.text and word + query.text) for name, query in queries(engine).items()
+        name: replace(query, text=query.text and word + query.text)
+        for name, query in queries(engine).items()
     }
     made: Database
     if engine == "sqlite":
@@ -91,7 +102,13 @@ def words(plan: list[tuple]) -> str:
 
 def no_walk(plan: str) -> bool:
     """Whether no table of jobs or attempts is read as a whole, nor hashed."""
-    walks = ("Seq Scan on job", "Seq Scan on attempt", "Seq Scan on dependency", "Hash Join", "SCAN genba_job")
+    walks = (
+        "Seq Scan on job",
+        "Seq Scan on attempt",
+        "Seq Scan on dependency",
+        "Hash Join",
+        "SCAN genba_job",
+    )
     return not any(walk in plan for walk in walks)
 
 
@@ -100,7 +117,13 @@ def test_a_claim_reads_the_claim_index_and_nothing_else(database, size):
     with database.statement() as tx:
         plan = words(
             tx.all(
-                "claim", namespace="default", queue="default", node=1, claim=CLAIM, tasks=tx.names([TASK]), limit=size,
+                "claim",
+                namespace="default",
+                queue="default",
+                node=1,
+                claim=CLAIM,
+                tasks=tx.names([TASK]),
+                limit=size,
                 epoch=0,
             )
         )
@@ -133,7 +156,9 @@ def test_a_finish_goes_by_the_primary_key(database, engine, size):
     assert no_walk(plan), plan
 
 
-@pytest.mark.parametrize(("query", "more"), [("attempts", {}), ("has_ended", {"attempt": 1}), ("first_claim", {})])
+@pytest.mark.parametrize(
+    ("query", "more"), [("attempts", {}), ("has_ended", {"attempt": 1}), ("first_claim", {})]
+)
 def test_the_history_of_a_job_is_found_by_its_id(database, query, more):
     with database.statement() as tx:
         plan = words(tx.all(query, id=70, **more))
@@ -172,7 +197,10 @@ def test_so_are_jobs_that_wait_in_places_of_the_future(database, engine):
 @pytest.mark.parametrize("size", [1, 100])
 def test_other_ends_marks_and_progress_go_by_the_primary_key(database, engine, size):
     by_key = "job_pkey" if engine == "postgres" else "SEARCH genba_job USING INTEGER PRIMARY KEY"
-    ends = [(i, 1, CLAIM, "failed", 1, None, None, None, 0, 0, 0, None, None, None, None) for i in range(size)]
+    ends = [
+        (i, 1, CLAIM, "failed", 1, None, None, None, 0, 0, 0, None, None, None, None)
+        for i in range(size)
+    ]
     with database.statement() as tx:
         for plan in (
             words(tx.batch("end", ends)),
@@ -227,7 +255,7 @@ def test_a_look_at_what_is_open_reads_the_index_of_it(database, query, index, as
 
     assert index in plan, plan
     assert no_walk(plan), plan
-    assert "Bitmap" not in plan   # it would read all of them before it stops at the first so many
+    assert "Bitmap" not in plan  # it would read all of them before it stops at the first so many
 
 
 def test_what_is_asked_on_postgres_is_parsed_and_planned_once(databases):
@@ -237,8 +265,12 @@ def test_what_is_asked_on_postgres_is_parsed_and_planned_once(databases):
             one(store)
             assert claimed(store)
         with store._db.statement() as tx:
-            found = tx.select("SELECT statement, generic_plans, custom_plans FROM pg_prepared_statements")
+            found = tx.select(
+                "SELECT statement, generic_plans, custom_plans FROM pg_prepared_statements"
+            )
 
     for words in ("INSERT INTO genba.job", "SET state = 'running'"):
-        counts = [counts for text, *counts in found if words in text]  # soon after another one a job has its own
+        counts = [
+            counts for text, *counts in found if words in text
+        ]  # soon after another one a job has its own
         assert [sum(column) for column in zip(*counts, strict=True)] == [3, 0]

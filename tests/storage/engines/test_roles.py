@@ -10,7 +10,17 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import psycopg
 import pytest
-from tests.storage.builders import a_job, a_node, after, claimed, joined, one, rows, running, success
+from tests.storage.builders import (
+    a_job,
+    a_node,
+    after,
+    claimed,
+    joined,
+    one,
+    rows,
+    running,
+    success,
+)
 
 from genba import Genba, Limit, Rate
 from genba.domain.limits import LIMIT, Need, Rule
@@ -79,10 +89,18 @@ Deed = Callable[[Store, Store], Any]
 DEEDS: dict[str, tuple[set[str], Deed]] = {
     "enqueue": ({"producer", "worker", "admin"}, lambda s, o: s.enqueue([a_job()])),
     "enqueue many": ({"producer", "worker", "admin"}, lambda s, o: s.enqueue([a_job(), a_job()])),
-    "enqueue with a limit": ({"producer", "worker", "admin"}, lambda s, o: s.enqueue([a_job(**GPU)])),
-    "enqueue with a key": ({"producer", "worker", "admin"}, lambda s, o: s.enqueue([a_job(identity=uuid.uuid4().hex)])),
+    "enqueue with a limit": (
+        {"producer", "worker", "admin"},
+        lambda s, o: s.enqueue([a_job(**GPU)]),
+    ),
+    "enqueue with a key": (
+        {"producer", "worker", "admin"},
+        lambda s, o: s.enqueue([a_job(identity=uuid.uuid4().hex)]),
+    ),
     "enqueue after another, with tags": (
-        {"producer", "worker", "admin"}, lambda s, o: s.enqueue([a_job(after=after(one(o)), tags=("x",))])),
+        {"producer", "worker", "admin"},
+        lambda s, o: s.enqueue([a_job(after=after(one(o)), tags=("x",))]),
+    ),
     "see states": ({"producer", "worker", "reader", "admin"}, lambda s, o: s.states([one(o)])),
     "read a job": ({"worker", "reader", "admin"}, lambda s, o: s.job(one(o))),
     "read events": ({"worker", "reader", "admin"}, lambda s, o: s.events.page(s.events.end())),
@@ -93,8 +111,14 @@ DEEDS: dict[str, tuple[set[str], Deed]] = {
     "be a node": ({"worker", "admin"}, _join),
     "cancel": ({"worker", "admin"}, lambda s, o: s.cancel(one(o, delay=10**9), None)),
     "delete": ({"worker", "admin"}, lambda s, o: s.bulk.delete([one(o, delay=10**9)])),
-    "pause a queue": ({"worker", "admin"}, lambda s, o: s.policy.pause("another", None, "me", None)),
-    "disable a task": ({"admin"}, lambda s, o: s.policy.switch("shop.pay", False, "me", None, None)),
+    "pause a queue": (
+        {"worker", "admin"},
+        lambda s, o: s.policy.pause("another", None, "me", None),
+    ),
+    "disable a task": (
+        {"admin"},
+        lambda s, o: s.policy.switch("shop.pay", False, "me", None, None),
+    ),
     "alter a job": ({"worker", "admin"}, _alter),
     "remove the tables": (set(), lambda s, o: s.uninstall()),
 }
@@ -114,12 +138,37 @@ def test_each_role_may_do_what_the_matrix_says_and_nothing_else(stores, kind, wh
 # What each role may do with each table: "siud", a capital letter for all columns, a small one for some: SOME has those.
 TABLE_RIGHTS = {
     "producer": {
-        "migration": "S", "namespace": "S", "job": "siu", "event": "I", "tag": "SI", "dependency": "SI",
-        "unsettled": "SI", "recheck": "SI", "bucket_limit": "SI", "bucket": "SIu", "question": "SIu", "fair": "SIu",
-        "node": "Su", "task": "S", "queue": "S", "attempt": "", "lock": "", "waiter": "", "schedule": "", "tick": "",
-        "control": "", "message": "", "session": "", "listener": "",
+        "migration": "S",
+        "namespace": "S",
+        "job": "siu",
+        "event": "I",
+        "tag": "SI",
+        "dependency": "SI",
+        "unsettled": "SI",
+        "recheck": "SI",
+        "bucket_limit": "SI",
+        "bucket": "SIu",
+        "question": "SIu",
+        "fair": "SIu",
+        "node": "Su",
+        "task": "S",
+        "queue": "S",
+        "attempt": "",
+        "lock": "",
+        "waiter": "",
+        "schedule": "",
+        "tick": "",
+        "control": "",
+        "message": "",
+        "session": "",
+        "listener": "",
     },
-    "worker": {"migration": "S", "task": "SIu", "queue": "SIu", "bucket_limit": "SIu"},  # and all of the others
+    "worker": {
+        "migration": "S",
+        "task": "SIu",
+        "queue": "SIu",
+        "bucket_limit": "SIu",
+    },  # and all of the others
     "reader": {},  # looks at all
     "admin": {"migration": "S"},
 }
@@ -154,12 +203,26 @@ def test_each_role_has_these_rights_on_each_table_and_no_other(stores, kind):
     system = "OVERRIDING SYSTEM VALUE SELECT NULL"
     for table, names in sorted(columns.items()):
         allowed = {
-            "s": [one for one in names if may(stores[kind], f"SELECT {one} FROM genba.{table} LIMIT 0")],
-            "i": [one for one in names if may(stores[kind], f"INSERT INTO genba.{table} ({one}) {system} LIMIT 0")],
-            "u": [one for one in names if may(stores[kind], f"UPDATE genba.{table} SET {one} = DEFAULT WHERE false")],
+            "s": [
+                one
+                for one in names
+                if may(stores[kind], f"SELECT {one} FROM genba.{table} LIMIT 0")
+            ],
+            "i": [
+                one
+                for one in names
+                if may(stores[kind], f"INSERT INTO genba.{table} ({one}) {system} LIMIT 0")
+            ],
+            "u": [
+                one
+                for one in names
+                if may(stores[kind], f"UPDATE genba.{table} SET {one} = DEFAULT WHERE false")
+            ],
             "d": names if may(stores[kind], f"DELETE FROM genba.{table} WHERE false") else [],
         }
-        found[table] = "".join(r.upper() if mine == names else r for r, mine in allowed.items() if mine)
+        found[table] = "".join(
+            r.upper() if mine == names else r for r, mine in allowed.items() if mine
+        )
         some |= {(kind, table, r): mine for r, mine in allowed.items() if mine and mine != names}
 
     assert found == {table: TABLE_RIGHTS[kind].get(table, USUAL[kind]) for table in columns}
@@ -193,8 +256,13 @@ def shop(urls: dict[str, str], stores: dict[str, Store]) -> Iterator[Any]:
             "asking": {"ready": [app.condition(asks)]},
             "fair": {"queue": "turns", "fair_by": "x"},
         }
-        stores["owner"].nodes.join(a_node(9, tasks=({"name": "t.fair", "queue": "turns", "fair_by": "x"},)))
-        yield {name: app.task(name=f"t.{name}", **options)(lambda x: None) for name, options in said.items()}
+        stores["owner"].nodes.join(
+            a_node(9, tasks=({"name": "t.fair", "queue": "turns", "fair_by": "x"},))
+        )
+        yield {
+            name: app.task(name=f"t.{name}", **options)(lambda x: None)
+            for name, options in said.items()
+        }
 
 
 def asks(job: Any) -> bool:
@@ -207,8 +275,14 @@ def asks(job: Any) -> bool:
 def test_a_producer_may_enqueue_whatever_its_task_says(shop, urls, task):
     one = shop[task]
     jobs = [one.enqueue(1), one.enqueue(1), *one.app.enqueue_many([one.call(x) for x in range(5)])]
-    jobs += [one.using(**more).enqueue(1) for more in ({"delay": 9}, {"after": [jobs[0]]}, {"parent": jobs[0].id})]
-    jobs += [one.using(**more).enqueue(1) for more in ({"tags": ["x"]}, {"expires": 60}, {"key": f"{task}-key"})]
+    jobs += [
+        one.using(**more).enqueue(1)
+        for more in ({"delay": 9}, {"after": [jobs[0]]}, {"parent": jobs[0].id})
+    ]
+    jobs += [
+        one.using(**more).enqueue(1)
+        for more in ({"tags": ["x"]}, {"expires": 60}, {"key": f"{task}-key"})
+    ]
     assert one.using(key=f"{task}-key").enqueue(1).id == jobs[-1].id
     with psycopg.connect(urls["producer"]) as conn, conn.transaction():
         jobs += one.app.enqueue_many([one.call(1)], conn=conn)
@@ -228,14 +302,18 @@ def test_a_producer_may_use_a_key_again_but_replaces_nothing(shop, stores):
 
 
 def test_a_role_that_is_granted_anew_keeps_no_other_right(stores, databases, template):
-    with databases.fresh(template) as name, psycopg.connect(databases.url(name), autocommit=True) as conn:
+    with (
+        databases.fresh(template) as name,
+        psycopg.connect(databases.url(name), autocommit=True) as conn,
+    ):
         url, role = databases.url(name), f"genba_{uuid.uuid4().hex[:8]}"
         conn.execute(f'CREATE ROLE "{role}"')
         try:
             grant(url, role, "admin")
             grant(url, role, "reader")
             held = rows(
-                url, f"SELECT DISTINCT privilege_type FROM information_schema.table_privileges WHERE grantee = '{role}'"
+                url,
+                f"SELECT DISTINCT privilege_type FROM information_schema.table_privileges WHERE grantee = '{role}'",
             )
             assert held == [("SELECT",)]
         finally:

@@ -55,7 +55,9 @@ def test_old_code_goes_on_and_may_start_on_a_schema_that_only_adds(empty_url, mo
     assert rows(empty_url, "SELECT version FROM genba.migration ORDER BY version") == [(1,), (2,)]
 
 
-def test_new_code_brings_an_old_schema_up_to_date_with_its_first_call_and_jobs_stay(empty_url, monkeypatch):
+def test_new_code_brings_an_old_schema_up_to_date_with_its_first_call_and_jobs_stay(
+    empty_url, monkeypatch
+):
     with fresh(empty_url) as old:
         joined(old)
         running, waiting = one(old), one(old)
@@ -73,7 +75,10 @@ def test_old_code_refuses_a_schema_that_does_not_serve_it(empty_url, monkeypatch
     install(empty_url)
     code_of(monkeypatch)
 
-    with fresh(empty_url) as old, pytest.raises(SchemaTooNew, match="schema 2, and this genba knows up to 1"):
+    with (
+        fresh(empty_url) as old,
+        pytest.raises(SchemaTooNew, match="schema 2, and this genba knows up to 1"),
+    ):
         one(old)
 
 
@@ -94,7 +99,9 @@ store.upgrade()
 """
 
 
-def test_a_migration_that_is_killed_in_the_middle_leaves_all_as_it_was(empty_url, engine, monkeypatch):
+def test_a_migration_that_is_killed_in_the_middle_leaves_all_as_it_was(
+    empty_url, engine, monkeypatch
+):
     install(empty_url)
     with fresh(empty_url) as store:
         job = one(store)

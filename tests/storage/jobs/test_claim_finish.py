@@ -61,7 +61,13 @@ def test_a_claim_brings_what_the_run_needs(store, clock):
 
     (job,) = claimed(store)
 
-    assert (job.id, job.attempt, job.task, job.args, job.options) == (id, 1, TASK, b'{"x": 1}', '{"timeout": 5}')
+    assert (job.id, job.attempt, job.task, job.args, job.options) == (
+        id,
+        1,
+        TASK,
+        b'{"x": 1}',
+        '{"timeout": 5}',
+    )
     assert (job.priority, job.claimed_at, job.expires_at) == (3, clock.now(), clock.now() + HOUR)
     record = store.job(id)
     assert (record.state, record.claim_id, record.node, record.attempt) == ("running", CLAIM, 1, 1)
@@ -167,11 +173,26 @@ def test_a_finished_job_has_its_result_and_its_history(store, clock):
     store.finish(1, [success(job, result=b'"done"', started=5, ended=9, pid=12, cpu=3, peak=99)])
 
     record = store.job(job.id)
-    assert (record.state, record.result, record.finished_at) == ("succeeded", b'"done"', clock.now())
+    assert (record.state, record.result, record.finished_at) == (
+        "succeeded",
+        b'"done"',
+        clock.now(),
+    )
     assert (record.claim_id, record.node, record.attempt) == (None, None, 1)
     (attempt,) = store.attempts(job.id)
-    assert (attempt.attempt, attempt.cause, attempt.node, attempt.claimed_at) == (1, "returned", 1, job.claimed_at)
-    assert (attempt.started_at, attempt.ended_at, attempt.pid, attempt.cpu, attempt.peak) == (5, 9, 12, 3, 99)
+    assert (attempt.attempt, attempt.cause, attempt.node, attempt.claimed_at) == (
+        1,
+        "returned",
+        1,
+        job.claimed_at,
+    )
+    assert (attempt.started_at, attempt.ended_at, attempt.pid, attempt.cpu, attempt.peak) == (
+        5,
+        9,
+        12,
+        3,
+        99,
+    )
 
 
 def test_a_result_need_not_be_there_nor_any_measure(store):
@@ -187,14 +208,33 @@ def test_an_attempt_that_ended_badly_has_its_history(store, clock):
     due = clock.now() + HOUR
 
     store.end(
-        1, [ending(job, "scheduled", "exception", retries=1, wait=HOUR, reason="r", error="e", log="l", pid=3)]
+        1,
+        [
+            ending(
+                job,
+                "scheduled",
+                "exception",
+                retries=1,
+                wait=HOUR,
+                reason="r",
+                error="e",
+                log="l",
+                pid=3,
+            )
+        ],
     )
 
     record = store.job(job.id)
     assert (record.state, record.retries, record.due_at, record.rank) == ("scheduled", 1, due, due)
     assert (record.reason, record.error, record.claim_id, record.node) == ("r", "e", None, None)
     (attempt,) = store.attempts(job.id)
-    assert (attempt.attempt, attempt.cause, attempt.error, attempt.log, attempt.pid) == (1, "exception", "e", "l", 3)
+    assert (attempt.attempt, attempt.cause, attempt.error, attempt.log, attempt.pid) == (
+        1,
+        "exception",
+        "e",
+        "l",
+        3,
+    )
 
 
 def test_a_retried_job_comes_back_at_its_moment(store, clock):
@@ -234,7 +274,12 @@ def test_a_release_leaves_no_trace(store):
 
     assert store.attempts(job.id) == []
     record = store.job(job.id)
-    assert (record.state, record.attempt, record.claim_id, record.node) == ("waiting", 0, None, None)
+    assert (record.state, record.attempt, record.claim_id, record.node) == (
+        "waiting",
+        0,
+        None,
+        None,
+    )
     (again,) = claimed(store, claim=78)
     assert again.attempt == 1
     assert store.finish(1, [success(job)]) == set()
@@ -243,7 +288,9 @@ def test_a_release_leaves_no_trace(store):
 WRITES = {
     "finish": lambda store, job, fence: store.finish(1, [success(job, **fence)]),
     "end": lambda store, job, fence: store.end(1, [ending(job, **fence)]),
-    "mark": lambda store, job, fence: store.mark([(job.id, fence.get("attempt", 1), fence.get("claim", CLAIM), 5)]),
+    "mark": lambda store, job, fence: store.mark(
+        [(job.id, fence.get("attempt", 1), fence.get("claim", CLAIM), 5)]
+    ),
     "progress": lambda store, job, fence: store.progress(
         [(job.id, fence.get("attempt", 1), fence.get("claim", CLAIM), '[1.0,2.0,""]')]
     ),
@@ -279,7 +326,10 @@ def test_a_batch_with_a_stale_and_a_live_attempt_writes_the_live_one_only(store)
     (live,) = claimed(store, claim=78)
 
     assert store.finish(1, [success(stale), success(live, claim=78)]) == {live.id}
-    assert [(a.attempt, a.cause) for a in store.attempts(live.id)] == [(1, "collateral"), (2, "returned")]
+    assert [(a.attempt, a.cause) for a in store.attempts(live.id)] == [
+        (1, "collateral"),
+        (2, "returned"),
+    ]
 
 
 def test_a_batch_with_two_claims_of_one_attempt_is_no_error(store):
@@ -301,7 +351,10 @@ def test_a_stale_end_beside_a_live_one_leaves_no_history(store):
     ended = [ending(stale, "held", "stall", attempt=7), ending(live, "failed", claim=79)]
 
     assert store.end(1, ended) == {live.id}
-    assert [(a.attempt, a.cause) for a in store.attempts(live.id)] == [(1, "collateral"), (2, "exception")]
+    assert [(a.attempt, a.cause) for a in store.attempts(live.id)] == [
+        (1, "collateral"),
+        (2, "exception"),
+    ]
 
 
 def test_a_start_is_marked_once(store):
@@ -359,9 +412,10 @@ def test_a_job_that_was_asked_to_stop_does_not_come_back(store, url, back):
     assert (record.state, record.reason) == ("cancelled", "not needed")
     assert record.finished_at is not None
     assert store.enqueue([a_job(identity="i")])[0].created
-    assert [row[0] for row in rows(url, f"SELECT kind FROM genba.event WHERE job_id = {job.id} ORDER BY seq")][-1] == (
-        "cancelled"
-    )
+    assert [
+        row[0]
+        for row in rows(url, f"SELECT kind FROM genba.event WHERE job_id = {job.id} ORDER BY seq")
+    ][-1] == ("cancelled")
 
 
 def test_a_failure_after_a_cancel_is_a_failure(store):
@@ -404,7 +458,13 @@ def test_a_requeued_job_starts_anew_and_keeps_its_history(store, clock):
     assert store.requeue(job.id)
 
     record = store.job(job.id)
-    assert (record.state, record.retries, record.crashes, record.error, record.reason) == ("waiting", 0, 0, None, None)
+    assert (record.state, record.retries, record.crashes, record.error, record.reason) == (
+        "waiting",
+        0,
+        0,
+        None,
+        None,
+    )
     assert record.finished_at is None
     (again,) = claimed(store)
     store.finish(1, [success(again)])
@@ -448,7 +508,9 @@ def test_unknown_tasks_are_put_aside_and_come_back(store):
     known = one(store)
 
     assert store.park_unknown("default", [TASK]) == 3
-    assert store.parked_on(["unknown task strange", "unknown task other"]) == {"unknown task strange"}
+    assert store.parked_on(["unknown task strange", "unknown task other"]) == {
+        "unknown task strange"
+    }
     assert [job.id for job in claimed(store, 8)] == [known]
     assert store.unpark(["unknown task strange"]) == 3
     assert [job.id for job in store.claim(1, CLAIM, {"default": 8}, ["strange"])] == strange
@@ -480,7 +542,9 @@ def test_regression_03_jobs_that_wait_longer_than_any_watchdog_are_not_failed(st
     assert set(states(store, ids)) == {"waiting"}
 
 
-def test_what_was_given_back_and_is_told_again_does_not_end_a_second_time_with_the_next_claim(store, url):
+def test_what_was_given_back_and_is_told_again_does_not_end_a_second_time_with_the_next_claim(
+    store, url
+):
     id = one(store)
     (job,) = claimed(store)
     back = ending(job, "waiting", "drain", happened=False)

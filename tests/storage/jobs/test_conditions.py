@@ -3,7 +3,18 @@
 from __future__ import annotations
 
 import pytest
-from tests.storage.builders import HOUR, SECOND, TASK, a_job, claimed, ending, joined, one, rows, states
+from tests.storage.builders import (
+    HOUR,
+    SECOND,
+    TASK,
+    a_job,
+    claimed,
+    ending,
+    joined,
+    one,
+    rows,
+    states,
+)
 
 from genba.domain.limits import LIMIT, Need, Rule
 from genba.storage.jobs.conditions import Answer, Wanted, pause_after, question_of
@@ -28,7 +39,9 @@ def key(args=b"{}"):
 
 def no(job, **told):
     gone = ending(job, "waiting", "not ready", happened=False, quiet=True)
-    return Answer(ending=gone, key=key(job.args), task=TASK, conditions=READY, **{"said": "shop.open", **told})
+    return Answer(
+        ending=gone, key=key(job.args), task=TASK, conditions=READY, **{"said": "shop.open", **told}
+    )
 
 
 def scout(store):
@@ -54,7 +67,11 @@ def test_a_no_leaves_no_trace_and_is_looked_at_again_later_and_later(store, cloc
         assert job.attempt == 1
         store.questions.answered(1, [no(job)])
         record = store.job(id)
-        assert (record.state, record.attempt, record.parked_on) == ("waiting", 0, f"question {key()}")
+        assert (record.state, record.attempt, record.parked_on) == (
+            "waiting",
+            0,
+            f"question {key()}",
+        )
         assert store.questions.question(key()).look_at == clock.now() + pause * SECOND
         assert store.questions.look()[0] == 0
         clock.advance(pause)
@@ -97,7 +114,9 @@ def test_five_that_raise_in_a_row_hold_all_who_ask_the_same(store, clock, url):
         clock.advance(120)
 
     assert set(states(store, ids)) == {"held"}
-    assert store.job(ids[0]).reason == "condition shop.open raised 5 times in a row: RuntimeError: no"
+    assert (
+        store.job(ids[0]).reason == "condition shop.open raised 5 times in a row: RuntimeError: no"
+    )
     assert rows(url, "SELECT count(*) FROM genba.event WHERE kind = 'condition_failed'")[0][0] == 5
     store.resume(ids[0])
     (job,) = claimed(store)
@@ -189,7 +208,8 @@ def test_plain_jobs_are_not_asked(store):
 def limited(store, count=1):
     rule = Rule("gpu", 1)
     jobs = [
-        a_job(ready=READY, options=OPTIONS, needs=(Need("gpu", "gpu", LIMIT),), rules=(rule,)) for _ in range(count)
+        a_job(ready=READY, options=OPTIONS, needs=(Need("gpu", "gpu", LIMIT),), rules=(rule,))
+        for _ in range(count)
     ]
     return [made.id for made in store.enqueue(jobs)]
 

@@ -57,7 +57,9 @@ def test_of_much_only_the_first_are_counted_and_that_is_told(store, monkeypatch)
     look = store.gauge.look()
 
     assert seen(store) == {
-        ("waiting", "default", TASK): 5, ("waiting", "slow", TASK): 2, ("scheduled", "default", TASK): 5,
+        ("waiting", "default", TASK): 5,
+        ("waiting", "slow", TASK): 2,
+        ("scheduled", "default", TASK): 5,
     }
     assert look.more == {("waiting", "default"), ("scheduled", "")}
 

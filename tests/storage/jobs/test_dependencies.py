@@ -26,7 +26,9 @@ from tests.storage.builders import (
 from genba.errors import JobNotFound
 from genba.storage.records import Edge
 
-on_postgres = pytest.mark.parametrize("engine", ["postgres"], indirect=True)  # SQLite has one writer at a time
+on_postgres = pytest.mark.parametrize(
+    "engine", ["postgres"], indirect=True
+)  # SQLite has one writer at a time
 
 
 @pytest.fixture(autouse=True)
@@ -65,7 +67,9 @@ def test_a_child_gets_what_it_wants_or_is_cancelled(store, wants, end, becomes):
         assert store.job(child).reason == f"dependency {word}: job {parent} ended {end}"
 
 
-@pytest.mark.parametrize(("name", "becomes"), [("cancel", "cancelled"), ("hold", "held"), ("run", "waiting")])
+@pytest.mark.parametrize(
+    ("name", "becomes"), [("cancel", "cancelled"), ("hold", "held"), ("run", "waiting")]
+)
 def test_a_policy_says_what_a_broken_dependency_means(store, name, becomes):
     parent = one(store)
     child = one(store, after=after(parent), options=policy(name))
@@ -82,7 +86,9 @@ def test_a_child_waits_for_all_its_parents(store):
 
     for parent in parents:
         assert state(store, child) == "blocked"
-        assert [parent.id for parent in store.dependencies.open_parents(child)] == parents[parents.index(parent) :]
+        assert [parent.id for parent in store.dependencies.open_parents(child)] == parents[
+            parents.index(parent) :
+        ]
         finish(store, parent)
         settle(store)
 
@@ -326,7 +332,9 @@ def test_an_edge_that_commits_while_its_parent_ends_is_not_forgotten(store, url)
     parent = one(store)
     (job,) = claimed(store)
     with connection(url) as conn:
-        conn.execute("BEGIN")  # a finish that has looked for children, found none, and is about to commit
+        conn.execute(
+            "BEGIN"
+        )  # a finish that has looked for children, found none, and is about to commit
         conn.execute(
             "UPDATE genba.job SET state = 'succeeded', claim_id = NULL, node = NULL, finished_at = 1 WHERE id = %s",
             (job.id,),
@@ -405,7 +413,9 @@ def test_a_job_requeued_while_it_is_pruned_is_not_lost(store, url, clock):
     clock.advance(1)
     with connection(url) as conn:
         conn.execute("BEGIN")  # a requeue that is about to commit
-        conn.execute("UPDATE genba.job SET state = 'waiting', finished_at = NULL WHERE id = %s", (id,))
+        conn.execute(
+            "UPDATE genba.job SET state = 'waiting', finished_at = NULL WHERE id = %s", (id,)
+        )
 
         def act(i: int) -> object:
             if i == 0:
@@ -435,11 +445,23 @@ def test_a_requeued_graph_goes_on_from_what_failed(store):
     settle(store)
     finish(store, b, "failed")
     settle(store)
-    assert states(store, [a, b, c, d, e]) == ["succeeded", "failed", "cancelled", "cancelled", "waiting"]
+    assert states(store, [a, b, c, d, e]) == [
+        "succeeded",
+        "failed",
+        "cancelled",
+        "cancelled",
+        "waiting",
+    ]
 
     assert store.requeue_failed([a, b, c, d, e]) == 1
 
-    assert states(store, [a, b, c, d, e]) == ["succeeded", "waiting", "blocked", "blocked", "waiting"]
+    assert states(store, [a, b, c, d, e]) == [
+        "succeeded",
+        "waiting",
+        "blocked",
+        "blocked",
+        "waiting",
+    ]
     for id in (b, c, d):
         finish(store, id)
         settle(store)
@@ -456,7 +478,10 @@ def test_a_thousand_dependencies_and_a_diamond(store):
         store.finish(1, [success(job)])
     settle(store)
 
-    assert (state(store, last), len(store.dependencies.results_of_parents(last))) == ("waiting", 1000)
+    assert (state(store, last), len(store.dependencies.results_of_parents(last))) == (
+        "waiting",
+        1000,
+    )
 
 
 def test_parents_that_end_together_free_each_child_as_it_wished(store):
@@ -472,13 +497,20 @@ def test_parents_that_end_together_free_each_child_as_it_wished(store):
     settle(store)
 
     found = store.states([all_of_them, some, hopes_in_vain, waits_on])
-    assert found == {all_of_them: "waiting", some: "waiting", hopes_in_vain: "cancelled", waits_on: "blocked"}
+    assert found == {
+        all_of_them: "waiting",
+        some: "waiting",
+        hopes_in_vain: "cancelled",
+        waits_on: "blocked",
+    }
     assert [parent.id for parent in store.dependencies.open_parents(waits_on)] == [other]
 
 
 def test_children_beyond_one_step_are_not_forgotten(store):
     parent = one(store)
-    children = [made.id for made in store.enqueue([a_job(after=after(parent)) for _ in range(2500)])]
+    children = [
+        made.id for made in store.enqueue([a_job(after=after(parent)) for _ in range(2500)])
+    ]
 
     finish(store, parent)
     settle(store)
@@ -493,9 +525,12 @@ def delete(url: str, id: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wants", "becomes"), [("success", "cancelled"), ("failure", "cancelled"), ("finished", "waiting")]
+    ("wants", "becomes"),
+    [("success", "cancelled"), ("failure", "cancelled"), ("finished", "waiting")],
 )
-def test_a_parent_that_was_deleted_by_hand_has_finished_but_neither_well_nor_badly(store, url, wants, becomes):
+def test_a_parent_that_was_deleted_by_hand_has_finished_but_neither_well_nor_badly(
+    store, url, wants, becomes
+):
     parent = one(store)
     child = one(store, after=after(parent, wants=wants))
     delete(url, parent)
@@ -531,7 +566,8 @@ def test_a_requeue_between_the_end_and_the_look_leaves_the_child_waiting_for_it(
 
 
 @pytest.mark.parametrize(
-    ("end", "becomes"), [("cancelled", "cancelled"), ("timed_out", "cancelled"), ("failed", "waiting")]
+    ("end", "becomes"),
+    [("cancelled", "cancelled"), ("timed_out", "cancelled"), ("failed", "waiting")],
 )
 def test_a_cancelled_or_timed_out_job_takes_its_open_children_with_it(store, end, becomes):
     parent = one(store)

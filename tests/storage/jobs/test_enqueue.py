@@ -40,7 +40,9 @@ from genba.storage.operators import RulesChanged
 from genba.storage.records import Alike, Edge
 from genba.storage.store import open_store
 
-on_postgres = pytest.mark.parametrize("engine", ["postgres"], indirect=True)  # SQLite has one writer at a time
+on_postgres = pytest.mark.parametrize(
+    "engine", ["postgres"], indirect=True
+)  # SQLite has one writer at a time
 
 
 def count(store, **given) -> int:
@@ -48,18 +50,38 @@ def count(store, **given) -> int:
 
 
 def test_a_job_is_there_when_enqueue_returns(store, clock, url):
-    (made,) = store.enqueue([a_job(queue="q", priority=3, args=b'{"x": 1}', options='{"timeout": 5}', parent_id=7)])
+    (made,) = store.enqueue(
+        [a_job(queue="q", priority=3, args=b'{"x": 1}', options='{"timeout": 5}', parent_id=7)]
+    )
 
     assert made.created
     job = store.job(made.id)
-    assert (job.state, job.task, job.queue, job.priority, job.args) == ("waiting", TASK, "q", 3, b'{"x": 1}')
+    assert (job.state, job.task, job.queue, job.priority, job.args) == (
+        "waiting",
+        TASK,
+        "q",
+        3,
+        b'{"x": 1}',
+    )
     assert (job.options, job.parent_id, job.attempt) == ('{"timeout": 5}', 7, 0)
-    assert (job.created_at, job.due_at, job.rank) == (clock.now(), clock.now(), clock.now() - 3 * HOUR)
+    assert (job.created_at, job.due_at, job.rank) == (
+        clock.now(),
+        clock.now(),
+        clock.now() - 3 * HOUR,
+    )
     assert rows(url, "SELECT kind, job_id FROM genba.event") == [("waiting", made.id)]
 
 
 # What COPY or a statement could misread.
-AWKWARD = ["plain", "", " tab\there ", "line\nline\r", "back\\slash \\N \\.", "%s :name 'quote' \"", "現場 – ✓ 😀"]
+AWKWARD = [
+    "plain",
+    "",
+    " tab\there ",
+    "line\nline\r",
+    "back\\slash \\N \\.",
+    "%s :name 'quote' \"",
+    "現場 – ✓ 😀",
+]
 
 
 @pytest.mark.parametrize("several", [False, True], ids=["one", "many"])
@@ -81,7 +103,14 @@ def test_texts_and_bytes_come_back_as_they_were(store, several):
 
 
 def test_one_alone_and_one_of_many_make_the_same_row(store, clock):
-    given = {"priority": -2, "delay": HOUR, "expires_in": 2 * HOUR, "key": "k", "tags": ("a", "b"), "options": "{}"}
+    given = {
+        "priority": -2,
+        "delay": HOUR,
+        "expires_in": 2 * HOUR,
+        "key": "k",
+        "tags": ("a", "b"),
+        "options": "{}",
+    }
     alone = store.job(one(store, **given))
     of_many = store.job(enqueued(store, 2, **given)[1])
 
@@ -102,12 +131,19 @@ def test_a_simple_job_makes_the_same_row_as_any_other(store, url):
     assert len({tuple(row[1:]) for row in whole[:4]}) == 1
     told = "SELECT job_id, kind, at, node, namespace FROM genba.event WHERE job_id IS NOT NULL ORDER BY job_id"
     events = rows(url, told)
-    assert [event[:2] for event in events] == [(job.id, "waiting") for job in (first, soon_after, elaborate)]
+    assert [event[:2] for event in events] == [
+        (job.id, "waiting") for job in (first, soon_after, elaborate)
+    ]
     assert len({event[2:] for event in events}) == 1
 
 
 def test_jobs_that_are_alike_make_the_same_rows_as_others(store):
-    args = [text.encode() for text in AWKWARD] + [b"\\x00", bytes(range(256)), LONG_ARGS, b"{}"] * 150
+    args = [text.encode() for text in AWKWARD] + [
+        b"\\x00",
+        bytes(range(256)),
+        LONG_ARGS,
+        b"{}",
+    ] * 150
     given = {"priority": 2, "options": '{"timeout":5}', "queue": "back\\slash", "delay": HOUR}
     jobs = [a_job(args=text, **given) for text in args]
     alike, others = store.enqueue(Alike(jobs)), store.enqueue(jobs)
@@ -115,7 +151,9 @@ def test_jobs_that_are_alike_make_the_same_rows_as_others(store):
     for made, other, wanted in zip(alike, others, args, strict=True):
         found, like_it = store.job(made.id), store.job(other.id)
         assert found.args == wanted
-        assert [name for name in found.__slots__ if getattr(found, name) != getattr(like_it, name)] == ["id"]
+        assert [
+            name for name in found.__slots__ if getattr(found, name) != getattr(like_it, name)
+        ] == ["id"]
 
 
 def test_a_simple_job_is_not_there_when_the_rules_have_changed(store):
@@ -169,11 +207,20 @@ def test_a_namespace_does_not_see_the_jobs_of_another(store, url, clock):
 def test_a_moment_ahead_makes_a_job_scheduled(store, clock):
     now = clock.now()
     ids = [
-        one(store, delay=HOUR), one(store, due_at=now + HOUR), one(store, due_at=now - HOUR),
-        *enqueued(store, 2, delay=HOUR), *enqueued(store, 2, due_at=now - HOUR),
+        one(store, delay=HOUR),
+        one(store, due_at=now + HOUR),
+        one(store, due_at=now - HOUR),
+        *enqueued(store, 2, delay=HOUR),
+        *enqueued(store, 2, due_at=now - HOUR),
     ]
 
-    assert states(store, ids) == ["scheduled", "scheduled", "waiting", *["scheduled"] * 2, *["waiting"] * 2]
+    assert states(store, ids) == [
+        "scheduled",
+        "scheduled",
+        "waiting",
+        *["scheduled"] * 2,
+        *["waiting"] * 2,
+    ]
     assert {store.job(id).due_at for id in ids} == {now, now + HOUR}
     assert store.next_due() == now + HOUR
     clock.advance("1h")
@@ -192,7 +239,9 @@ def test_a_promoted_job_stands_where_its_moment_and_priority_put_it(store, clock
     assert [job.id for job in claimed(store, 2)] == [high, plain]
 
 
-def test_every_way_into_the_line_ranks_by_the_age_step_of_the_store_also_the_largest_priorities(url, clock):
+def test_every_way_into_the_line_ranks_by_the_age_step_of_the_store_also_the_largest_priorities(
+    url, clock
+):
     """2**31 - 1 steps of two hours do not fit 64 bits."""
     step, high, low = 2 * HOUR, 2**31 - 1, -(2**31)
     with closing(open_store(url, clock=clock, age_step=step)) as store:
@@ -204,8 +253,15 @@ def test_every_way_into_the_line_ranks_by_the_age_step_of_the_store_also_the_lar
             return record is not None and record.rank == rank(now, priority, step)
 
         assert ranked(one(store, priority=3), 3)
-        assert all(ranked(id, low) for id in [one(store, priority=low, tags=("x",)), *enqueued(store, 2, priority=low)])
-        held, child, late = one(store, priority=high), one(store, priority=high), one(store, priority=low, delay=HOUR)
+        assert all(
+            ranked(id, low)
+            for id in [one(store, priority=low, tags=("x",)), *enqueued(store, 2, priority=low)]
+        )
+        held, child, late = (
+            one(store, priority=high),
+            one(store, priority=high),
+            one(store, priority=low, delay=HOUR),
+        )
         store.hold(held, "why")
         store.resume(held)
         assert ranked(held, high)
@@ -222,7 +278,9 @@ def test_every_way_into_the_line_ranks_by_the_age_step_of_the_store_also_the_lar
         store.promote()
         assert ranked(late, low)
         lowered = next(job for job in claimed(store, 64) if job.id == waits)
-        store.end(1, [ending(lowered, "waiting", "signal 9", wait=0, crashes=1, rank_priority=high - 1)])
+        store.end(
+            1, [ending(lowered, "waiting", "signal 9", wait=0, crashes=1, rank_priority=high - 1)]
+        )
         assert ranked(waits, high - 1)
 
 
@@ -316,7 +374,10 @@ def test_a_waiting_job_is_replaced(store):
     (new,) = store.enqueue([a_job(identity="i", on_conflict="replace")])
 
     assert new.created
-    assert (store.job(old).state, store.job(old).reason) == ("cancelled", f"replaced by job {new.id}")
+    assert (store.job(old).state, store.job(old).reason) == (
+        "cancelled",
+        f"replaced by job {new.id}",
+    )
     assert [job.id for job in claimed(store, 4)] == [new.id]
     store.settle()
     assert state(store, child) == "waiting"
@@ -346,7 +407,8 @@ def test_a_job_that_starts_while_it_is_replaced_does_not_run_beside_its_replacem
         conn.execute("BEGIN")
         conn.execute("SELECT 1 FROM genba.job WHERE id = %s FOR UPDATE", (old,))
         conn.execute(
-            "UPDATE genba.job SET state = 'running', attempt = 1, claim_id = 77, node = 1 WHERE id = %s", (old,)
+            "UPDATE genba.job SET state = 'running', attempt = 1, claim_id = 77, node = 1 WHERE id = %s",
+            (old,),
         )
 
         def act(i: int) -> Any:
@@ -383,7 +445,8 @@ def test_eight_processes_of_six_threads_make_one_job(store, url):
 
 
 @pytest.mark.parametrize(
-    ("producers", "inserts", "keys"), [(8, 12, 5), pytest.param(32, 1_000, 50, marks=pytest.mark.soak)]
+    ("producers", "inserts", "keys"),
+    [(8, 12, 5), pytest.param(32, 1_000, 50, marks=pytest.mark.soak)],
 )
 def test_of_many_producers_of_the_same_jobs_some_of_whom_roll_back_none_is_told_of_a_job_that_is_not_there(
     store, url, producers, inserts, keys
@@ -406,7 +469,9 @@ def test_of_many_producers_of_the_same_jobs_some_of_whom_roll_back_none_is_told_
     told = {pair for answers in together(producers, produce) for pair in answers}
 
     there = [id for (id,) in rows(url, "SELECT id FROM genba.job")]
-    assert sorted(id for _, id in told) == sorted(there)   # one for each key, and nobody knows another
+    assert sorted(id for _, id in told) == sorted(
+        there
+    )  # one for each key, and nobody knows another
     assert len(told) == len({key for key, _ in told}) <= keys
 
 
@@ -435,7 +500,9 @@ def test_a_job_in_the_callers_transaction_comes_with_its_commit(store, url):
 def test_a_job_in_the_callers_transaction_goes_with_its_rollback(store, url):
     store.install()
     with transaction(url) as conn:
-        made = store.enqueue([a_job(), a_job(identity="i"), a_job(after=(Edge(0, inside=True),))], conn=conn)
+        made = store.enqueue(
+            [a_job(), a_job(identity="i"), a_job(after=(Edge(0, inside=True),))], conn=conn
+        )
         conn.execute("ROLLBACK")
 
     assert store.states([one.id for one in made]) == {}
@@ -479,9 +546,13 @@ def test_a_connection_of_the_standard_library_needs_its_driver(tmp_path):
 
 def test_the_drivers_can_do_the_same(tmp_path, clock):
     """The whole way of a job, through the standard library's sqlite3."""
-    with closing(open_store(f"sqlite:///{tmp_path / 'own.db'}?driver=sqlite3", clock=clock)) as store:
+    with closing(
+        open_store(f"sqlite:///{tmp_path / 'own.db'}?driver=sqlite3", clock=clock)
+    ) as store:
         joined(store)
-        parent, child = store.enqueue([a_job(identity="i", tags=("x",)), a_job(after=(Edge(0, inside=True),))])
+        parent, child = store.enqueue(
+            [a_job(identity="i", tags=("x",)), a_job(after=(Edge(0, inside=True),))]
+        )
         (job,) = claimed(store, 4)
         assert store.finish(1, [success(job)]) == {parent.id}
         assert store.settle() == 1

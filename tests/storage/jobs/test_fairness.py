@@ -14,7 +14,9 @@ TENTH = 10
 
 
 def flood(store: Store, key: str, count: int, **given: object) -> None:
-    store.enqueue([a_job(queue="fair", fair_key=key, fair_by="tenant", **given) for _ in range(count)])
+    store.enqueue(
+        [a_job(queue="fair", fair_key=key, fair_by="tenant", **given) for _ in range(count)]
+    )
 
 
 def claim(store: Store, count: int) -> list[Claimed]:

@@ -13,8 +13,12 @@ from genba.node.database.maintenance import Keeper, Renewed
 SECOND = 1_000_000
 
 
-@pytest.mark.parametrize(("part", "chore"), [("schedules", "declare"), ("nodes", "chores"), ("nodes", "live")])
-def test_a_chore_that_breaks_is_told_and_the_next_round_goes_on(store, clock, monkeypatch, part, chore):
+@pytest.mark.parametrize(
+    ("part", "chore"), [("schedules", "declare"), ("nodes", "chores"), ("nodes", "live")]
+)
+def test_a_chore_that_breaks_is_told_and_the_next_round_goes_on(
+    store, clock, monkeypatch, part, chore
+):
     joined(store)
     posted: list[Any] = []
     keeper = Keeper(
@@ -33,7 +37,7 @@ def test_a_chore_that_breaks_is_told_and_the_next_round_goes_on(store, clock, mo
             troubles.append(keeper.trouble)
             clock.advance(1)
         assert "a bug of ours" in troubles
-    assert sum(isinstance(one, Renewed) for one in posted) == 5   # the lease was never in danger
+    assert sum(isinstance(one, Renewed) for one in posted) == 5  # the lease was never in danger
 
     for _ in range(5):
         keeper.step()

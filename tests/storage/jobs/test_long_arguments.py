@@ -36,7 +36,9 @@ def kept_apart(url: str) -> list[int]:
     return [id for (id,) in rows(url, "SELECT job_id FROM genba.argument ORDER BY job_id")]
 
 
-on_sqlite = pytest.mark.parametrize("engine", ["sqlite"], indirect=True)  # PostgreSQL keeps them apart by itself
+on_sqlite = pytest.mark.parametrize(
+    "engine", ["sqlite"], indirect=True
+)  # PostgreSQL keeps them apart by itself
 
 
 @pytest.mark.parametrize("size", [LONG - 1, LONG, LONG + 1, 5_000, 1_000_000])
@@ -44,14 +46,19 @@ on_sqlite = pytest.mark.parametrize("engine", ["sqlite"], indirect=True)  # Post
 def test_whoever_claims_or_reads_a_job_has_its_arguments(store, size, together):
     args = b"x" * size
     if together:
-        ids = [made.id for made in store.enqueue([a_job(args=args), a_job(args=SHORT), a_job(args=args[::-1])])]
+        ids = [
+            made.id
+            for made in store.enqueue([a_job(args=args), a_job(args=SHORT), a_job(args=args[::-1])])
+        ]
     else:
         ids = [one(store, args=each) for each in (args, SHORT, args[::-1])]
 
     assert [store.job(id).args for id in ids] == [args, SHORT, args[::-1]]
     assert [job.args for job in claimed(store, 4)] == [args, SHORT, args[::-1]]
     assert sorted((job.id, job.args) for job in store.of_claim(1, CLAIM)) == [
-        (ids[0], args), (ids[1], SHORT), (ids[2], args[::-1])
+        (ids[0], args),
+        (ids[1], SHORT),
+        (ids[2], args[::-1]),
     ]
 
 
@@ -59,7 +66,10 @@ def test_by_whatever_way_a_job_is_found_its_arguments_are_there(store):
     long, short = one(store, args=LONG_ARGS, key="long"), one(store, args=SHORT, key="short")
 
     assert (store.job(key="long").args, store.job(key="short").args) == (LONG_ARGS, SHORT)
-    assert {job.id: job.args for job in store.search.jobs(Filter(), 10)} == {long: LONG_ARGS, short: SHORT}
+    assert {job.id: job.args for job in store.search.jobs(Filter(), 10)} == {
+        long: LONG_ARGS,
+        short: SHORT,
+    }
     assert store.claim_this(1, CLAIM, long).args == LONG_ARGS
 
 

@@ -8,7 +8,18 @@ from typing import Any
 
 import psycopg
 import pytest
-from tests.storage.builders import CLAIM, a_job, after, claimed, connection, joined, one, running, settle, state
+from tests.storage.builders import (
+    CLAIM,
+    a_job,
+    after,
+    claimed,
+    connection,
+    joined,
+    one,
+    running,
+    settle,
+    state,
+)
 
 from genba.domain.outcome import Fence, Report, Wish
 from genba.errors import LeaseLost, Stopped, StoreError, StoreUnreachable
@@ -78,9 +89,20 @@ def test_an_end_is_written_with_its_history_and_only_once(store: Store, job: Cla
 
     record = store.job(job.id)
     assert record is not None
-    assert (record.state, record.result, record.progress, record.claim_id) == ("succeeded", b"7", '[1.0,2.0,""]', None)
+    assert (record.state, record.result, record.progress, record.claim_id) == (
+        "succeeded",
+        b"7",
+        '[1.0,2.0,""]',
+        None,
+    )
     (attempt,) = store.attempts(job.id)
-    assert (attempt.cause, attempt.log, attempt.pid, attempt.cpu, attempt.peak) == ("returned", "told", 4, 3, 2)
+    assert (attempt.cause, attempt.log, attempt.pid, attempt.cpu, attempt.peak) == (
+        "returned",
+        "told",
+        4,
+        3,
+        2,
+    )
     assert attempt.node == 1
     assert store.inside.ended(fence(job))
     with pytest.raises(LeaseLost):
@@ -98,7 +120,9 @@ def test_an_end_is_written_with_its_history_and_only_once(store: Store, job: Cla
         (Wish(wants="retry", delay=0), ("failed", "returned")),  # no budget
     ],
 )
-def test_a_job_ends_as_it_wishes(store: Store, job: Claimed, wish: Wish, wanted: tuple[str, str | None]) -> None:
+def test_a_job_ends_as_it_wishes(
+    store: Store, job: Claimed, wish: Wish, wanted: tuple[str, str | None]
+) -> None:
     store.inside.end(fence(job), wish, REPORT, 0.0)
 
     record = store.job(job.id)
@@ -134,14 +158,19 @@ def test_what_comes_after_the_end_is_told_and_changes_nothing(store: Store, job:
     assert state(store, job.id) == "succeeded"
     assert store.attempts(job.id)[0].log == "told, and more"
     with store._db.statement() as tx:
-        kinds = [row[0] for row in tx.select("SELECT kind FROM genba.event WHERE job_id = :id", id=job.id)]
+        kinds = [
+            row[0]
+            for row in tx.select("SELECT kind FROM genba.event WHERE job_id = :id", id=job.id)
+        ]
     assert kinds.count("error_after_end") == 1
 
 
 # the transaction
 
 
-def test_the_users_writes_new_jobs_and_the_end_are_one_commit(store: Store, job: Claimed, notes: Any) -> None:
+def test_the_users_writes_new_jobs_and_the_end_are_one_commit(
+    store: Store, job: Claimed, notes: Any
+) -> None:
     own = store.inside.transaction(fence(job), lambda: (DONE, REPORT, 0.0))
     with own as conn:
         write(conn, "paid")
@@ -155,7 +184,9 @@ def test_the_users_writes_new_jobs_and_the_end_are_one_commit(store: Store, job:
     assert len(store.attempts(job.id)) == 1
 
 
-def test_an_exception_undoes_all_of_it_and_is_the_users_own(store: Store, job: Claimed, notes: Any) -> None:
+def test_an_exception_undoes_all_of_it_and_is_the_users_own(
+    store: Store, job: Claimed, notes: Any
+) -> None:
     children = []
 
     def fail(conn: Any) -> None:
@@ -172,7 +203,9 @@ def test_an_exception_undoes_all_of_it_and_is_the_users_own(store: Store, job: C
     store.inside.end(fence(job), DONE, REPORT, 0.0)  # nothing is locked
 
 
-def test_a_statement_that_failed_raises_what_the_driver_raises(store: Store, job: Claimed, notes: Any) -> None:
+def test_a_statement_that_failed_raises_what_the_driver_raises(
+    store: Store, job: Claimed, notes: Any
+) -> None:
     with pytest.raises(Exception, match=r"(?i)unique") as caught:
         within(store, job, lambda conn: conn.execute("INSERT INTO note VALUES ('paid'), ('paid')"))
 
@@ -187,7 +220,9 @@ def test_a_job_that_was_asked_to_stop_does_not_begin(store: Store, job: Claimed)
         within(store, job, lambda conn: None)
 
 
-def test_a_block_that_commits_itself_is_an_error(store: Store, job: Claimed, engine: str, notes: Any) -> None:
+def test_a_block_that_commits_itself_is_an_error(
+    store: Store, job: Claimed, engine: str, notes: Any
+) -> None:
     with pytest.raises((StoreError, psycopg.ProgrammingError)):
         within(store, job, lambda conn: conn.execute("COMMIT"))
 
@@ -226,13 +261,17 @@ def test_on_sqlite_it_ends_when_its_time_is_over(
 
     assert notes() == []
     assert state(store, job.id) == "running"
-    endless = "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT sum(i) FROM n"
+    endless = (
+        "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT sum(i) FROM n"
+    )
     with pytest.raises(StoreError, match=r"more than 0\.2 s"):
         within(store, job, lambda conn: conn.execute(endless).fetchall())
     one(store)
 
 
-def test_a_lost_answer_to_the_commit_is_looked_up(store: Store, job: Claimed, engine: str, notes: Any) -> None:
+def test_a_lost_answer_to_the_commit_is_looked_up(
+    store: Store, job: Claimed, engine: str, notes: Any
+) -> None:
     if engine != "postgres":
         pytest.skip("SQLite has no connection that could break")
     own = _transaction(store, job)

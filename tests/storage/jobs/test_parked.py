@@ -55,13 +55,19 @@ def numbers(engine: str, count: int) -> str:
 def fill(url: str, engine: str, kind: str, count: int) -> None:
     """So many that wait for it, and behind them some that may start."""
     blocked = kind == "a dependency"
-    in_the_way = {"parked_on": PARKED_ON[kind], "state": "blocked" if blocked else "waiting", "deps": int(blocked)}
+    in_the_way = {
+        "parked_on": PARKED_ON[kind],
+        "state": "blocked" if blocked else "waiting",
+        "deps": int(blocked),
+    }
     ready = {"parked_on": "NULL", "state": "waiting", "deps": 0}
     with connection(url) as conn:
         conn.execute("BEGIN")
         for first, many, values in ((PARENT, count, in_the_way), (PARENT + count, WAITING, ready)):
             texts = [FILL.format(first=first, task=TASK, numbers=numbers(engine, many), **values)]
-            texts += [EDGES.format(first=first, parent=PARENT, numbers=numbers(engine, many))] * bool(values["deps"])
+            texts += [
+                EDGES.format(first=first, parent=PARENT, numbers=numbers(engine, many))
+            ] * bool(values["deps"])
             for text in texts if many else ():
                 conn.execute(spoken(url, text))
         conn.execute("COMMIT")
@@ -114,7 +120,12 @@ def cost_of_a_row(url: str, engine: str, kind: str, count: int) -> float:
         for _ in range(CLAIMS):
             with database.transaction() as tx:
                 rows = tx.claim(
-                    namespace="default", queue="default", node=1, claim=CLAIM, tasks=tx.names([TASK]), limit=SIZE,
+                    namespace="default",
+                    queue="default",
+                    node=1,
+                    claim=CLAIM,
+                    tasks=tx.names([TASK]),
+                    limit=SIZE,
                     epoch=0,
                 )
             if engine == "postgres":
@@ -122,20 +133,26 @@ def cost_of_a_row(url: str, engine: str, kind: str, count: int) -> float:
             claimed += SIZE if engine == "postgres" else len(rows)
     with connection(url) as conn:
         table = "genba.job" if engine == "postgres" else "genba_job"
-        ((running,),) = conn.execute(f"SELECT count(*) FROM {table} WHERE state = 'running'").fetchall()
+        ((running,),) = conn.execute(
+            f"SELECT count(*) FROM {table} WHERE state = 'running'"
+        ).fetchall()
     assert running == claimed == WAITING
     return cost.units / claimed
 
 
 @pytest.mark.parametrize("count", [20_000, pytest.param(1_000_000, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("kind", PARKED_ON)
-def test_what_waits_for_something_else_costs_a_claim_nothing(engine, databases, tmp_path, kind, count):
+def test_what_waits_for_something_else_costs_a_claim_nothing(
+    engine, databases, tmp_path, kind, count
+):
     costs = []
     for many in (20, count):
         with database(engine, databases, tmp_path / str(many)) as url:
             costs.append(cost_of_a_row(url, engine, kind, many))
 
-    print(f"{engine}: {count:,} wait for {kind}: {costs[1]:.2f} instead of {costs[0]:.2f} for each claimed row")
+    print(
+        f"{engine}: {count:,} wait for {kind}: {costs[1]:.2f} instead of {costs[0]:.2f} for each claimed row"
+    )
     assert costs[1] < 1.1 * costs[0]
 
 

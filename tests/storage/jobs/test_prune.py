@@ -7,7 +7,17 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from tests.storage.builders import TASK, after, claimed, ending, enqueued, joined, one, state, success
+from tests.storage.builders import (
+    TASK,
+    after,
+    claimed,
+    ending,
+    enqueued,
+    joined,
+    one,
+    state,
+    success,
+)
 
 from genba.domain.duration import DAY, HOUR
 from genba.storage.store import Store
@@ -35,16 +45,25 @@ def sweep(store: Store, keeps: Mapping[str, Any]) -> int:
 
 def test_each_task_and_each_outcome_is_kept_for_its_own_time(store, clock):
     joined(store)
-    keeps = {TASK: 0, "other": {"succeeded": HOUR, "failed": 30 * DAY, "cancelled": DAY, "timed_out": None}}
+    keeps = {
+        TASK: 0,
+        "other": {"succeeded": HOUR, "failed": 30 * DAY, "cancelled": DAY, "timed_out": None},
+    }
     gone = finished(store)
-    hour, month, ever = (finished(store, end, task="other") for end in ("succeeded", "failed", "timed_out"))
+    hour, month, ever = (
+        finished(store, end, task="other") for end in ("succeeded", "failed", "timed_out")
+    )
     strange = finished(store, task=TASK)
     store.cancel(strange, None)
     assert sweep(store, keeps) == 2  # at once, even while the clock stands still
 
     clock.advance("1m")
     assert sweep(store, keeps) == 0
-    assert store.states([gone, hour, month, ever]) == {hour: "succeeded", month: "failed", ever: "timed_out"}
+    assert store.states([gone, hour, month, ever]) == {
+        hour: "succeeded",
+        month: "failed",
+        ever: "timed_out",
+    }
     clock.advance("61m")
     assert sweep(store, keeps) == 1
     clock.advance("800h")
@@ -112,6 +131,8 @@ def test_no_step_of_a_sweep_keeps_others_waiting_for_a_fifth_of_a_second(store, 
         took.append(time.monotonic() - began)
         gone += some
 
-    print(f"{store._db.dialect}: {count} old jobs went in {len(took)} steps, the longest took {max(took) * 1e3:.0f} ms")
+    print(
+        f"{store._db.dialect}: {count} old jobs went in {len(took)} steps, the longest took {max(took) * 1e3:.0f} ms"
+    )
     assert gone == count
     assert max(took) < 0.2

@@ -92,7 +92,7 @@ def test_pages_neither_repeat_nor_miss_a_job(store):
     seen: list[int] = []
     while page := store.search.ids(Filter(last_id=seen[-1] if seen else None), 10):
         seen += page
-        enqueued(store, 3)   # newer ones do not disturb
+        enqueued(store, 3)  # newer ones do not disturb
     assert seen == jobs[::-1]
 
 
@@ -116,7 +116,7 @@ def test_many_are_moved_in_batches(store):
     bulk = store.bulk
 
     assert bulk.each(Filter(states=OPEN), lambda some: bulk.hold(some, "why"), steps.append) == 1202
-    assert steps == [499, 999, 1202]   # the first is running
+    assert steps == [499, 999, 1202]  # the first is running
     assert bulk.each(Filter(states=frozenset({"held"})), bulk.resume) == 1202
     assert store.search.count(Filter(states=frozenset({"waiting"}))) == 1202
     assert bulk.each(Filter(states=OPEN), lambda some: store.cancel_all(some, "no")) == 1203
@@ -130,9 +130,12 @@ def test_many_are_moved_in_batches(store):
 def test_regression_09_a_deleted_job_never_reappears(store, url):
     joined(store)
     parent = one(store, tags=("x",), key="k")
-    child, hardy = one(store, after=after(parent)), one(store, after=after(parent, wants="finished"))
+    child, hardy = (
+        one(store, after=after(parent)),
+        one(store, after=after(parent, wants="finished")),
+    )
     (job,) = claimed(store)
-    assert store.bulk.delete([parent]) == 0   # it runs
+    assert store.bulk.delete([parent]) == 0  # it runs
     store.end(1, [ending(job, "scheduled", due_at=1)])
 
     assert store.bulk.delete([parent]) == 1
@@ -179,7 +182,7 @@ def test_a_claim_and_a_change_at_the_same_time_are_decided_by_the_database(store
         return old
 
     store_claims: list[Any] = []
-    if store.lanes == 1:   # SQLite has one writer: who changes comes before or after the claim
+    if store.lanes == 1:  # SQLite has one writer: who changes comes before or after the claim
         assert change(store, id, priority=5)
         assert claimed(store)[0].priority == 5
         return
@@ -198,7 +201,7 @@ def test_regression_03_what_waits_long_is_not_failed(store, clock):
 
 
 DAY = 24 * 3600 * SECOND
-TIMES = 7 * DAY   # over which the jobs of `fill` were enqueued, the last one at START + TIMES
+TIMES = 7 * DAY  # over which the jobs of `fill` were enqueued, the last one at START + TIMES
 START = 1_767_225_600_000_000
 
 
@@ -269,7 +272,9 @@ PAGES: dict[str, dict[str, Any]] = {
 def plan_of(store: Store, filter: Filter) -> str:
     text, values = store.search._ids(filter, 50)
     with store._db.statement() as tx:
-        return str(tx.select(f"EXPLAIN {'QUERY PLAN ' if store.lanes == 1 else ''}{text}", **values))
+        return str(
+            tx.select(f"EXPLAIN {'QUERY PLAN ' if store.lanes == 1 else ''}{text}", **values)
+        )
 
 
 def test_a_page_walks_no_table_whatever_is_asked(store, url):
@@ -290,11 +295,16 @@ def test_a_page_walks_no_table_whatever_is_asked(store, url):
             plan = plan_of(store, Filter(**given, oldest_first=oldest_first))
             for index in wanted.get(name, ()):
                 assert index in plan, (name, plan)
-            if name.startswith(("a frequent tag", "two tags")):   # of a small table: to read it whole is right
+            if name.startswith(
+                ("a frequent tag", "two tags")
+            ):  # of a small table: to read it whole is right
                 continue
             assert "Seq Scan on job" not in plan, (name, plan)
             # Along the key is right; all of them in another order, to be sorted, is not.
-            sorts = re.search(r"(SCAN genba_job|genba_job_done \(namespace=\?\))'\), \([^']*'USE TEMP B-TREE", plan)
+            sorts = re.search(
+                r"(SCAN genba_job|genba_job_done \(namespace=\?\))'\), \([^']*'USE TEMP B-TREE",
+                plan,
+            )
             assert sorts is None, (name, plan)
 
 
@@ -320,10 +330,15 @@ def test_the_pages_of_a_large_table_are_right(store, url, few, monkeypatch):
     }
     assert len(every) == 2_000
     for name, given in PAGES.items():
-        expected = [id for id in every if all(fits[key](every[id], value) for key, value in given.items())]
+        expected = [
+            id for id in every if all(fits[key](every[id], value) for key, value in given.items())
+        ]
         assert store.search.count(Filter(**given)) == len(expected), name
         assert store.search.ids(Filter(**given), 5_000) == expected, name
-        assert store.search.ids(Filter(**given, last_id=700), 20) == [id for id in expected if id < 700][:20], name
+        assert (
+            store.search.ids(Filter(**given, last_id=700), 20)
+            == [id for id in expected if id < 700][:20]
+        ), name
         oldest = store.search.ids(Filter(**given, last_id=700, oldest_first=True), 20)
         assert oldest == [id for id in reversed(expected) if id > 700][:20], name
 
@@ -334,8 +349,12 @@ def slowest_pages(store: Store, url: str, many: int) -> dict[str, float]:
     took: dict[str, float] = {}
     for name, given in PAGES.items():
         times = []
-        first = [None] * 5   # a page that is looked at most counts more
-        pages = [(last, oldest) for oldest in (False, True) for last in (*first, *range(many, 0, -many // 40))]
+        first = [None] * 5  # a page that is looked at most counts more
+        pages = [
+            (last, oldest)
+            for oldest in (False, True)
+            for last in (*first, *range(many, 0, -many // 40))
+        ]
         for last, oldest in pages:
             before = time.perf_counter()
             store.search.jobs(Filter(**given, last_id=last, oldest_first=oldest), 50)

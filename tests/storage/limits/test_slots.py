@@ -515,7 +515,10 @@ def test_many_who_finish_and_enqueue_at_once_never_exceed_the_limit(store, url):
     def work(i):
         worst = 0
         for round in range(12):
-            given = [limited(2, names[(i + round + k) % 4], Rule(names[(i + k) % 4], 2)) for k in range(3)]
+            given = [
+                limited(2, names[(i + round + k) % 4], Rule(names[(i + k) % 4], 2))
+                for k in range(3)
+            ]
             store.enqueue([a_job(**one_given) for one_given in given])
             jobs = store.claim(1, CLAIM, {"default": 2}, [TASK])
             over = [held for held in taken(url).values() if held > 2]
@@ -577,7 +580,9 @@ def test_a_limit_of_none_lets_none_start_until_it_is_raised(store):
     ids = enqueued(store, 3, **limited(0))
 
     assert go(store) == []
-    assert 'bucket "b" lets none start (its n is 0), 2nd in line' in str(explain(store, store.job(ids[1])))
+    assert 'bucket "b" lets none start (its n is 0), 2nd in line' in str(
+        explain(store, store.job(ids[1]))
+    )
     store.policy.set_limit("b", 2, "a test")
     assert [job.id for job in go(store)] == ids[:2]
 
@@ -587,7 +592,7 @@ def test_lines_that_were_forgotten_are_found_some_at_a_time(store, url, monkeypa
     joined(store)
     first = [id for name in "abcde" for id in enqueued(store, 1, **limited(1, name))]
     ids = [id for name in "abcde" for id in enqueued(store, 1, **limited(1, name))]
-    with connection(url) as conn:   # as nobody can do it who goes through the store
+    with connection(url) as conn:  # as nobody can do it who goes through the store
         table = "genba.bucket" if url.startswith("postgres") else "genba_bucket"
         conn.execute(f"UPDATE {table} SET taken = 0")
 

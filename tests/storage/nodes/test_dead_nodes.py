@@ -15,10 +15,19 @@ LEASE = 15 * SECOND
 ME, OTHER = 1, 2
 
 
-def a_node(*, silent: int, id: int = OTHER, lease: int = LEASE, boot_id: str = "this boot") -> NodeRecord:
+def a_node(
+    *, silent: int, id: int = OTHER, lease: int = LEASE, boot_id: str = "this boot"
+) -> NodeRecord:
     """One whose last beat was `silent` ago."""
     seen_at = 1_000 * SECOND
-    facts: dict[str, Any] = {"name": "n", "host": "h", "pid": 1, "state": "live", "queues": "[]", "tasks": "[]"}
+    facts: dict[str, Any] = {
+        "name": "n",
+        "host": "h",
+        "pid": 1,
+        "state": "live",
+        "queues": "[]",
+        "tasks": "[]",
+    }
     return NodeRecord(
         id=id,
         boot_id=boot_id,
@@ -35,7 +44,11 @@ def a_node(*, silent: int, id: int = OTHER, lease: int = LEASE, boot_id: str = "
 
 
 def is_dead(
-    node: NodeRecord, *, suspect: bool = False, boot_id: str | None = None, lasted: int = 3600 * SECOND
+    node: NodeRecord,
+    *,
+    suspect: bool = False,
+    boot_id: str | None = None,
+    lasted: int = 3600 * SECOND,
 ) -> bool:
     return dead([node], {node.id} if suspect else set(), ME, boot_id, lasted) == [node]
 
@@ -148,9 +161,14 @@ def test_a_clock_that_is_set_makes_nobody_silent_and_nobody_live_for_ever(jump: 
     watch = Watch()
     assert heard(watch, 1000, 1001, 1) == 1
     assert heard(watch, 1003, 1003, 3) == 0
-    assert heard(watch, 1003, 1005 + jump, 5) in (2, 4)  # between when we saw its beat, and the look before that
+    assert heard(watch, 1003, 1005 + jump, 5) in (
+        2,
+        4,
+    )  # between when we saw its beat, and the look before that
     assert heard(watch, 1006 + jump, 1007 + jump, 7) in (0, 1, 2)  # it beats on, by the new time
-    assert heard(watch, 1006 + jump, 1027 + jump, 27) == 21  # and if it does not, it is silent as before
+    assert (
+        heard(watch, 1006 + jump, 1027 + jump, 27) == 21
+    )  # and if it does not, it is silent as before
 
 
 def test_without_jumps_the_clock_of_the_store_is_believed() -> None:

@@ -50,7 +50,13 @@ def test_a_node_that_joined_is_live_and_known(store):
 
     (node,) = store.nodes.live()
 
-    assert (node.id, node.name, node.state, node.pid, node.queues) == (5, "n", "live", 105, '["q","r"]')
+    assert (node.id, node.name, node.state, node.pid, node.queues) == (
+        5,
+        "n",
+        "live",
+        105,
+        '["q","r"]',
+    )
     assert (node.lease, node.lease_until - node.beat_at, node.expired) == (LEASE, LEASE, False)
     assert store.nodes.known_tasks() == {"a", "b"}
     assert store.nodes.names() == {5: "n"}
@@ -58,7 +64,9 @@ def test_a_node_that_joined_is_live_and_known(store):
 
 def changes(store):
     page = store.events.page(Position())
-    told = [(row.node, msgspec.json.decode(row.data)) for row in page.rows if row.kind == "task_changed"]
+    told = [
+        (row.node, msgspec.json.decode(row.data)) for row in page.rows if row.kind == "task_changed"
+    ]
     return [(node, data["task"], data["by"], data["diff"]) for node, data in told]
 
 
@@ -71,11 +79,17 @@ def test_a_node_that_says_something_else_of_a_task_tells_what(store):
 
     new = {"name": "pay", "title": "Pay", "timeout": 9, "keep": 1, "retry": {"times": 2}}
     diff = {"retry": (None, {"times": 2}), "timeout": (5, 9)}
-    assert store.nodes.join(a_node(3, tasks=(new, {"name": "ship"}, {"name": "new"}))) == {"pay": diff}
-    assert changes(store) == [(3, "pay", "node node-3", {name: list(pair) for name, pair in diff.items()})]
+    assert store.nodes.join(a_node(3, tasks=(new, {"name": "ship"}, {"name": "new"}))) == {
+        "pay": diff
+    }
+    assert changes(store) == [
+        (3, "pay", "node node-3", {name: list(pair) for name, pair in diff.items()})
+    ]
 
     assert store.nodes.declare(3, [new], ["default"]) == {}
-    assert store.nodes.declare(3, [{**new, "timeout": 10}], ["default"]) == {"pay": {"timeout": (9, 10)}}
+    assert store.nodes.declare(3, [{**new, "timeout": 10}], ["default"]) == {
+        "pay": {"timeout": (9, 10)}
+    }
     assert len(changes(store)) == 2
 
 
@@ -107,7 +121,9 @@ def test_only_one_of_many_gets_the_name(store):
 
     def join(i: int) -> bool:
         try:
-            store.nodes.join(a_node(i + 1, name="n", tasks=tuple({"name": f"t{(i + n) % 8}"} for n in range(8))))
+            store.nodes.join(
+                a_node(i + 1, name="n", tasks=tuple({"name": f"t{(i + n) % 8}"} for n in range(8)))
+            )
         except NameTaken:
             return False
         return True
@@ -120,7 +136,11 @@ def test_nodes_that_join_at_once_and_know_the_same_do_not_block_each_other(store
 
     def join(i: int) -> None:
         names = [f"t{n}" for n in range(20)]
-        store.nodes.join(a_node(i + 1, tasks=tuple({"name": n, "by": i} for n in (names if i % 2 else names[::-1]))))
+        store.nodes.join(
+            a_node(
+                i + 1, tasks=tuple({"name": n, "by": i} for n in (names if i % 2 else names[::-1]))
+            )
+        )
 
     together(8, join)
 
@@ -163,7 +183,11 @@ def test_an_expired_node_claims_nothing_until_it_beats_again(store, clock):
 def test_a_node_that_is_not_live_claims_nothing(store, how):
     joined(store)
     one(store)
-    {"dead": lambda id: store.nodes.bury(id, loss), "draining": store.nodes.drain, "ended": store.nodes.leave}[how](1)
+    {
+        "dead": lambda id: store.nodes.bury(id, loss),
+        "draining": store.nodes.drain,
+        "ended": store.nodes.leave,
+    }[how](1)
 
     assert claimed(store) == []
     assert store.exchange(1, CLAIM, [], {"default": 1}, [TASK]) == (set(), [])
@@ -200,7 +224,9 @@ def test_commands_reach_their_node_once_and_in_order(store):
     assert store.nodes.commands(1) == []
 
 
-def test_thousands_that_a_dead_node_held_are_offered_without_a_pause_and_spread_by_their_back_off(store, clock):
+def test_thousands_that_a_dead_node_held_are_offered_without_a_pause_and_spread_by_their_back_off(
+    store, clock
+):
     joined(store, 1)
     ids = enqueued(store, 2200)
     claimed(store, 2200)
@@ -238,8 +264,14 @@ def test_the_jobs_of_a_buried_node_are_judged_and_go_on(store):
 
     assert store.nodes.bury(1, judge) == ids
 
-    assert [(o.id, o.attempt, o.claim, o.task) for o in seen] == [(id, 1, CLAIM, TASK) for id in ids]
-    assert [(o.started_mark, o.cancel_requested) for o in seen] == [(5, None), (None, "cancel"), (None, None)]
+    assert [(o.id, o.attempt, o.claim, o.task) for o in seen] == [
+        (id, 1, CLAIM, TASK) for id in ids
+    ]
+    assert [(o.started_mark, o.cancel_requested) for o in seen] == [
+        (5, None),
+        (None, "cancel"),
+        (None, None),
+    ]
     assert states(store, ids) == ["waiting", "cancelled", "waiting"]
     assert [store.job(id).losses for id in ids] == [1, 1, 1]
     assert [(a.attempt, a.cause, a.node) for a in store.attempts(ids[0])] == [(1, "node lost", 1)]
@@ -337,7 +369,9 @@ def test_a_node_that_is_present_is_no_suspect(store, url, clock):
         assert [node.id for node in store.nodes.suspects(store.nodes.live(), me=9)] == [2]
         assert [node.id for node in store.nodes.suspects(store.nodes.live(), me=2)] == []
         first.presence.vanish()  # PostgreSQL frees the lock when it has noticed
-        eventually(lambda: [node.id for node in store.nodes.suspects(store.nodes.live(), me=2)] == [1])
+        eventually(
+            lambda: [node.id for node in store.nodes.suspects(store.nodes.live(), me=2)] == [1]
+        )
 
 
 def test_an_idle_node_hears_of_new_work(store, url, clock):
@@ -356,7 +390,9 @@ def test_an_idle_node_hears_of_new_work(store, url, clock):
             node.presence.vanish()
 
 
-def test_on_postgres_a_single_job_calls_a_hungry_node_by_its_own_insert(store, engine, url, clock, monkeypatch):
+def test_on_postgres_a_single_job_calls_a_hungry_node_by_its_own_insert(
+    store, engine, url, clock, monkeypatch
+):
     if engine == "sqlite":
         pytest.skip("wake-ups on SQLite do not ask the database")
     joined(store, 1)
@@ -417,7 +453,10 @@ def test_a_node_gets_the_commands_for_itself_only(store):
     store.nodes.command(7, "drain")
 
     assert store.nodes.commands(8) == []
-    assert [(one.verb, one.data) for one in store.nodes.commands(7)] == [("set", '{"max":4}'), ("drain", None)]
+    assert [(one.verb, one.data) for one in store.nodes.commands(7)] == [
+        ("set", '{"max":4}'),
+        ("drain", None),
+    ]
     assert store.nodes.commands(7) == []
 
 
@@ -427,8 +466,12 @@ def test_a_node_may_change_its_size_and_tell_what_happens(store, url):
     store.nodes.resize(7, 5, {"pool": "dynamic", "min": 1, "max": 5})
     store.nodes.tell(7, [("gate_closed", {"reason": "load"}), ("gate_opened", {})])
 
-    assert [(node.slots, node.pool) for node in store.nodes.live()] == [(5, '{"pool":"dynamic","min":1,"max":5}')]
-    told = rows(url, "SELECT kind, node, data FROM genba.event WHERE kind LIKE 'gate%' ORDER BY seq")
+    assert [(node.slots, node.pool) for node in store.nodes.live()] == [
+        (5, '{"pool":"dynamic","min":1,"max":5}')
+    ]
+    told = rows(
+        url, "SELECT kind, node, data FROM genba.event WHERE kind LIKE 'gate%' ORDER BY seq"
+    )
     assert [(kind, node, data and bytes(data)) for kind, node, data in told] == [
         ("gate_closed", 7, b'{"reason":"load"}'),
         ("gate_opened", 7, None),

@@ -5,7 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.storage.builders import CLAIM, TASK, a_job, claimed, ending, joined, rows, state, success, together
+from tests.storage.builders import (
+    CLAIM,
+    TASK,
+    a_job,
+    claimed,
+    ending,
+    joined,
+    rows,
+    state,
+    success,
+    together,
+)
 
 from genba.domain.duration import DAY, HOUR, MILLISECOND, MINUTE, SECOND
 from genba.domain.schedule import Rule
@@ -20,9 +31,16 @@ from genba.storage.store import Store
 START = 1_767_225_600_000_000  # of the clock: 2026-01-01 00:00 UTC
 
 
-def wanted(name: str = "s", args: bytes = b"{}", job: dict[str, Any] | None = None, **rule: Any) -> Wanted:
+def wanted(
+    name: str = "s", args: bytes = b"{}", job: dict[str, Any] | None = None, **rule: Any
+) -> Wanted:
     rule = {"overlap": "skip" if "every" in rule else "allow", **rule}
-    return Wanted(name=name, rule=Rule(**rule), job=a_job(args=args, **(job or {})), said=repr(sorted(rule.items())))
+    return Wanted(
+        name=name,
+        rule=Rule(**rule),
+        job=a_job(args=args, **(job or {})),
+        said=repr(sorted(rule.items())),
+    )
 
 
 def made(store: Store, **rule: Any) -> ScheduleRecord:
@@ -58,7 +76,11 @@ def jobs_made(store: Store, url: str) -> list[int]:
 
 def skips(store: Store, name: str = "s") -> list[tuple[str, int | None]]:
     row = store.schedules.named(name)
-    return [(tick.skipped, tick.count) for tick in reversed(store.schedules.ticks(row.id, 1000)) if tick.skipped]
+    return [
+        (tick.skipped, tick.count)
+        for tick in reversed(store.schedules.ticks(row.id, 1000))
+        if tick.skipped
+    ]
 
 
 def run_one(store: Store, end: str = "succeeded") -> int:
@@ -93,7 +115,9 @@ def test_a_cron_tick_makes_one_job_however_many_look(store, clock, url):
     ("misfire", "expected"),
     [("once", [720]), ("all", list(range(720 - 99, 721))), ("skip", [720])],
 )
-def test_after_twelve_hours_without_a_node_a_schedule_runs_as_its_policy_says(store, clock, url, misfire, expected):
+def test_after_twelve_hours_without_a_node_a_schedule_runs_as_its_policy_says(
+    store, clock, url, misfire, expected
+):
     made(store, cron="* * * * *", misfire=misfire)
     clock.advance("12h")
     turn(store)
@@ -123,7 +147,9 @@ def test_grace_bounds_what_is_made_up_for(store, clock, url):
     ("overlap", "expected"),
     [("skip", ["running"]), ("queue", ["running", "blocked"]), ("allow", ["running", "waiting"])],
 )
-def test_overlap_says_what_becomes_of_a_tick_while_the_one_before_is_open(store, clock, overlap, expected):
+def test_overlap_says_what_becomes_of_a_tick_while_the_one_before_is_open(
+    store, clock, overlap, expected
+):
     joined(store)
     made(store, cron="* * * * *", overlap=overlap)
     clock.advance("1m")
@@ -141,7 +167,9 @@ def test_overlap_says_what_becomes_of_a_tick_while_the_one_before_is_open(store,
 
 
 def test_start_until_and_max_runs_bound_a_schedule(store, clock, url):
-    store.schedules.put(wanted("late", cron="0 * * * *", start=START + 3 * HOUR, until=START + 5 * HOUR))
+    store.schedules.put(
+        wanted("late", cron="0 * * * *", start=START + 3 * HOUR, until=START + 5 * HOUR)
+    )
     store.schedules.put(wanted("few", cron="0 * * * *", max_runs=2))
     for _ in range(9):
         clock.advance("1h")
@@ -219,7 +247,9 @@ def test_a_schedule_deleted_and_made_again_within_its_minute_fires_once(store, c
 
 
 @pytest.mark.parametrize("jump", [-HOUR, HOUR, -DAY, DAY, 3653 * DAY])
-def test_after_a_jump_of_the_clock_cron_is_back_within_a_minute_without_a_storm(store, clock, url, jump):
+def test_after_a_jump_of_the_clock_cron_is_back_within_a_minute_without_a_storm(
+    store, clock, url, jump
+):
     made(store, cron="* * * * *")
     for _ in range(3):
         clock.advance("1m")
@@ -233,13 +263,19 @@ def test_after_a_jump_of_the_clock_cron_is_back_within_a_minute_without_a_storm(
     turn(store)
     new = len(jobs_made(store, url)) - before
     assert 1 <= new <= 2  # what was missed, once; and the minute that has passed
-    assert all((job.moment or 0) <= job.due_at <= clock.now() for job in runs(store) if job.id not in old)
+    assert all(
+        (job.moment or 0) <= job.due_at <= clock.now() for job in runs(store) if job.id not in old
+    )
 
 
 @pytest.mark.parametrize("damage", ["replace(definition, 'UTC', 'No/Where')", "'{}'", "'no JSON'"])
-def test_a_schedule_that_cannot_be_read_is_paused_and_keeps_nobody_waiting(store, clock, url, damage):
+def test_a_schedule_that_cannot_be_read_is_paused_and_keeps_nobody_waiting(
+    store, clock, url, damage
+):
     for name in ("a", "b", "c"):
-        store.schedules.put(Wanted(name=name, rule=Rule(cron="* * * * *", tz="Etc/UTC"), job=a_job(), said=name))
+        store.schedules.put(
+            Wanted(name=name, rule=Rule(cron="* * * * *", tz="Etc/UTC"), job=a_job(), said=name)
+        )
     with_conn(url, f"UPDATE genba.schedule SET definition = {damage} WHERE name = 'b'")
     clock.advance("1m")
     turn(store)
@@ -289,7 +325,10 @@ def test_regression_02_the_next_run_is_there_when_the_one_before_has_ended(store
         ({"every": HOUR, "reference": "start"}, HOUR),
         ({"every": 10 * MINUTE, "reference": "start"}, 20 * MINUTE),
         ({"every": HOUR, "base": START - 3 * DAY + 5 * MINUTE}, HOUR + 5 * MINUTE),
-        ({"every": 5 * MINUTE, "base": START - 3 * DAY}, 25 * MINUTE),  # the end is a slot: that one is over
+        (
+            {"every": 5 * MINUTE, "base": START - 3 * DAY},
+            25 * MINUTE,
+        ),  # the end is a slot: that one is over
         ({"every": -1}, 20 * MINUTE),
     ],
 )
@@ -365,7 +404,12 @@ def test_regression_22_each_run_has_a_fresh_budget(store, clock):
     (job,) = claimed(store)
     store.end(1, [ending(job, "failed", retries=2, crashes=1)])
     (following,) = runs(store)
-    assert (following.retries, following.crashes, following.losses, following.attempt) == (0, 0, 0, 0)
+    assert (following.retries, following.crashes, following.losses, following.attempt) == (
+        0,
+        0,
+        0,
+        0,
+    )
     assert following.options == '{"retry":{"times":2}}'
 
 
@@ -378,7 +422,12 @@ def test_the_counts_of_a_run_survive_its_success(store, clock):
     (again,) = claimed(store)
     store.finish(1, [success(again)])
     record = store.job(job.id)
-    assert (record.state, record.retries, record.crashes, record.result) == ("succeeded", 2, 1, b"3")
+    assert (record.state, record.retries, record.crashes, record.result) == (
+        "succeeded",
+        2,
+        1,
+        b"3",
+    )
 
 
 def test_a_held_run_that_is_resumed_does_not_start_a_second_series(store, clock):
@@ -438,7 +487,9 @@ def test_the_same_again_changes_nothing_and_other_words_change_the_future(store,
     ],
 )
 @pytest.mark.parametrize("gone", [False, True])
-def test_a_change_counts_from_what_the_next_run_was_counted_from(store, clock, url, before, after, expected, gone):
+def test_a_change_counts_from_what_the_next_run_was_counted_from(
+    store, clock, url, before, after, expected, gone
+):
     """It began at 0 and ended at 2; that is known of a job that was deleted too, but for its start."""
     joined(store)
     made(store, **{**before, "every": before["every"] * SECOND})
@@ -451,7 +502,9 @@ def test_a_change_counts_from_what_the_next_run_was_counted_from(store, clock, u
         expected = 32 if "reference" in after else expected
     clock.advance(3)
     made(store, **{**after, "every": after["every"] * SECOND})
-    assert [job.due_at - START for job in runs(store)] == ([] if expected is None else [expected * SECOND])
+    assert [job.due_at - START for job in runs(store)] == (
+        [] if expected is None else [expected * SECOND]
+    )
 
 
 def test_two_changes_count_from_the_same_end(store, clock):
@@ -557,7 +610,9 @@ def test_what_no_node_declares_for_an_hour_is_paused_and_goes_on_when_one_does(s
 
 
 @pytest.mark.parametrize("declared", [True, False])
-def test_a_keeper_gives_others_time_to_declare_theirs_when_the_clock_was_set(store, clock, declared):
+def test_a_keeper_gives_others_time_to_declare_theirs_when_the_clock_was_set(
+    store, clock, declared
+):
     joined(store, 2)
     store.schedules.declare([wanted(cron="0 * * * *")])  # by another node
     keeper = Keeper(
@@ -665,7 +720,9 @@ def test_a_triggered_interval_does_not_overlap_with_its_next_run_and_keeps_its_m
 def _running(store: Store, id: int) -> Claimed:
     record = store.job(id)
     assert record is not None
-    return Claimed(0, id, record.attempt, TASK, b"", None, 0, 0, 0, 0, None, 0, 0, record.claimed_at or 0, None)
+    return Claimed(
+        0, id, record.attempt, TASK, b"", None, 0, 0, 0, 0, None, 0, 0, record.claimed_at or 0, None
+    )
 
 
 def test_delete_takes_back_the_next_run_and_lets_the_running_one_end(store, clock):
@@ -685,7 +742,9 @@ def test_delete_takes_back_the_next_run_and_lets_the_running_one_end(store, cloc
 def rows_open(store: Store) -> int:
     from genba.storage.jobs.search import Filter
 
-    return store.search.count(Filter(states=frozenset({"waiting", "scheduled", "running", "blocked", "held"})))
+    return store.search.count(
+        Filter(states=frozenset({"waiting", "scheduled", "running", "blocked", "held"}))
+    )
 
 
 # nets

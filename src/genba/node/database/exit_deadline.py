@@ -50,7 +50,9 @@ class Departure(threading.Thread):
                 self._changed.wait(left / 1_000_000)
             if self._over:
                 return
-            log.error("its time is over, and not all is written or ended: others take over what is left")
+            log.error(
+                "its time is over, and not all is written or ended: others take over what is left"
+            )
             os._exit(EXIT_UNDONE)  # not sys.exit, which would wait for whoever is stuck
 
     def _left(self) -> Micros:

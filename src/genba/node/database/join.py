@@ -20,7 +20,9 @@ from genba.storage.store import Store
 log = logging.getLogger("genba.node")
 
 
-def join(store: Store, id: int, settings: NodeSettings, lease: Micros, tasks: Sequence[dict[str, Any]]) -> None:
+def join(
+    store: Store, id: int, settings: NodeSettings, lease: Micros, tasks: Sequence[dict[str, Any]]
+) -> None:
     """From now on it counts as alive; what dead nodes of this machine have left running is ended before."""
     node = NewNode(
         id=id,
@@ -35,9 +37,15 @@ def join(store: Store, id: int, settings: NodeSettings, lease: Micros, tasks: Se
         tasks=tuple(tasks),
         version=version(),
     )
-    free = [other for other in store.nodes.live() if other.host == node.host and store.presence.gone(other)]
+    free = [
+        other
+        for other in store.nodes.live()
+        if other.host == node.host and store.presence.gone(other)
+    ]
     gone = [other for other in free if other.name == node.name or born(other.pid) is None]
-    ended = end_leftovers([*store.nodes.past(node.host, node.boot_id), *(other.id for other in gone)])
+    ended = end_leftovers(
+        [*store.nodes.past(node.host, node.boot_id), *(other.id for other in gone)]
+    )
     if ended:
         log.warning("ended %d processes that dead nodes had left behind", ended)
     for other in gone:

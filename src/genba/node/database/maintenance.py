@@ -33,7 +33,10 @@ from genba.storage.store import Store
 
 log = logging.getLogger("genba.node")
 
-PROBE, PROBE_SOON = 5.0, 0.5  # seconds for an answer to the session that listens; after trouble it is suspect
+PROBE, PROBE_SOON = (
+    5.0,
+    0.5,
+)  # seconds for an answer to the session that listens; after trouble it is suspect
 SWEEP = 2.0
 SWEEP_SUSPECT = 0.5
 PRUNE = 60.0
@@ -94,10 +97,13 @@ class Found:
     claim: int
 
 
-def _said(overrides: Mapping[str, Mapping[str, Any]], names: Sequence[str]) -> dict[str, dict[str, Any]]:
+def _said(
+    overrides: Mapping[str, Mapping[str, Any]], names: Sequence[str]
+) -> dict[str, dict[str, Any]]:
     """What operators say of these options, by task."""
     found = {
-        task: {name: value for name, value in changes.items() if name in names} for task, changes in overrides.items()
+        task: {name: value for name, value in changes.items() if name in names}
+        for task, changes in overrides.items()
     }
     return {task: said for task, said in found.items() if said}
 
@@ -134,11 +140,15 @@ class Keeper(threading.Thread):
         self._keep_events, self._max_events = keep_events, max_events
         self._schedules = schedules
         self._declared = False
-        self._planned: dict[str, dict[str, Any]] = {}  # what operators say of tasks' own schedules, as last declared
+        self._planned: dict[
+            str, dict[str, Any]
+        ] = {}  # what operators say of tasks' own schedules, as last declared
         self._alive: list[str] = []
         self._seats: dict[str, int] = {}
         self._abandoned: dict[str, float] = {}
-        self._neighbours: frozenset[int] = frozenset()  # other nodes of this machine that lived when we last looked
+        self._neighbours: frozenset[int] = (
+            frozenset()
+        )  # other nodes of this machine that lived when we last looked
         self._latest: Micros = 0
         self._set_back_until = 0.0
         self._pruning = False
@@ -156,7 +166,14 @@ class Keeper(threading.Thread):
         self._rules = Rules(-1)
         now = self._seconds()
         begin = now + PRUNE * random.random()  # noqa: S311
-        self._next = {"beat": now, "sweep": now, "prune": begin, "park": now, "replan": now, "limits": now}
+        self._next = {
+            "beat": now,
+            "sweep": now,
+            "prune": begin,
+            "park": now,
+            "replan": now,
+            "limits": now,
+        }
 
     def serve(
         self,
@@ -218,7 +235,9 @@ class Keeper(threading.Thread):
         if self._told is not None:
             self._tell_tasks(self._told)
         beat = self._lease / 5 / 1_000_000 * random.uniform(0.9, 1.1)  # noqa: S311
-        if self._turn("beat", beat, early=self._poll / 2):  # rather than to wake up for it soon again
+        if self._turn(
+            "beat", beat, early=self._poll / 2
+        ):  # rather than to wake up for it soon again
             self._beat()
         if not self._declared:
             self._declare()
@@ -283,7 +302,11 @@ class Keeper(threading.Thread):
         chores = self._store.nodes.chores(self._node, queues, tasks)
         if chores.epoch != rules.epoch:
             self._obey(self._store.policy.refresh())
-        if chores.pause_ends is not None and chores.pause_ends <= chores.now and self._store.policy.end_pauses():
+        if (
+            chores.pause_ends is not None
+            and chores.pause_ends <= chores.now
+            and self._store.policy.end_pauses()
+        ):
             self._obey(self._store.policy.refresh())
         if chores.commands:
             self._post(Commands(self._store.nodes.commands(self._node)))
@@ -338,7 +361,10 @@ class Keeper(threading.Thread):
         before, self._rules = self._rules, rules
         if rules.disabled != before.disabled:
             self._post(Disabled(rules.disabled))
-        seats = {task: said["concurrency"] for task, said in _said(rules.overrides, ("concurrency",)).items()}
+        seats = {
+            task: said["concurrency"]
+            for task, said in _said(rules.overrides, ("concurrency",)).items()
+        }
         if seats != self._seats:
             self._seats = seats
             self._post(Company(seats))
@@ -346,7 +372,10 @@ class Keeper(threading.Thread):
             self._declared = False
             self._poked.set()
         for task in sorted(rules.unreadable - before.unreadable):
-            log.error("task %s: what operators have changed cannot be read; what the code says holds", task)
+            log.error(
+                "task %s: what operators have changed cannot be read; what the code says holds",
+                task,
+            )
         self._next["park"] = self._seconds()
         self._post(Work())
 
@@ -371,11 +400,19 @@ class Keeper(threading.Thread):
         lasted = self._patience.lasted(self._clock.boot())
         suspects, here, buried = bury_dead(self._store.nodes, self._node, self._boot_id, lasted)
         for node, taken, ended in buried:
-            log.warning("node %s (pid %s on %s) is dead; took over %d jobs", node.name, node.pid, node.host, len(taken))
+            log.warning(
+                "node %s (pid %s on %s) is dead; took over %d jobs",
+                node.name,
+                node.pid,
+                node.host,
+                len(taken),
+            )
             self._tell_of_leftovers(ended)
             if taken:
                 self._post(Work())
-        if self._neighbours - here:  # buried by somebody elsewhere, who cannot end what they have left here
+        if (
+            self._neighbours - here
+        ):  # buried by somebody elsewhere, who cannot end what they have left here
             self._tell_of_leftovers(end_leftovers(self._neighbours - here))
         self._neighbours = here - {self._node, *(one.node.id for one in buried)}
         more = False
@@ -424,11 +461,17 @@ class Keeper(threading.Thread):
 
     def _prune(self) -> None:
         now = self._store.now()
-        keeps = {task: kept_for(said, self._rules.overrides.get(task)) for task, said in self._keep.items()}
+        keeps = {
+            task: kept_for(said, self._rules.overrides.get(task))
+            for task, said in self._keep.items()
+        }
         self._store.pruner.begin(keeps, now)
         while self._store.schedules.prune_ticks() >= 500 and not self._ended:
             pass
-        while self._store.events.prune(now - self._keep_events, self._max_events) == 1000 and not self._ended:
+        while (
+            self._store.events.prune(now - self._keep_events, self._max_events) == 1000
+            and not self._ended
+        ):
             pass
         self._store.messages.sweep(now - KEEP_TOPICS)
         self._store.sessions.tidy()

@@ -89,6 +89,8 @@ class Office:
 
     def serve(self, contents: dict[str, Any], queues: Sequence[str]) -> None:
         """The app was imported again, and may have other tasks."""
-        self.keeper.serve(contents["tasks"], queues, wanted_schedules(contents), contents.get("conditions", ()))
+        self.keeper.serve(
+            contents["tasks"], queues, wanted_schedules(contents), contents.get("conditions", ())
+        )
         for desk in self._desks:
             desk.serve([task["name"] for task in contents["tasks"]])

@@ -88,25 +88,48 @@ class Pile:
     answers: list[Answer] = field(default_factory=list)
     wanted: list[Wanted] = field(default_factory=list)  # slots, for jobs that may start with them
     opened: list[str] = field(default_factory=list)  # questions whose answer is yes
-    resized: tuple[int, dict[str, Any]] | None = None  # the slots that the node has now, and its pool
+    resized: tuple[int, dict[str, Any]] | None = (
+        None  # the slots that the node has now, and its pool
+    )
     draining: bool = False
     wants: dict[str, int] = field(default_factory=dict)
     dedicated: tuple[Sequence[str], int] | None = None  # wanted from these queues, and how many
     only: Sequence[str] | None = None  # tasks; None: all that the node has
 
     def __bool__(self) -> bool:
-        return self.about_jobs or bool(self.events or self.opened) or self.draining or self.resized is not None
+        return (
+            self.about_jobs
+            or bool(self.events or self.opened)
+            or self.draining
+            or self.resized is not None
+        )
 
     @property
     def can_wait(self) -> bool:
         """More will come, and nobody waits for what is here."""
-        urgent = self.ended or self.first or self.answers or self.wanted or self.opened or self.wants or self.dedicated
+        urgent = (
+            self.ended
+            or self.first
+            or self.answers
+            or self.wanted
+            or self.opened
+            or self.wants
+            or self.dedicated
+        )
         return bool(self.patience) and len(self.succeeded) < MANY and not urgent
 
     @property
     def about_jobs(self) -> bool:
         """What must not be left undone."""
-        written = self.succeeded or self.ended or self.marks or self.first or self.notes or self.answers or self.wanted
+        written = (
+            self.succeeded
+            or self.ended
+            or self.marks
+            or self.first
+            or self.notes
+            or self.answers
+            or self.wanted
+        )
         return bool(written or self.wants or self.dedicated)
 
 
@@ -218,7 +241,9 @@ class Desk(threading.Thread):
                 if self._many:  # in full flow a commit should pay for hundreds, not for dozens
                     self._cond.wait_for(self._has_enough, GATHER)
                 elif self._pile.can_wait:
-                    self._cond.wait_for(lambda: self._ended or not self._pile.can_wait, self._pile.patience)
+                    self._cond.wait_for(
+                        lambda: self._ended or not self._pile.can_wait, self._pile.patience
+                    )
                 pile, self._pile = self._take()
                 self._many = len(pile.succeeded) >= FLOW
                 self._busy = pile.about_jobs
@@ -268,7 +293,9 @@ class Desk(threading.Thread):
             try:
                 self._one_by_one(pile)
             except StoreUnreachable:
-                self._trouble = True  # all of it once more: what is written already is not ours to write again
+                self._trouble = (
+                    True  # all of it once more: what is written already is not ours to write again
+                )
         if pile.wants:
             pile.wants = {}
             self._post(ClaimedJobs([], 0, failed=True))
@@ -290,7 +317,9 @@ class Desk(threading.Thread):
             except StoreError as error:
                 told = str(error).encode("ascii", "replace").decode().replace("\0", "?")[:500]
                 bare = replace(ending, error=None, progress=None, log=None, result=None)
-                self._store.end(self._node, [replace(bare, reason=f"how it ended could not be stored: {told}")])
+                self._store.end(
+                    self._node, [replace(bare, reason=f"how it ended could not be stored: {told}")]
+                )
         pile.ended, pile.succeeded = [], []
         self._post(Slotted([], [one.answer.ending.id for one in pile.wanted]))
         pile.answers, pile.opened, pile.wanted = [], [], []
@@ -301,7 +330,9 @@ class Desk(threading.Thread):
             ours = self._store.mark(pile.first)
             ids = [one[0] for one in pile.first]
             pile.first = []
-            self._post(Marked([id for id in ids if id in ours], [id for id in ids if id not in ours]))
+            self._post(
+                Marked([id for id in ids if id in ours], [id for id in ids if id not in ours])
+            )
         if pile.succeeded or pile.wants:
             self._exchange(pile)
         if pile.ended:
@@ -318,7 +349,9 @@ class Desk(threading.Thread):
             got = self._store.questions.take(self._node, pile.wanted)
             ids = [one.answer.ending.id for one in pile.wanted]
             pile.wanted = []
-            self._post(Slotted([id for id in ids if id in got], [id for id in ids if id not in got]))
+            self._post(
+                Slotted([id for id in ids if id in got], [id for id in ids if id not in got])
+            )
         if pile.opened:
             for key in dict.fromkeys(pile.opened):
                 self._store.questions.opened(key)
@@ -380,8 +413,14 @@ class Desk(threading.Thread):
         tasks = pile.only or self._tasks
         began = time.perf_counter()
         if pile.succeeded:
-            matched, jobs = self._store.exchange(self._node, claim, pile.succeeded, pile.wants, tasks)
-            lost = [] if len(matched) == len(pile.succeeded) else [s for s in pile.succeeded if s.id not in matched]
+            matched, jobs = self._store.exchange(
+                self._node, claim, pile.succeeded, pile.wants, tasks
+            )
+            lost = (
+                []
+                if len(matched) == len(pile.succeeded)
+                else [s for s in pile.succeeded if s.id not in matched]
+            )
             pile.succeeded = []
             self._post(Refused(lost) if lost else Ended())
             self._hand_on()

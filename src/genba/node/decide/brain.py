@@ -26,7 +26,15 @@ from genba.node.decide.pool_size import Staffing
 from genba.node.decide.results import leave_seat, refused, take_results
 from genba.node.decide.shared_workers import Seats
 from genba.node.decide.state import SECOND, Floor
-from genba.node.decide.stop import DRAIN_LEAVE, end_drain, end_pause, press, release_hit, stop_for, watch
+from genba.node.decide.stop import (
+    DRAIN_LEAVE,
+    end_drain,
+    end_pause,
+    press,
+    release_hit,
+    stop_for,
+    watch,
+)
 from genba.node.decide.worker_state import Held, Sight
 from genba.node.settings import NodeSettings
 from genba.node.watch.counters import Meter
@@ -35,14 +43,20 @@ from genba.storage.records import Claimed, Ending, JobId, Micros, Success
 
 BRIEF = 200  # µs: of jobs that are shorter, many end at once
 GATHER = 8_000  # µs for which others are waited for
-LEAVE_WITHIN = 10 * SECOND  # for a worker that was told to go: its app may have something to put away
+LEAVE_WITHIN = (
+    10 * SECOND
+)  # for a worker that was told to go: its app may have something to put away
 
-_looked_at = itemgetter(*map(Claimed._fields.index, ("task", "options", "losses")))  # names cost as much as the rest
+_looked_at = itemgetter(
+    *map(Claimed._fields.index, ("task", "options", "losses"))
+)  # names cost as much as the rest
 _NO_SEATS: Mapping[int, Sight] = MappingProxyType({})
 
 
 class Brain:
-    def __init__(self, settings: NodeSettings, tasks: Iterable[str], random: Callable[[], float]) -> None:
+    def __init__(
+        self, settings: NodeSettings, tasks: Iterable[str], random: Callable[[], float]
+    ) -> None:
         self.tasks = sorted(tasks)
         self._floor = Floor(settings, random)
         self._staffing = Staffing(self._floor)
@@ -211,13 +225,19 @@ class Brain:
             seen = self._floor.last_seen(ending, hand, sight)
             spent = max(0, cpu - hand.cpu_told)
             if hand.ended and seen.started is not None and seen.ended is not None:
-                spent = min(spent, max(0, seen.ended - seen.started))  # what lay between earlier jobs is told of none
+                spent = min(
+                    spent, max(0, seen.ended - seen.started)
+                )  # what lay between earlier jobs is told of none
             endings.append(replace(seen, cpu=spent, peak=max(peak, hand.heaviest // 1024)))
         victims = [victim]
         for number in hand.seats:
             seat = self._floor.hands.pop(number)
-            victims.append(leave_seat(self._floor, seat, seats[number], hand.forced, status, endings, now))
-        cancelled = self._floor.put_back([h for h in hand.unfinished() if not any(h is v for v in victims)], now)
+            victims.append(
+                leave_seat(self._floor, seat, seats[number], hand.forced, status, endings, now)
+            )
+        cancelled = self._floor.put_back(
+            [h for h in hand.unfinished() if not any(h is v for v in victims)], now
+        )
         actions: list[Action] = [Finish(cancelled)] if cancelled else []
         if hand.probe is not None:
             actions += self._probing.on_death(hand, status, now)
@@ -255,7 +275,9 @@ class Brain:
         gone = self._floor.workers()
         self._floor.hands.clear()
         for hand in gone:
-            endings += self._floor.put_back([h for h in hand.unfinished() if h.job.id not in victims], now)
+            endings += self._floor.put_back(
+                [h for h in hand.unfinished() if h.job.id not in victims], now
+            )
             if hand.probe is not None:
                 self._probing.on_guard_died(hand, now)
         done: list[Action] = [Finish(endings)] if endings else []
@@ -263,11 +285,15 @@ class Brain:
 
     # jobs come
 
-    def on_claimed(self, jobs: Sequence[Claimed], claim: int, now: Micros, *, failed: bool = False) -> list[Action]:
+    def on_claimed(
+        self, jobs: Sequence[Claimed], claim: int, now: Micros, *, failed: bool = False
+    ) -> list[Action]:
         self._asking.answered(jobs, now, failed=failed)
         return self._take_in(jobs, claim, now)
 
-    def on_claimed_dedicated(self, jobs: Sequence[Claimed], claim: int, now: Micros) -> list[Action]:
+    def on_claimed_dedicated(
+        self, jobs: Sequence[Claimed], claim: int, now: Micros
+    ) -> list[Action]:
         self._asking.answered_dedicated()
         return self._take_in(jobs, claim, now)
 
@@ -288,7 +314,12 @@ class Brain:
             options = read_options(options_text)
             held = Held(job, claim, options)
             if options is UNREADABLE:
-                end = End(cause=Cause.EXCEPTION, started=False, wants="hold", reason="its options cannot be read")
+                end = End(
+                    cause=Cause.EXCEPTION,
+                    started=False,
+                    wants="hold",
+                    reason="its options cannot be read",
+                )
                 unfit.append(unhappened(floor.ending(held, end, now)))
             else:
                 floor.pile_of(held).append(held)
@@ -402,7 +433,10 @@ class Brain:
                 if held.job.id == id:
                     pile.remove(held)
                     self._floor.cancelled[id] = told
-                    return [Finish([self._floor.unstarted(held, Cause.CANCELLED, now)]), *self._flow(now)]
+                    return [
+                        Finish([self._floor.unstarted(held, Cause.CANCELLED, now)]),
+                        *self._flow(now),
+                    ]
         if id in self._floor.marking or id in self._floor.taking:
             self._floor.cancelled[id] = told  # it ends when the answer is here
         for hand in self._floor.workers():
@@ -410,7 +444,11 @@ class Brain:
                 self._floor.cancelled[id] = told
             for bunch in hand.bunches.values():
                 for index, found in enumerate(bunch.jobs):
-                    if found is not None and found.job.id == id and attempt in (None, found.job.attempt):
+                    if (
+                        found is not None
+                        and found.job.id == id
+                        and attempt in (None, found.job.attempt)
+                    ):
                         self._floor.cancelled[id] = told
                         stop_for(hand, wire.place(bunch.serial, index), found, how, now)
                         return [TakeBack(hand.slot)]
@@ -426,7 +464,9 @@ class Brain:
         self._floor.disabled = frozenset(tasks)
         actions = self._floor.release_disabled(now)
         for hand in self._floor.workers():
-            if hand.outstanding > 1 and any(held.job.task in self._floor.disabled for held in hand.unfinished()):
+            if hand.outstanding > 1 and any(
+                held.job.task in self._floor.disabled for held in hand.unfinished()
+            ):
                 actions.append(TakeBack(hand.slot))
         return actions + self._flow(now)
 
@@ -483,11 +523,15 @@ class Brain:
         first = not self._floor.draining
         self._hurried = self._hurried or hurry
         deadline = now if hurry else now + self._floor.settings.grace
-        self._floor.draining_until = deadline if first else min(deadline, self._floor.draining_until or deadline)
+        self._floor.draining_until = (
+            deadline if first else min(deadline, self._floor.draining_until or deadline)
+        )
         actions = self._floor.release_ready(now)
         if first:
             actions.append(DrainAll())
-            actions += [TakeBack(hand.slot) for hand in self._floor.hands.values() if hand.outstanding]
+            actions += [
+                TakeBack(hand.slot) for hand in self._floor.hands.values() if hand.outstanding
+            ]
         return actions
 
     # time passes

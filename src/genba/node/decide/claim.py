@@ -63,7 +63,14 @@ class Asking:
         if not self._staffing.can_spawn or self._staffing.helpless:
             return
         floor = self._floor
-        piles = (floor.ready, floor.single, floor.shared, floor.unasked, floor.taking, floor.marking)
+        piles = (
+            floor.ready,
+            floor.single,
+            floor.shared,
+            floor.unasked,
+            floor.taking,
+            floor.marking,
+        )
         waiting = sum(map(len, piles))
         depth = self._giving.ahead()
         have = waiting + sum(hand.load(depth) for hand in self._floor.workers() if not hand.apart)
@@ -110,11 +117,19 @@ class Asking:
 
     def _shares(self, lack: int, dry: set[str]) -> dict[str, int]:
         """How many to claim of each queue: by weight, and no more of one than it has slots here."""
-        queues = {queue: slots for queue, slots in self._floor.settings.queues.items() if queue not in dry}
+        queues = {
+            queue: slots for queue, slots in self._floor.settings.queues.items() if queue not in dry
+        }
         if len(queues) == 1 and None in queues.values():
             return dict.fromkeys(queues, lack)
-        held = Counter(h.job.queue for h in self._floor.held()) if any(queues.values()) else Counter[str]()
-        room = {queue: lack if slots is None else slots - held[queue] for queue, slots in queues.items()}
+        held = (
+            Counter(h.job.queue for h in self._floor.held())
+            if any(queues.values())
+            else Counter[str]()
+        )
+        room = {
+            queue: lack if slots is None else slots - held[queue] for queue, slots in queues.items()
+        }
         return self._turns.divide(lack, {queue: self._weight(queue) for queue in queues}, room)
 
     def _weight(self, queue: str) -> int:

@@ -30,7 +30,9 @@ class Probing:
         self._floor = floor
         self.known: frozenset[str] = frozenset()  # the conditions of this node's app
         self._serial = 0
-        self._heard: dict[str, tuple[Micros, Answer | None]] = {}  # by question, and since when; None: yes
+        self._heard: dict[
+            str, tuple[Micros, Answer | None]
+        ] = {}  # by question, and since when; None: yes
 
     def ask(self, actions: list[Action], now: Micros) -> None:
         """Those that may start if their conditions hold: by what was heard just now, or by asking a free worker."""
@@ -49,7 +51,9 @@ class Probing:
                 if answer is None:
                     self._let_start(held)
                 else:
-                    answers.append(self._no(held, key, now, wait=answer.wait, said=answer.said, shared=True))
+                    answers.append(
+                        self._no(held, key, now, wait=answer.wait, said=answer.said, shared=True)
+                    )
             elif key in asked or not self._ask(actions, held, key, len(asked), now):
                 left.append(held)
             else:
@@ -104,7 +108,9 @@ class Probing:
         back = [self._floor.taking.pop(id) for id in ours if id in self._floor.taking]
         for held in back:
             held.asked = True
-            held.job = held.job._replace(buckets=held.job.buckets or "[]")  # its end has slots to free
+            held.job = held.job._replace(
+                buckets=held.job.buckets or "[]"
+            )  # its end has slots to free
         cancelled = self._floor.put_back(back, now)
         opened: list[Action] = [Opened(key) for key in dict.fromkeys(map(_question, back))]
         return [Finish(cancelled), *opened] if cancelled else opened
@@ -117,7 +123,11 @@ class Probing:
         elif status is not None and os.WIFSIGNALED(status):
             error = f"its worker was killed by signal {os.WTERMSIG(status)}"
         else:
-            error = "its worker ended" if status is None else f"its worker ended with {os.WEXITSTATUS(status)}"
+            error = (
+                "its worker ended"
+                if status is None
+                else f"its worker ended with {os.WEXITSTATUS(status)}"
+            )
         return self._end(hand, now, said=", ".join(hand.probe.held.options.ready), error=error)
 
     def on_guard_died(self, hand: Hand, now: Micros) -> None:
@@ -126,7 +136,13 @@ class Probing:
         self._floor.unasked.appendleft(probe.held)
 
     def _end(
-        self, hand: Hand, now: Micros, *, wait: Micros | None = None, said: str | None = None, error: str | None = None
+        self,
+        hand: Hand,
+        now: Micros,
+        *,
+        wait: Micros | None = None,
+        said: str | None = None,
+        error: str | None = None,
     ) -> list[Action]:
         probe = self._leave(hand, now)
         if probe.held.job.id in self._floor.cancelled:

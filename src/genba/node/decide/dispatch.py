@@ -13,10 +13,14 @@ from genba.node.decide.worker_state import WORTH, Bunch, Hand, Held
 from genba.storage.records import Micros
 
 BUNCH = 64  # jobs in one frame
-FRAME = 1 << 17  # bytes of arguments in one frame: a worker starts with the first when it has all of them
+FRAME = (
+    1 << 17
+)  # bytes of arguments in one frame: a worker starts with the first when it has all of them
 DEEPEST = 2048  # with half of it, workers ran dry while the desk wrote: a sixth less of tiny jobs on SQLite
 LOAD = 8 << 20  # bytes of arguments that a worker may have in hand
-TOGETHER = 40 << 20  # ... and so many for all, if few share them: 800 jobs of 10 kB are gone before the next come
+TOGETHER = (
+    40 << 20
+)  # ... and so many for all, if few share them: 800 jobs of 10 kB are gone before the next come
 FORK = 3_000  # µs that a process of its own costs a job
 APART_AGAIN = 2 * SECOND  # a dedicated job for which there is no room here comes back after this
 
@@ -38,7 +42,9 @@ class Giving:
         if held.must_mark and not held.marked:
             self._floor.marking[held.job.id] = held
             job = held.job
-            actions.append(Mark([(job.id, job.attempt, held.claim, self._floor.wall(now))], first=True))
+            actions.append(
+                Mark([(job.id, job.attempt, held.claim, self._floor.wall(now))], first=True)
+            )
             return
         self.give(actions, hand, [held], now)
         hand.alone, hand.weighed = True, held.weighed
@@ -84,7 +90,9 @@ class Giving:
             if not hand.seats and hand.host is None and not hand.overdue(now)
         ]
         hands.sort(key=lambda hand: hand.outstanding)
-        del hands[: self._floor.alone_next]  # these run dry first, and then take what must start alone
+        del hands[
+            : self._floor.alone_next
+        ]  # these run dry first, and then take what must start alone
         for i, hand in enumerate(hands):
             room = depth - hand.outstanding
             if self._floor.settings.recycle_jobs is not None:
@@ -96,12 +104,21 @@ class Giving:
             share = min(room, -(-len(self._floor.ready) // (len(hands) - i)))
             self.give_many(actions, hand, [self._floor.ready.popleft() for _ in range(share)], now)
 
-    def give_many(self, actions: list[Action], hand: Hand, jobs: Sequence[Held], now: Micros) -> None:
+    def give_many(
+        self, actions: list[Action], hand: Hand, jobs: Sequence[Held], now: Micros
+    ) -> None:
         size = min(BUNCH, self._bearable(FRAME))
         for start in range(0, len(jobs), size):
             self.give(actions, hand, jobs[start : start + size], now)
 
-    def give(self, actions: list[Action], hand: Hand, jobs: Sequence[Held], now: Micros, each: bool = False) -> None:
+    def give(
+        self,
+        actions: list[Action],
+        hand: Hand,
+        jobs: Sequence[Held],
+        now: Micros,
+        each: bool = False,
+    ) -> None:
         self._serial = (self._serial + 1) & 0xFFFFFFFF
         hand.bunches[self._serial] = Bunch(self._serial, list(jobs), len(jobs))
         if not hand.outstanding:
@@ -118,7 +135,11 @@ class Giving:
 
     def give_newcomers(self, actions: list[Action], now: Micros) -> None:
         """Who comes for one job finds it on arrival; of short ones it gets several, and forks for each."""
-        coming = [hand for hand in self._floor.workers() if not (hand.ready or hand.leaving or hand.outstanding)]
+        coming = [
+            hand
+            for hand in self._floor.workers()
+            if not (hand.ready or hand.leaving or hand.outstanding)
+        ]
         for i, hand in enumerate(coming):
             if self._floor.single:
                 held = self._floor.single[0]
@@ -135,7 +156,11 @@ class Giving:
 
     def depth(self) -> int:
         """How many jobs a worker may have in hand."""
-        if self._floor.settings.pool == "ondemand" or not self._floor.mean or self._floor.mean > WORTH / 2:
+        if (
+            self._floor.settings.pool == "ondemand"
+            or not self._floor.mean
+            or self._floor.mean > WORTH / 2
+        ):
             return 1
         return max(1, min(DEEPEST, int(WORTH / self._floor.mean), self._bearable(self._load())))
 
@@ -144,7 +169,9 @@ class Giving:
         seats, pace = self._floor.concurrency.get(task, 1), self._floor.paces.get(task, 0.0)
         if not pace or pace > WORTH / 2:
             return seats
-        return max(seats, min(DEEPEST, int(seats * (1 + WORTH / pace)), self._bearable(self._load())))
+        return max(
+            seats, min(DEEPEST, int(seats * (1 + WORTH / pace)), self._bearable(self._load()))
+        )
 
     def ahead(self) -> int:
         """How many jobs to have here for each worker, in its hand or on the pile."""
@@ -163,7 +190,11 @@ class Giving:
     def give_up_surplus(self, now: Micros) -> list[Action]:
         """Everyone here is busy for long: let other nodes have what is ready."""
         there = [hand for hand in self._floor.workers() if hand.outstanding and not hand.apart]
-        long = sum(1 for hand in there if now - (hand.closing or hand.seen_since) >= LONG or (hand.seats and hand.slow))
+        long = sum(
+            1
+            for hand in there
+            if now - (hand.closing or hand.seen_since) >= LONG or (hand.seats and hand.slow)
+        )
         if long < self._floor.slots or not (
             self._floor.ready or self._floor.alone_next or self._floor.shared
         ):

@@ -53,7 +53,9 @@ class Staffing:
             wanted = s.min + lent
         elif s.pool == "ondemand":
             wanted = min(s.max + lent, busy + waiting)
-            there -= min(going, s.max)  # they run nothing any more, and the next need not wait for their end
+            there -= min(
+                going, s.max
+            )  # they run nothing any more, and the next need not wait for their end
         else:
             wanted = max(s.min, min(s.max + lent, busy + waiting))
             if coming and waiting <= coming:
@@ -108,7 +110,9 @@ class Staffing:
         """A job that waits for others needs no slot: another worker may come for it, and go when it is back."""
         for hand in self._floor.hands.values():
             sight = sights.get(hand.slot)
-            hand.lends = hand.lends and sight is not None and sight.waits and sight.phase == wire.RUNNING
+            hand.lends = (
+                hand.lends and sight is not None and sight.waits and sight.phase == wire.RUNNING
+            )
         lent = sum(hand.lends for hand in self._floor.hands.values())
         for hand in self._floor.hands.values():
             sight = sights.get(hand.slot)

@@ -18,9 +18,15 @@ class Shares:
         self._clocks: dict[str, float] = {}
         self._time = 0.0
 
-    def divide(self, lack: int, weights: Mapping[str, int], room: Mapping[str, int]) -> dict[str, int]:
+    def divide(
+        self, lack: int, weights: Mapping[str, int], room: Mapping[str, int]
+    ) -> dict[str, int]:
         """How many of each queue, `lack` in all, and no more of one than it has room for."""
-        clocks = {queue: max(self._clocks.get(queue, 0.0), self._time) for queue in weights if room[queue] > 0}
+        clocks = {
+            queue: max(self._clocks.get(queue, 0.0), self._time)
+            for queue in weights
+            if room[queue] > 0
+        }
         if not clocks:
             return {}
         self._time = min(clocks.values())

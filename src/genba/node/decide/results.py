@@ -16,7 +16,10 @@ from genba.node.decide.state import Floor
 from genba.node.decide.worker_state import Bunch, Hand, Held, Sight
 from genba.storage.records import Claimed, Ending, Micros, Success
 
-UNUSUAL, HICCUP = 16, 50_000  # times the mean, µs: what took longer than that, but not very long, may have been held up
+UNUSUAL, HICCUP = (
+    16,
+    50_000,
+)  # times the mean, µs: what took longer than that, but not very long, may have been held up
 
 _new = tuple.__new__  # a NamedTuple without a call of its Python constructor
 _of_interest = itemgetter(*map(Claimed._fields.index, ("id", "attempt", "claimed_at", "buckets")))
@@ -51,7 +54,9 @@ def take_results(
             spent = 1  # the clock may have been set back
         if not mean:
             mean = spent
-        elif UNUSUAL * mean < spent < HICCUP:  # it had to wait for the processor: no reason to claim one by one
+        elif (
+            UNUSUAL * mean < spent < HICCUP
+        ):  # it had to wait for the processor: no reason to claim one by one
             mean += (UNUSUAL - 1) * mean * 0.05
         else:
             mean += (spent - mean) * 0.05
@@ -59,7 +64,13 @@ def take_results(
         if extra is not None:
             pid = extra.pop("pid", pid)  # it had a process of its own
             if "strays" in extra and not (snapshot and snapshot.history == "final"):
-                actions.append(Tell("strays_killed", job.id, {"attempt": job.attempt, "processes": extra["strays"]}))
+                actions.append(
+                    Tell(
+                        "strays_killed",
+                        job.id,
+                        {"attempt": job.attempt, "processes": extra["strays"]},
+                    )
+                )
         plain = (
             outcome == wire.RETURNED
             and (not extra or extra.keys() == _STRAYS)
@@ -72,12 +83,27 @@ def take_results(
             quiet = snapshot is not None and snapshot.history == "final"
             id, attempt, claimed, buckets = _of_interest(job)
             began, over, limited = started + skew, ended + skew, buckets is not None
-            written = id, attempt, held.claim, payload, claimed, began, over, pid, cpu, peak, quiet, limited
+            written = (
+                id,
+                attempt,
+                held.claim,
+                payload,
+                claimed,
+                began,
+                over,
+                pid,
+                cpu,
+                peak,
+                quiet,
+                limited,
+            )
             add(_new(Success, written))
         elif outcome == wire.APPLIED:
             cancelled.pop(job.id, None)  # it has written its end itself
         else:
-            result = wire.Result(serial, index, outcome, payload, started, ended, cpu, peak, extra or None)
+            result = wire.Result(
+                serial, index, outcome, payload, started, ended, cpu, peak, extra or None
+            )
             other.append(replace(_other_end(floor, hand, held, result, now), pid=pid))
         if hand.stops:
             hand.stops.pop(wire.place(serial, index), None)
@@ -122,7 +148,10 @@ def _other_end(floor: Floor, hand: Hand, held: Held, result: wire.Result, now: M
             end = End(cause=Cause.EXCEPTION, started=True, wants=wants, reason=reason)
     if wants == "retry":
         end = replace(
-            end, retry_at=extra.get("at"), retry_in=extra.get("delay"), free_retry=extra.get("free", False)
+            end,
+            retry_at=extra.get("at"),
+            retry_in=extra.get("delay"),
+            free_retry=extra.get("free", False),
         )
     return replace(
         floor.ending(held, end, now),
@@ -161,12 +190,20 @@ def refused(floor: Floor, lost: Sequence[Success]) -> list[Ending]:
 
 
 def leave_seat(
-    floor: Floor, seat: Hand, sight: Sight, forced: bool, status: int | None, endings: list[Ending], now: Micros
+    floor: Floor,
+    seat: Hand,
+    sight: Sight,
+    forced: bool,
+    status: int | None,
+    endings: list[Ending],
+    now: Micros,
 ) -> Held | None:
     """Of a dead worker: what ran there.  If we had to kill it for one of its jobs, the others are not to blame."""
     victim = seat.at(sight.place) if sight.phase == wire.RUNNING else None
     if victim is not None:
         spared = forced and sight.place not in seat.stops
         cause = Cause.COLLATERAL if spared else cause_of_death(seat, sight.place, status)
-        endings.append(floor.last_seen(floor.ending(victim, End(cause=cause, started=True), now), seat, sight))
+        endings.append(
+            floor.last_seen(floor.ending(victim, End(cause=cause, started=True), now), seat, sight)
+        )
     return victim

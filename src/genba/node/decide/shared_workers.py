@@ -50,7 +50,9 @@ class Seats:
         for task, jobs in piles.items():
             self._floor.shared.extend(self._give(actions, task, jobs, now))
 
-    def _give(self, actions: list[Action], task: str, jobs: Sequence[Held], now: Micros) -> Sequence[Held]:
+    def _give(
+        self, actions: list[Action], task: str, jobs: Sequence[Held], now: Micros
+    ) -> Sequence[Held]:
         """First the free seats, then those of one more worker, then some to spare for all; gives what is left."""
         hosts = self._hosts(task)
         for host in hosts:
@@ -78,9 +80,15 @@ class Seats:
 
     def _make_room(self, actions: list[Action], now: Micros) -> bool:
         """Others wait for a worker: a shared one is theirs as soon as its seats are empty.  True if one is."""
-        hosts = [hand for hand in self._floor.workers() if hand.seats and hand.told_to_go is None and self._fits(hand)]
+        hosts = [
+            hand
+            for hand in self._floor.workers()
+            if hand.seats and hand.told_to_go is None and self._fits(hand)
+        ]
         seated = {hand.task for hand in self._floor.workers() if hand.seats}
-        if not (self._floor.ready or self._floor.alone_next or self._floor.in_company().keys() - seated):
+        if not (
+            self._floor.ready or self._floor.alone_next or self._floor.in_company().keys() - seated
+        ):
             for host in hosts:
                 host.closing = None
             return False
@@ -90,7 +98,12 @@ class Seats:
             hosts.remove(host)
         there = sum(1 for hand in self._floor.workers() if not hand.apart)
         open_hosts = [host for host in hosts if host.closing is None]
-        if there >= self._floor.settings.slots and hosts and open_hosts == hosts and self._floor.free() is None:
+        if (
+            there >= self._floor.settings.slots
+            and hosts
+            and open_hosts == hosts
+            and self._floor.free() is None
+        ):
             min(hosts, key=lambda host: host.outstanding).closing = now
         return bool(empty)
 
@@ -112,7 +125,10 @@ class Seats:
         return [
             hand
             for hand in self._floor.workers()
-            if hand.seats and task in (None, hand.task) and not hand.leaving and hand.closing is None
+            if hand.seats
+            and task in (None, hand.task)
+            and not hand.leaving
+            and hand.closing is None
         ]
 
     def room(self) -> dict[str, int]:
@@ -149,7 +165,9 @@ def seats_of(hello: Mapping[str, Any], ruled: Mapping[str, int]) -> dict[str, in
         name, said = task["name"], task.get("concurrency", 1)
         wanted = ruled.get(name, said)
         if wanted > said and not (task.get("async") and hello.get("shareable")):
-            log.warning("concurrency=%d of task %s is left alone: it cannot share a worker", wanted, name)
+            log.warning(
+                "concurrency=%d of task %s is left alone: it cannot share a worker", wanted, name
+            )
             wanted = said
         if wanted > 1:
             seats[name] = wanted

@@ -47,7 +47,9 @@ class Floor:
         self.disabled: frozenset[str] = frozenset()  # tasks that operators have switched off
         self.sweeps: dict[int, list[Ending]] = {}
         self.mean: float = 0.0  # µs of one job, lately; 0: not known yet
-        self.paces: dict[str, float] = {}  # the same of tasks that run several at a time, each with its waits
+        self.paces: dict[
+            str, float
+        ] = {}  # the same of tasks that run several at a time, each with its waits
         self.heft: float = 0.0  # bytes of the arguments of one job, lately
         self.draining_until: Micros | None = None
         self.safe_until: Micros | None = None  # then others may soon take us for dead
@@ -70,7 +72,16 @@ class Floor:
     def empty(self) -> bool:
         """Nothing is left that could be lost by leaving."""
         busy = any(hand.outstanding for hand in self.hands.values())
-        piles = (self.ready, self.single, self.apart, self.shared, self.unasked, self.taking, self.marking, self.sweeps)
+        piles = (
+            self.ready,
+            self.single,
+            self.apart,
+            self.shared,
+            self.unasked,
+            self.taking,
+            self.marking,
+            self.sweeps,
+        )
         return not busy and not any(piles)
 
     @property
@@ -186,7 +197,9 @@ class Floor:
         started = sight.started + self.skew if sight.started else seen
         ended = ending.ended
         if started is not None and ended is not None:
-            ended = max(started, ended)  # by our clock, which the journey of the store's time keeps a little behind
+            ended = max(
+                started, ended
+            )  # by our clock, which the journey of the store's time keeps a little behind
         return replace(
             ending,
             pid=sight.pid or hand.pid,

@@ -6,7 +6,17 @@ import signal
 
 from genba import wire
 from genba.domain.states import Cause
-from genba.node.decide.actions import Action, AskToStop, BowOut, Doom, Interrupt, Mark, Note, Signal, TakeBack
+from genba.node.decide.actions import (
+    Action,
+    AskToStop,
+    BowOut,
+    Doom,
+    Interrupt,
+    Mark,
+    Note,
+    Signal,
+    TakeBack,
+)
 from genba.node.decide.endings import progress_text
 from genba.node.decide.state import LONG, SECOND, Floor
 from genba.node.decide.worker_state import WORTH, Hand, Held, Sight, Stop, Use
@@ -16,8 +26,12 @@ MARK_AFTER = 1 * SECOND
 HIT_ALONE = SECOND // 2  # then a signal was for one worker, and not for the whole node
 HITS = 5  # for so many the same job is not to blame
 BY_WORKER = SECOND // 2  # for a worker to end the process of its job
-DRAIN_KILL = 1 * SECOND  # a node is gone 2 s after its grace: one is for the sweep and the last writes
-DRAIN_LEAVE = SECOND * 7 // 4  # ... of which it keeps a quarter, for a machine that is slow to end a process
+DRAIN_KILL = (
+    1 * SECOND
+)  # a node is gone 2 s after its grace: one is for the sweep and the last writes
+DRAIN_LEAVE = (
+    SECOND * 7 // 4
+)  # ... of which it keeps a quarter, for a machine that is slow to end a process
 
 
 def stop_for(hand: Hand, place: int, held: Held, how: str, now: Micros) -> None:
@@ -72,7 +86,9 @@ def watch(floor: Floor, actions: list[Action], hand: Hand, sight: Sight, now: Mi
         elif options.stall_timeout is not None and now - hand.beat_at >= options.stall_timeout:
             hand.stops[place] = Stop(place, Cause.STALL, now, now + options.grace)
         elif floor.too_late(held, now, sight.locked):
-            hand.stops[place] = Stop(place, Cause.LEASE_LOST, now, min(now + options.grace, floor.dead_by))
+            hand.stops[place] = Stop(
+                place, Cause.LEASE_LOST, now, min(now + options.grace, floor.dead_by)
+            )
 
 
 def _weigh(hand: Hand, held: Held, place: int, use: Use, now: Micros) -> None:
@@ -83,11 +99,17 @@ def _weigh(hand: Hand, held: Held, place: int, use: Use, now: Micros) -> None:
         hand.cpu_before = use.cpu
     if options.memory is not None and use.memory > options.memory:
         hand.stops[place] = Stop(place, Cause.OUT_OF_MEMORY, now, now)
-    elif options.cpu is not None and use.cpu - hand.cpu_before >= options.cpu and place not in hand.stops:
+    elif (
+        options.cpu is not None
+        and use.cpu - hand.cpu_before >= options.cpu
+        and place not in hand.stops
+    ):
         hand.stops[place] = Stop(place, Cause.CPU_LIMIT, now, now + options.grace)
 
 
-def press(floor: Floor, actions: list[Action], hand: Hand, sight: Sight | None, now: Micros) -> None:
+def press(
+    floor: Floor, actions: list[Action], hand: Hand, sight: Sight | None, now: Micros
+) -> None:
     """Flag, then SIGTERM (at half the grace for one that looks at the flag), then SIGKILL."""
     running = sight is not None and sight.phase == wire.RUNNING
     stop = hand.stops.get(sight.place) if sight is not None and running else None
@@ -113,10 +135,14 @@ def press(floor: Floor, actions: list[Action], hand: Hand, sight: Sight | None, 
     elif not stop.termed and now >= term_at:
         stop.termed = True
         seated = hand.host is not None
-        actions.append(Interrupt(hand.slot, stop.place) if seated else Signal(hand.slot, signal.SIGTERM))
+        actions.append(
+            Interrupt(hand.slot, stop.place) if seated else Signal(hand.slot, signal.SIGTERM)
+        )
 
 
-def release_hit(floor: Floor, actions: list[Action], hand: Hand, sights: dict[int, Sight], now: Micros) -> None:
+def release_hit(
+    floor: Floor, actions: list[Action], hand: Hand, sights: dict[int, Sight], now: Micros
+) -> None:
     """Somebody else has told this worker to go, and it will: what it runs goes back.
 
     Unless we hear soon that we shall drain: a service manager tells all processes at once, and then a job has its time.
@@ -135,7 +161,9 @@ def release_hit(floor: Floor, actions: list[Action], hand: Hand, sights: dict[in
             busy.stops[sight.place] = Stop(sight.place, cause, now, now + held.options.grace)
 
 
-def end_pause(floor: Floor, actions: list[Action], hand: Hand, sights: dict[int, Sight], now: Micros) -> None:
+def end_pause(
+    floor: Floor, actions: list[Action], hand: Hand, sights: dict[int, Sight], now: Micros
+) -> None:
     """Somebody below this worker was stopped in the middle of a write, and keeps all others from writing.
 
     It cannot hear a flag or a SIGTERM.  In company nobody can tell whose write it was: it is put down to all.
@@ -153,11 +181,18 @@ def _cause_of_hit(floor: Floor, job: JobId) -> str:
     return Cause.DRAIN if floor.hits[job] <= HITS else f"signal {signal.SIGTERM.value}"
 
 
-def end_drain(floor: Floor, actions: list[Action], sights: dict[int, Sight], since: Micros, now: Micros) -> None:
+def end_drain(
+    floor: Floor, actions: list[Action], sights: dict[int, Sight], since: Micros, now: Micros
+) -> None:
     """The grace is over: stop what runs, and who was told to go and has not gone has no more time than that."""
     for slot, sight in sights.items():
         hand = floor.hands.get(slot)
-        if hand and sight.place not in hand.stops and sight.phase == wire.RUNNING and hand.at(sight.place):
+        if (
+            hand
+            and sight.place not in hand.stops
+            and sight.phase == wire.RUNNING
+            and hand.at(sight.place)
+        ):
             hand.stops[sight.place] = Stop(sight.place, Cause.DRAIN, now, now + DRAIN_KILL)
     if now >= since + DRAIN_KILL:
         slow = [hand for hand in floor.workers() if hand.told_to_go is not None]

@@ -14,7 +14,9 @@ from genba.storage.records import Claimed, Micros
 WORTH = 50_000  # µs of measured work that a worker may have in hand
 _new = tuple.__new__  # a NamedTuple without a call of its Python constructor
 _TRAVELS = ("id", "attempt", "task", "args", "options", "retries", "crashes", "saved")
-_of_interest = itemgetter(*map(Claimed._fields.index, _TRAVELS))  # all at once: a name costs as much as the rest
+_of_interest = itemgetter(
+    *map(Claimed._fields.index, _TRAVELS)
+)  # all at once: a name costs as much as the rest
 
 
 class Use(NamedTuple):
@@ -63,7 +65,9 @@ class Held:
         s = self.snapshot
         return self.must_mark or (
             s is not None
-            and (s.timeout is not None or s.stall_timeout is not None or s.dedicated or self.weighed)
+            and (
+                s.timeout is not None or s.stall_timeout is not None or s.dedicated or self.weighed
+            )
         )
 
     @property
@@ -154,11 +158,15 @@ class Hand:
     ended: int = 0  # jobs
     cpu_told: Micros = 0  # CPU time that the results of these jobs account for
     apart: bool = False  # outside the slots, for one dedicated job
-    seats: tuple[int, ...] = ()  # of a worker that runs several jobs at a time: what shows the one that runs there
+    seats: tuple[
+        int, ...
+    ] = ()  # of a worker that runs several jobs at a time: what shows the one that runs there
     host: int | None = None  # of a seat: the worker it is in, which has the jobs in hand
     task: str | None = None  # of a worker with seats: what it runs
     timed: bool = False  # ... and some of that is watched
-    closing: Micros | None = None  # no seat here is given any more, since then: others need the worker
+    closing: Micros | None = (
+        None  # no seat here is given any more, since then: others need the worker
+    )
     forced: bool = False  # we have killed it for one of its seats
     weighed: bool = False
     heaviest: int = 0  # bytes
@@ -183,7 +191,9 @@ class Hand:
 
     def seat(self, number: int) -> Hand:
         """Where one of its jobs runs; which one, it shows itself."""
-        return Hand(number, self.pid, ready=True, host=self.slot, bunches=self.bunches, stops=self.stops)
+        return Hand(
+            number, self.pid, ready=True, host=self.slot, bunches=self.bunches, stops=self.stops
+        )
 
     def unfinished(self) -> list[Held]:
         """In the order in which it runs them."""

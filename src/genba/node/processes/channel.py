@@ -12,7 +12,9 @@ from typing import Any
 from genba import wire
 from genba.node.decide.worker_state import Sight
 
-AT_ONCE = 1 << 17  # bytes of frames that are made before they are sent: few enough that they are still in the cache
+AT_ONCE = (
+    1 << 17
+)  # bytes of frames that are made before they are sent: few enough that they are still in the cache
 
 
 class Murmur:

@@ -72,7 +72,11 @@ def children(pid: int) -> list[int]:
 
 def children_by_scan(pid: int) -> list[int]:
     """As `children`, on kernels built without CONFIG_PROC_CHILDREN; costs a look at every process."""
-    return [other for other in map(int, filter(str.isdigit, os.listdir("/proc"))) if parent_of(other) == pid]
+    return [
+        other
+        for other in map(int, filter(str.isdigit, os.listdir("/proc")))
+        if parent_of(other) == pid
+    ]
 
 
 def parent_of(pid: int) -> int | None:
@@ -221,7 +225,9 @@ class Guard:
     def _obey(self) -> None:
         while self._exit is None:
             try:
-                packet, ancillary, _, _ = self._node.recvmsg(4096, socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC)
+                packet, ancillary, _, _ = self._node.recvmsg(
+                    4096, socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC
+                )
             except BlockingIOError:
                 return
             except ConnectionResetError:
@@ -277,7 +283,9 @@ class Guard:
                 os.close(fd)
 
     def _sweep(self) -> None:
-        strays = [pid for pid in children(os.getpid()) if pid != self._zygote and pid not in self._known]
+        strays = [
+            pid for pid in children(os.getpid()) if pid != self._zygote and pid not in self._known
+        ]
         killed, refused = kill_trees(strays)
         self._killed |= killed
         if not refused.issuperset(strays):
@@ -308,7 +316,9 @@ class Guard:
     def _flush(self) -> None:
         while self._outbox:
             packet, fd = self._outbox[0]
-            rights = [] if fd is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", fd))]
+            rights = (
+                [] if fd is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", fd))]
+            )
             try:
                 self._node.sendmsg([packet], rights)
             except BlockingIOError:

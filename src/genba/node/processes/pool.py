@@ -113,7 +113,15 @@ class Changed:
 
 
 PoolEvent = (
-    Hello | ImportFailed | WorkerStarted | SpawnFailed | WorkerEnded | ZygoteDied | GuardDied | Swept | Changed
+    Hello
+    | ImportFailed
+    | WorkerStarted
+    | SpawnFailed
+    | WorkerEnded
+    | ZygoteDied
+    | GuardDied
+    | Swept
+    | Changed
 )
 
 
@@ -253,7 +261,11 @@ class Pool:
             raise ValueError(f"slot {slot} has a worker already")
         if self._zygote is None or not self._zygote.open:
             return False
-        if not _post(self._zygote, f"{'SPAWN' if self.forks else 'EXEC'} {slot}", [sock.fileno(), token_fd, shm_fd]):
+        if not _post(
+            self._zygote,
+            f"{'SPAWN' if self.forks else 'EXEC'} {slot}",
+            [sock.fileno(), token_fd, shm_fd],
+        ):
             return False
         self._pending.add(slot)
         return True
@@ -304,7 +316,9 @@ class Pool:
             words, fds = packet
             match words:
                 case ["HELLO"]:
-                    events.append(Hello(msgspec.msgpack.decode(_contents(fds[0]), type=dict[str, Any])))
+                    events.append(
+                        Hello(msgspec.msgpack.decode(_contents(fds[0]), type=dict[str, Any]))
+                    )
                 case ["IMPORT_FAILED"]:
                     told = msgspec.msgpack.decode(_contents(fds[0]), type=tuple[bytes, bytes])
                     events.append(ImportFailed(*(part.decode(errors="replace") for part in told)))
@@ -334,7 +348,9 @@ class Pool:
                 case ["GONE", pid]:
                     self._ended(events, int(pid), None, 0, 0)
                 case ["SWEPT", token, *_] if int(token) == _OWED:
-                    events.extend(SpawnFailed(slot, "the zygote died") for slot in sorted(self._owed))
+                    events.extend(
+                        SpawnFailed(slot, "the zygote died") for slot in sorted(self._owed)
+                    )
                     self._owed.clear()
                 case ["SWEPT", token, killed, unkillable]:
                     events.append(Swept(int(token), int(killed), int(unkillable)))
@@ -353,7 +369,9 @@ class Pool:
         self._slot_of[pid] = slot
         return WorkerStarted(slot, pid, pidfd)
 
-    def _ended(self, events: list[PoolEvent], pid: int, status: int | None, cpu: int, peak: int) -> None:
+    def _ended(
+        self, events: list[PoolEvent], pid: int, status: int | None, cpu: int, peak: int
+    ) -> None:
         slot = self._slot_of.pop(pid, None)
         if slot is None:  # the other reaper has told, or it was no worker
             return
@@ -364,7 +382,9 @@ class Pool:
     def _zygote_died(self, events: list[PoolEvent], status: int) -> None:
         self._drop_zygote()
         self._tell_guard("SETTLED")
-        if self._pending:  # it may have forked, and the worker be at work already: nobody else ends that one
+        if (
+            self._pending
+        ):  # it may have forked, and the worker be at work already: nobody else ends that one
             self._owed |= self._pending
             self._pending.clear()
             self.sweep(_OWED)
@@ -458,7 +478,9 @@ def _receive(sock: socket.socket) -> tuple[bytes, list[int]]:
     if flags & socket.MSG_CTRUNC:
         for fd in fds:
             os.close(fd)
-        raise OSError("this process has no file descriptor left for a worker; raise its limit (ulimit -n)")
+        raise OSError(
+            "this process has no file descriptor left for a worker; raise its limit (ulimit -n)"
+        )
     return packet, fds.tolist()
 
 

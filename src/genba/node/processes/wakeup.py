@@ -21,7 +21,9 @@ class Bell:
         if (presence.fileno(), presence.hung) == (self._fileno, self._hung):
             return
         if self._fileno >= 0:
-            with contextlib.suppress(KeyError, ValueError):  # closed descriptors leave the selector by themselves
+            with contextlib.suppress(
+                KeyError, ValueError
+            ):  # closed descriptors leave the selector by themselves
                 self._selector.unregister(self._fileno)
         self._fileno, self._hung = presence.fileno(), presence.hung
         if self._fileno >= 0:

@@ -44,7 +44,9 @@ class Port:
         try:
             self._server = _Server((host, port), _handler(self))
         except OSError as error:
-            raise GenbaError(f"metrics: {host}:{port} cannot be had: {error.strerror or error}") from error
+            raise GenbaError(
+                f"metrics: {host}:{port} cannot be had: {error.strerror or error}"
+            ) from error
         self.address = f"{host}:{self._server.server_port}"
         self._thread = threading.Thread(target=self._serve, name="genba-port", daemon=True)
         self._thread.start()
@@ -127,7 +129,9 @@ def unready(vitals: Vitals, stale: float, now: float) -> str | None:
 
 
 def _verdict(fault: str | None) -> tuple[HTTPStatus, str]:
-    return (HTTPStatus.OK, "ok\n") if fault is None else (HTTPStatus.SERVICE_UNAVAILABLE, f"{fault}\n")
+    return (
+        (HTTPStatus.OK, "ok\n") if fault is None else (HTTPStatus.SERVICE_UNAVAILABLE, f"{fault}\n")
+    )
 
 
 class _Server(ThreadingHTTPServer):

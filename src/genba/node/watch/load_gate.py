@@ -29,6 +29,8 @@ class Gate:
         slack = SLACK if before else 0.0
         if self.max_load is not None and reading.load > self.max_load * (1 - slack):
             return f"load per CPU {reading.load:.2f}, the limit is {self.max_load:g}"
-        if self.min_free_memory is not None and reading.free_memory < self.min_free_memory * (1 + slack):
+        if self.min_free_memory is not None and reading.free_memory < self.min_free_memory * (
+            1 + slack
+        ):
             return f"{reading.free_memory >> 20} MB of memory free, the limit is {self.min_free_memory >> 20} MB"
         return None

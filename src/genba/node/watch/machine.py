@@ -29,7 +29,9 @@ def use_of(pid: int) -> Use | None:
     for one in tree:
         try:
             with open(f"/proc/{one}/stat", "rb") as stat:
-                words = stat.read().rpartition(b")")[2].split()  # the name may contain spaces and parentheses
+                words = (
+                    stat.read().rpartition(b")")[2].split()
+                )  # the name may contain spaces and parentheses
         except OSError:
             if one == pid:
                 return None
@@ -93,7 +95,12 @@ class Machine:
     def free_memory(self) -> int:
         """Bytes that can still be had, here and within our cgroup's limits."""
         free = _lines(self._proc / "meminfo").get("MemAvailable:", 0) * 1024
-        return min([free, *(left for place in self._up("memory") if (left := self._left(place)) is not None)])
+        return min(
+            [
+                free,
+                *(left for place in self._up("memory") if (left := self._left(place)) is not None),
+            ]
+        )
 
     def _left(self, place: Path) -> int | None:
         limit, used, cache = (

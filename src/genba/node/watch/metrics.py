@@ -32,8 +32,12 @@ class Vitals:
 def text(vitals: Vitals, meter: Meter, levels: Levels | None) -> str:
     """`levels` is None if the database could not be asked: what the node knows itself is told all the same."""
     families = [*_of_node(vitals), *_of_work(meter)]
-    up = levels is not None and vitals.trouble is None  # a file that somebody else writes to can still be read
-    families.append(_single("database_up", "1 if the database has answered, this look and the node.", up))
+    up = (
+        levels is not None and vitals.trouble is None
+    )  # a file that somebody else writes to can still be read
+    families.append(
+        _single("database_up", "1 if the database has answered, this look and the node.", up)
+    )
     if levels is not None:
         families += _of_queue(levels)
     return "".join(families)
@@ -46,26 +50,48 @@ def _of_node(vitals: Vitals) -> Iterator[str]:
     yield _family("workers", "gauge", "Workers of this node.", busy)
     yield _single("slots", "How many workers it may have.", vitals.slots)
     yield _single("draining", "1 if it claims nothing more and is about to end.", vitals.draining)
-    yield _single("gate_closed", "1 if it claims nothing, for want of CPU or memory.", vitals.gate is not None)
+    yield _single(
+        "gate_closed", "1 if it claims nothing, for want of CPU or memory.", vitals.gate is not None
+    )
 
 
 def _of_work(meter: Meter) -> Iterator[str]:
-    ends = [({"queue": q, "task": t, "state": s}, n) for (q, t, s), n in sorted(meter.ends.copy().items())]
-    yield _family("attempts_total", "counter", "Attempts that ended here, by what the job came to.", ends)
+    ends = [
+        ({"queue": q, "task": t, "state": s}, n)
+        for (q, t, s), n in sorted(meter.ends.copy().items())
+    ]
+    yield _family(
+        "attempts_total", "counter", "Attempts that ended here, by what the job came to.", ends
+    )
     deaths = [({"cause": cause}, n) for cause, n in sorted(meter.deaths.copy().items())]
-    yield _family("deaths_total", "counter", "Attempts that did not end by themselves, by cause.", deaths)
+    yield _family(
+        "deaths_total", "counter", "Attempts that did not end by themselves, by cause.", deaths
+    )
     runs = [({"queue": q, "task": t}, one) for (q, t), one in sorted(meter.runs.copy().items())]
     yield _histograms("run_seconds", "How long attempts ran here.", runs)
     waits = [({"queue": queue}, one) for queue, one in sorted(meter.waits.copy().items())]
-    yield _histograms("wait_seconds", "How long jobs that ran here had waited, from the moment they were due.", waits)
+    yield _histograms(
+        "wait_seconds",
+        "How long jobs that ran here had waited, from the moment they were due.",
+        waits,
+    )
     claims: list[tuple[Labels, Histogram]] = [({}, meter.claims)]
-    yield _histograms("claim_seconds", "How long a claim took, with what it finished in one commit.", claims)
-    yield _family("claimed_total", "counter", "Jobs that this node has claimed.", [({}, meter.claimed)])
+    yield _histograms(
+        "claim_seconds", "How long a claim took, with what it finished in one commit.", claims
+    )
+    yield _family(
+        "claimed_total", "counter", "Jobs that this node has claimed.", [({}, meter.claimed)]
+    )
 
 
 def _of_queue(levels: Levels) -> Iterator[str]:
-    jobs = [({"state": one.state, "queue": one.queue, "task": one.task}, one.jobs) for one in levels.jobs]
-    yield _family("jobs", "gauge", "Open jobs of the namespace, up to a bound (see jobs_bounded).", jobs)
+    jobs = [
+        ({"state": one.state, "queue": one.queue, "task": one.task}, one.jobs)
+        for one in levels.jobs
+    ]
+    yield _family(
+        "jobs", "gauge", "Open jobs of the namespace, up to a bound (see jobs_bounded).", jobs
+    )
     more = [({"state": state, "queue": queue}, 1) for state, queue in sorted(levels.more)]
     yield _family("jobs_bounded", "gauge", "1 for what there is more of than was counted.", more)
     waiting: dict[str, int] = {}
@@ -73,9 +99,13 @@ def _of_queue(levels: Levels) -> Iterator[str]:
         if one.state == "waiting":
             waiting[one.queue] = waiting.get(one.queue, 0) + one.jobs
     counts = [({"queue": queue}, n) for queue, n in waiting.items()]
-    yield _family("waiting_jobs", "gauge", "Jobs that may start now, up to a bound: scale on this.", counts)
+    yield _family(
+        "waiting_jobs", "gauge", "Jobs that may start now, up to a bound: scale on this.", counts
+    )
     ages = [({"queue": queue}, age) for queue, age in _ages(levels.jobs, levels.now)]
-    yield _family("oldest_waiting_seconds", "gauge", "For how long the oldest of them has been due.", ages)
+    yield _family(
+        "oldest_waiting_seconds", "gauge", "For how long the oldest of them has been due.", ages
+    )
     yield _single("locks", "Places of mutexes and semaphores that are taken.", levels.locks)
     yield _single("lock_waiters", "Who waits for a mutex or a semaphore.", levels.lock_waiters)
     since = levels.lock_waiting_since
@@ -96,7 +126,9 @@ def _ages(jobs: Iterable[Level], now: int) -> Iterator[tuple[str, float]]:
 
 
 def _family(name: str, kind: str, told: str, samples: Iterable[tuple[Labels, float]]) -> str:
-    lines = "".join(f"genba_{name}{_labels(labels)} {_number(value)}\n" for labels, value in samples)
+    lines = "".join(
+        f"genba_{name}{_labels(labels)} {_number(value)}\n" for labels, value in samples
+    )
     return f"# HELP genba_{name} {told}\n# TYPE genba_{name} {kind}\n{lines}"
 
 
@@ -118,7 +150,11 @@ def _histograms(name: str, told: str, samples: Iterable[tuple[Labels, Histogram]
 
 
 def _labels(labels: Labels) -> str:
-    return "{" + ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items()) + "}" if labels else ""
+    return (
+        "{" + ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items()) + "}"
+        if labels
+        else ""
+    )
 
 
 def _escaped(value: str) -> str:

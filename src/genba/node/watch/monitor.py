@@ -70,7 +70,10 @@ class Lookout:
 
     def told(self) -> list[tuple[str, dict[str, Any]]]:
         """Events since it was asked last: (kind, more)."""
-        events = [("worker_started", {"workers": self._came}), ("worker_ended", {"workers": self._went})]
+        events = [
+            ("worker_started", {"workers": self._came}),
+            ("worker_ended", {"workers": self._went}),
+        ]
         told = self._gates + [(kind, more) for kind, more in events if more["workers"]]
         self._gates, self._came, self._went = [], [], []
         return told

@@ -156,7 +156,9 @@ class Ear:
                     idle_since = None
                 elif idle_since is None:
                     idle_since = time.monotonic()
-                if self._closing or (idle_since is not None and time.monotonic() - idle_since >= LINGER):
+                if self._closing or (
+                    idle_since is not None and time.monotonic() - idle_since >= LINGER
+                ):
                     self._end()
                     return
             self._listen()
@@ -241,5 +243,3 @@ class Ear:
                 os.write(self._wake[1], b"\0")
         if thread is not None and thread is not threading.current_thread():
             thread.join(10)
-
-

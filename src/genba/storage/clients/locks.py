@@ -86,7 +86,12 @@ class Locks:
             self._alone(tx, name)
             rows = tx.all("places_taken", namespace=self._namespace, name=name)
             for row in rows:
-                if owner.job_id is not None and row[3:] == (owner.job_id, owner.attempt, owner.claim_id, owner.pid):
+                if owner.job_id is not None and row[3:] == (
+                    owner.job_id,
+                    owner.attempt,
+                    owner.claim_id,
+                    owner.pid,
+                ):
                     self._step_out(tx, seq)
                     return Taken(row[1])
             self._check_size(tx, name, n, rows)
@@ -115,7 +120,9 @@ class Locks:
         which = {"namespace": self._namespace, "name": name}
         own = ("own_session" if owner.job_id is None else "own_attempt", owner._asdict())
         taking = ("take_free", {**which, "n": n, **owner._asdict()})
-        _, _, taken, _ = self._db.in_turn(own, ("one_at_a_time", which), taking, ("count_token", which))
+        _, _, taken, _ = self._db.in_turn(
+            own, ("one_at_a_time", which), taking, ("count_token", which)
+        )
         return int(taken[0][0]) if taken else None
 
     def look(self, name: str, n: int, seq: int) -> bool:
@@ -128,13 +135,17 @@ class Locks:
         if owner.job_id is not None:
             fence = {"job_id": owner.job_id, "attempt": owner.attempt, "claim_id": owner.claim_id}
             if tx.one("own_attempt", **fence) is None:
-                raise LeaseLost(f"job {owner.job_id}: attempt {owner.attempt} is over, and can take no lock")
+                raise LeaseLost(
+                    f"job {owner.job_id}: attempt {owner.attempt} is over, and can take no lock"
+                )
         elif tx.one("own_session", session_id=owner.session_id) is None:
             raise SessionOver
 
     def _check_size(self, tx: Tx, name: str, n: int, rows: Sequence[tuple[Any, ...]]) -> None:
         sizes = {row[2] for row in rows} - {n}
-        other = tx.one("another_size", namespace=self._namespace, name=name, n=n) if not sizes else None
+        other = (
+            tx.one("another_size", namespace=self._namespace, name=name, n=n) if not sizes else None
+        )
         if sizes or other:
             there = min(sizes) if sizes else other[0] if other else n
             raise BadOption(
@@ -143,7 +154,9 @@ class Locks:
             )
 
     def _ahead(self, tx: Tx, name: str, n: int, seq: int) -> int:
-        row = tx.one("ahead_in_line", namespace=self._namespace, name=name, seq=seq, patience=PATIENCE, n=n)
+        row = tx.one(
+            "ahead_in_line", namespace=self._namespace, name=name, seq=seq, patience=PATIENCE, n=n
+        )
         return int(row[0]) if row else 0
 
     def _grant(self, tx: Tx, owner: Owner, name: str, n: int, taken: set[int]) -> int:
@@ -162,13 +175,20 @@ class Locks:
         return int(row[0])
 
     def _stand(self, tx: Tx, owner: Owner, name: str, n: int, bell: int) -> int:
-        row = tx.one("stand_in_line", namespace=self._namespace, name=name, n=n, bell=bell, **owner._asdict())
+        row = tx.one(
+            "stand_in_line", namespace=self._namespace, name=name, n=n, bell=bell, **owner._asdict()
+        )
         assert row is not None
         return int(row[0])
 
     def _stands(self, tx: Tx, owner: Owner, name: str) -> int:
         """Where this attempt is in line, though it does not know: the answer was lost.  It must not wait for itself."""
-        fence = {"job_id": owner.job_id, "attempt": owner.attempt, "claim_id": owner.claim_id, "pid": owner.pid}
+        fence = {
+            "job_id": owner.job_id,
+            "attempt": owner.attempt,
+            "claim_id": owner.claim_id,
+            "pid": owner.pid,
+        }
         row = tx.one("own_place", namespace=self._namespace, name=name, **fence)
         return int(row[0]) if row else 0
 
@@ -185,7 +205,9 @@ class Locks:
         which = {"namespace": self._namespace, "name": name}
         whose = {**which, "session_id": owner.session_id, "claim_id": owner.claim_id}
         calling = ("call_next", {**which, "patience": PATIENCE})
-        *_, called = self._db.in_turn(("one_at_a_time", which), ("free_wish", whose), ("leave_wish", whose), calling)
+        *_, called = self._db.in_turn(
+            ("one_at_a_time", which), ("free_wish", whose), ("leave_wish", whose), calling
+        )
         self._ring([row[0] for row in called])
 
     # give back
@@ -203,7 +225,13 @@ class Locks:
             called = self._call_next(tx, name)
             for number, job_id, _, pid in broken:
                 told = _json.encode({"lock": name, "token": number, "pid": pid, "by": by})
-                tx.run("enqueued", namespace=self._namespace, kind="lock_broken", job_id=job_id, data=told)
+                tx.run(
+                    "enqueued",
+                    namespace=self._namespace,
+                    kind="lock_broken",
+                    job_id=job_id,
+                    data=told,
+                )
         self._ring(called)
         return sorted(row[0] for row in broken)
 
@@ -273,7 +301,9 @@ class Locks:
     def nodes_in_the_way(self, name: str) -> set[int]:
         """Nodes whose jobs hold this lock, or wait for it."""
         with self._db.statement() as tx:
-            return {row[0] for row in tx.all("nodes_in_the_way", namespace=self._namespace, name=name)}
+            return {
+                row[0] for row in tx.all("nodes_in_the_way", namespace=self._namespace, name=name)
+            }
 
     # shared
 
@@ -290,7 +320,10 @@ class Locks:
         return gave
 
     def _call_next(self, tx: Tx, name: str) -> list[int]:
-        return [row[0] for row in tx.all("call_next", namespace=self._namespace, name=name, patience=PATIENCE)]
+        return [
+            row[0]
+            for row in tx.all("call_next", namespace=self._namespace, name=name, patience=PATIENCE)
+        ]
 
     def _ring(self, called: Sequence[int]) -> None:
         if called:
@@ -299,4 +332,6 @@ class Locks:
 
 
 def lost(name: str, token: int) -> LockLost:
-    return LockLost(f"lock {name!r} with token {token} is not ours any more, and somebody else may have it")
+    return LockLost(
+        f"lock {name!r} with token {token} is not ours any more, and somebody else may have it"
+    )

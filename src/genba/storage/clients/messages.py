@@ -31,7 +31,9 @@ class Messages:
         self._db = database
         self._bells = bells
         self._namespace = namespace
-        self._doubts: dict[Fence, tuple[int, bytes]] = {}  # what may have been received: there was no answer yet
+        self._doubts: dict[
+            Fence, tuple[int, bytes]
+        ] = {}  # what may have been received: there was no answer yet
 
     # to a job
 
@@ -105,7 +107,9 @@ class Messages:
                 return 0
         with self._db.transaction() as tx:
             self._alone(tx, topic)  # so that numbers are in the order of the commits
-            bells = [bell for (bell,) in tx.all("bells_of_topic", namespace=self._namespace, topic=topic)]
+            bells = [
+                bell for (bell,) in tx.all("bells_of_topic", namespace=self._namespace, topic=topic)
+            ]
             if bells:
                 tx.run("send", job_id=None, namespace=self._namespace, topic=topic, data=data)
         self._ring(bells)
@@ -134,12 +138,18 @@ class Messages:
             if tx.one("listens", id=listening.id) is None:
                 raise _cut_off(listening)
             rows = tx.all(
-                "of_topic_after", namespace=self._namespace, topic=listening.topic, passed=listening.passed
+                "of_topic_after",
+                namespace=self._namespace,
+                topic=listening.topic,
+                passed=listening.passed,
             )
         if not rows:
             return listening, []
         after = listening._replace(passed=rows[-1][0])
-        with suppress(StoreError), self._db.transaction() as tx:  # we have them; what is old is swept later
+        with (
+            suppress(StoreError),
+            self._db.transaction() as tx,
+        ):  # we have them; what is old is swept later
             if tx.one("heard", id=after.id, passed=after.passed) is None:
                 raise _cut_off(listening)
             tx.run("forget_heard", namespace=self._namespace, topic=after.topic)
@@ -167,7 +177,9 @@ class Messages:
             tx.run("deaf_listeners", namespace=self._namespace)
 
     def _alone(self, tx: Tx, topic: str) -> None:
-        tx.run("one_at_a_time", namespace=self._namespace, name=f"topic {topic}\n")  # no lock can be called so
+        tx.run(
+            "one_at_a_time", namespace=self._namespace, name=f"topic {topic}\n"
+        )  # no lock can be called so
 
     def _ring(self, bells: Sequence[int]) -> None:
         if bells:
@@ -180,5 +192,3 @@ def _cut_off(listening: Listening) -> CursorExpired:
         f"the subscription to {listening.topic!r} has ended: this process was not heard of for too long, or did not "
         "take its messages; subscribe again"
     )
-
-

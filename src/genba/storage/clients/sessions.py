@@ -31,14 +31,20 @@ class SessionRecord(NamedTuple):
     seen_at: Micros
 
 
-def is_dead(session: SessionRecord, silent: Micros, gone: bool, suspect: bool, lasted: Micros) -> bool:
+def is_dead(
+    session: SessionRecord, silent: Micros, gone: bool, suspect: bool, lasted: Micros
+) -> bool:
     """Whether what it holds may be given to others; it has been `silent` for so long.
 
     A process that is `gone` from this machine is dead.  Of one elsewhere only signs are seen: its bell's lock is free
     and a beat was missed, or its lease is over although the database was there for a whole lease (`lasted`).
     """
     missed = silent >= beat_of(session.lease) * 3 // 2
-    return gone or (suspect and missed and lasted >= silent) or (silent >= session.lease and lasted >= session.lease)
+    return (
+        gone
+        or (suspect and missed and lasted >= silent)
+        or (silent >= session.lease and lasted >= session.lease)
+    )
 
 
 def beat_of(lease: Micros) -> Micros:
@@ -112,7 +118,9 @@ class Sessions:
         for session in sessions:
             gone, silent = _gone(session), silence[session.id]
             suspect = not gone and silent >= beat_of(session.lease) and self._bells.gone(session.id)
-            if is_dead(session, silent, gone, suspect, lasted) and self.close(session.id, session.beat_at):
+            if is_dead(session, silent, gone, suspect, lasted) and self.close(
+                session.id, session.beat_at
+            ):
                 self._bells.take_down(session.id)
                 ended += 1
         return ended

@@ -68,9 +68,10 @@ class FileBells:
     def ring(self, ids: Iterable[int]) -> None:
         if self._folder is None:
             return
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as voice, _opened(
-            self._folder
-        ) as folder:
+        with (
+            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as voice,
+            _opened(self._folder) as folder,
+        ):
             for id in ids:
                 with contextlib.suppress(OSError):  # it is full of rings, or its owner is gone
                     voice.sendto(b"!", f"{folder}/{id}.sock")
@@ -177,7 +178,10 @@ class ServerBells:
 
     def gone(self, id: int) -> bool:
         with self._db.statement() as tx:
-            return not self._db.pooled and tx.one("session_lock", high=id >> 32, low=id & 0xFFFFFFFF) is None
+            return (
+                not self._db.pooled
+                and tx.one("session_lock", high=id >> 32, low=id & 0xFFFFFFFF) is None
+            )
 
     def take_down(self, id: int) -> None:
         pass

@@ -28,14 +28,37 @@ Step = tuple[str, Mapping[str, Any]]  # the name of a query, and its values
 class AnswerLost(StoreUnreachable):
     """The connection broke in the middle: it may have happened, or not."""
 
+
 _HEAD = re.compile(r"^-- name: (\w+)(?:\(([^)]*)\))?\s*$", re.MULTILINE)
 _LITERAL = re.compile(r"^-- literal: (\w+)\s*$", re.MULTILINE)
 _COMMENT = re.compile(r"^\s*--.*\n?", re.MULTILINE)
 TABLES = frozenset(
     {
-        *("migration", "namespace", "sequence", "job", "tag", "attempt", "event", "dependency", "unsettled", "bucket"),
+        *(
+            "migration",
+            "namespace",
+            "sequence",
+            "job",
+            "tag",
+            "attempt",
+            "event",
+            "dependency",
+            "unsettled",
+            "bucket",
+        ),
         *("question", "argument"),
-        *("bucket_limit", "recheck", "lock", "waiter", "schedule", "tick", "task", "queue", "node", "control"),
+        *(
+            "bucket_limit",
+            "recheck",
+            "lock",
+            "waiter",
+            "schedule",
+            "tick",
+            "task",
+            "queue",
+            "node",
+            "control",
+        ),
         *("message", "session", "listener", "fair"),
     }
 )  # ours, of both engines: what an uninstall may drop
@@ -77,7 +100,12 @@ def parse_queries(text: str) -> Iterable[Query]:
     for head, after in zip(heads, [*heads[1:], None], strict=True):
         body = text[head.end() : after.start() if after else len(text)]
         columns = tuple(c.strip() for c in (head[2] or "").split(",") if c.strip())
-        yield Query(head[1], _COMMENT.sub("", body).strip().rstrip(";"), columns, tuple(_LITERAL.findall(body)))
+        yield Query(
+            head[1],
+            _COMMENT.sub("", body).strip().rstrip(";"),
+            columns,
+            tuple(_LITERAL.findall(body)),
+        )
 
 
 class Tx(Protocol):
@@ -111,7 +139,9 @@ class Tx(Protocol):
         """Many plain new rows of `genba.job`, the fastest way the engine has."""
         ...
 
-    def insert_alike(self, columns: Sequence[str], same: Row, rows: Sequence[tuple[int, bytes]]) -> None:
+    def insert_alike(
+        self, columns: Sequence[str], same: Row, rows: Sequence[tuple[int, bytes]]
+    ) -> None:
         """The same of rows that differ in their first and last column only, the id and the arguments."""
         ...
 

@@ -28,7 +28,9 @@ def scripts(dialect: str) -> list[tuple[int, str, str]]:
     return sorted(found)
 
 
-def upgrade(database: Database, tell: Callable[[int, int], None] = lambda done, of: None) -> list[str]:
+def upgrade(
+    database: Database, tell: Callable[[int, int], None] = lambda done, of: None
+) -> list[str]:
     """Apply what is missing; gives the names of what was applied.  `tell` hears how many are, of how many."""
     known = scripts(database.dialect)
     with database.schema() as schema:  # most find nothing to do, and need not wait until they may
@@ -61,7 +63,10 @@ def objects(database: Database) -> list[str]:
     if not version(database):
         return []
     made = {name for _, _, text in scripts(database.dialect) for name in _MADE.findall(text)}
-    return sorted(f"genba{'_' if database.dialect == 'sqlite' else '.'}{name}" for name in {"migration", *made})
+    return sorted(
+        f"genba{'_' if database.dialect == 'sqlite' else '.'}{name}"
+        for name in {"migration", *made}
+    )
 
 
 def uninstall(database: Database) -> list[str]:
@@ -73,4 +78,3 @@ def uninstall(database: Database) -> list[str]:
 def version(database: Database) -> int:
     with database.schema() as schema:
         return max(schema.applied(), default=0)
-

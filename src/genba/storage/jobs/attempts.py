@@ -19,7 +19,10 @@ from genba.storage.schedules.rows import RunEnd
 if TYPE_CHECKING:
     from genba.storage.store import Store
 
-ATTEMPTS, SHORTEN = 100, 20  # of a job that is tried for ever the last hundred are kept, looked at now and then
+ATTEMPTS, SHORTEN = (
+    100,
+    20,
+)  # of a job that is tried for ever the last hundred are kept, looked at now and then
 REMEMBERED = 10_000
 _UNHAPPY = FINAL - {State.SUCCEEDED}
 _OVER = (*FINAL, "held")  # for the schedule of a job: a held one does not stop the series
@@ -60,7 +63,10 @@ class Running:
         self._look_at_children(tx, "succeeded", ids)
         if quiet or self._told:
             told = self._told
-            started = tuple(None if one.quiet or told.get(one.id) == one.attempt else one.started for one in ended)
+            started = tuple(
+                None if one.quiet or told.get(one.id) == one.attempt else one.started
+                for one in ended
+            )
         each: dict[str, Sequence[Any]] = {"started": started} if any(started) else {}
         if attempts.count(1) < len(attempts):
             each["attempt"] = attempts
@@ -72,8 +78,13 @@ class Running:
     def _succeed_runs(self, tx: Tx, node: int, ended: Sequence[Success]) -> set[JobId]:
         """Those of them that a schedule has made: more follows from their end than from that of a plain job."""
         found = tx.batch("series_among", [(one.id, one.attempt, one.claim) for one in ended])
-        counted = {id: dict(zip(("retries", "crashes", "losses"), counts, strict=True)) for id, *counts in found}
-        endings = [replace(one.as_ending(), **counted[one.id]) for one in ended if one.id in counted]
+        counted = {
+            id: dict(zip(("retries", "crashes", "losses"), counts, strict=True))
+            for id, *counts in found
+        }
+        endings = [
+            replace(one.as_ending(), **counted[one.id]) for one in ended if one.id in counted
+        ]
         return self.end(tx, node, endings) if endings else set()
 
     def requeue(self, tx: Tx, id: JobId) -> bool:
@@ -97,7 +108,11 @@ class Running:
             self._store.children_wait = True
 
     def runs_ended(self, tx: Tx, ended: Sequence[tuple[JobId, str, int | None]]) -> None:
-        runs = [RunEnd(schedule, id, state) for id, state, schedule in ended if schedule and state in _OVER]
+        runs = [
+            RunEnd(schedule, id, state)
+            for id, state, schedule in ended
+            if schedule and state in _OVER
+        ]
         if runs and self._store.schedules.ended(tx, runs):
             self._store.children_wait = True  # the next one may be due before anybody would look
 
@@ -147,7 +162,8 @@ class Running:
                     e.log,
                 )
                 for e in mine
-                if e.happened and (not e.quiet or e.state in _UNHAPPY)  # of a success the job's row says it all
+                if e.happened
+                and (not e.quiet or e.state in _UNHAPPY)  # of a success the job's row says it all
             ],
         )
         held = [(e.id, e.attempt) for e in mine if e.locks]
@@ -156,12 +172,21 @@ class Running:
         for e in mine:
             if e.attempt % SHORTEN == 0:
                 tx.run("shorten_history", job_id=e.id, before=e.attempt - ATTEMPTS)
-        self._enqueue_clones(tx, [e for e in mine if e.clones and matched[_fence(e)][1] == "succeeded"])
+        self._enqueue_clones(
+            tx, [e for e in mine if e.clones and matched[_fence(e)][1] == "succeeded"]
+        )
         self._tell_of_ends(tx, node, [(e, matched[_fence(e)][1]) for e in mine], now)
         self._call_hooks(tx, [e.id for e in mine if e.hooked and matched[_fence(e)][1] in FINAL])
-        aside = {e.id for e in mine if e.cause == Cause.NOT_READY}  # free their slots, and do not stand in line again
+        aside = {
+            e.id for e in mine if e.cause == Cause.NOT_READY
+        }  # free their slots, and do not stand in line again
         limited = [
-            Limited(row[0], row[5], row[6], "held" if row[0] in aside and row[3] == "waiting" else row[3])
+            Limited(
+                row[0],
+                row[5],
+                row[6],
+                "held" if row[0] in aside and row[3] == "waiting" else row[3],
+            )
             for row in found
             if row[5] is not None
         ]
@@ -198,19 +223,30 @@ class Running:
                 "cause": [e.cause for e, _ in some],
                 "reason": [e.reason for e, _ in some],
                 "due": [e.due(now) for e, _ in some],
-                "started": [e.started if e.happened and not known and not e.quiet else None for e, known in some],
+                "started": [
+                    e.started if e.happened and not known and not e.quiet else None
+                    for e, known in some
+                ],
             }
-            each = {name: values for name, values in each.items() if any(value is not None for value in values)}
+            each = {
+                name: values
+                for name, values in each.items()
+                if any(value is not None for value in values)
+            }
             self._store.events.tell(tx, kind, ids, node=node, each=each)
 
-    def mark(self, started: Sequence[tuple[JobId, int, int, Micros]], *, late: bool = False) -> set[JobId]:
+    def mark(
+        self, started: Sequence[tuple[JobId, int, int, Micros]], *, late: bool = False
+    ) -> set[JobId]:
         """Note that these attempts (id, attempt, claim, moment) have started; `late`: if nobody holds their rows."""
         attempts = {one[0]: one[1] for one in started}
         with self._db.transaction() as tx:
             rows = tx.batch("mark_late" if late else "mark", started)
             ids = [id for id, options in rows if not is_quiet(options)]
             if ids:
-                self._store.events.tell(tx, "running", ids, each={"attempt": [attempts[id] for id in ids]})
+                self._store.events.tell(
+                    tx, "running", ids, each={"attempt": [attempts[id] for id in ids]}
+                )
         self._told.update((id, attempts[id]) for id in ids)
         while len(self._told) > REMEMBERED:  # they have ended themselves, and nobody told us
             self._told.pop(next(iter(self._told)))
@@ -235,7 +271,9 @@ class Running:
         return {id for id, _ in rows}
 
 
-def _when(ending: Ending, now: Micros, age_step: Micros) -> tuple[Micros | None, Micros | None, int | None]:
+def _when(
+    ending: Ending, now: Micros, age_step: Micros
+) -> tuple[Micros | None, Micros | None, int | None]:
     """When it comes back, what that counts from, and its rank then.
 
     By the clock of this moment: the node's own idea of the time is as old as its last beat.
@@ -252,4 +290,6 @@ def _kind(ending: Ending, state: str) -> str:
         return state
     if not ending.happened or ending.cause in ("drain", "collateral"):
         return "released"
-    return "retrying" if ending.cause in ("exception", "timeout", "stall", "returned") else "crashed"
+    return (
+        "retrying" if ending.cause in ("exception", "timeout", "stall", "returned") else "crashed"
+    )

@@ -33,7 +33,9 @@ class Bulk:
         """By id, upwards or down: what has been moved is not met again."""
         last = filter.last_id
         while True:
-            ids = self._store.search.ids(replace(filter, oldest_first=not down, last_id=last), BATCH)
+            ids = self._store.search.ids(
+                replace(filter, oldest_first=not down, last_id=last), BATCH
+            )
             if ids:
                 yield ids
             if len(ids) < BATCH:
@@ -100,9 +102,13 @@ class Bulk:
             for name in GONE_TOO:
                 tx.batch(name, gone)
             deleted = {row[0] for row in gone}
-            tx.batch("look_at", [row for row in parents if row[0] in deleted], namespace=store.namespace)
+            tx.batch(
+                "look_at", [row for row in parents if row[0] in deleted], namespace=store.namespace
+            )
             self._tell(tx, "deleted", sorted(deleted))
-            store.limits.ended(tx, [job._replace(state="cancelled") for job in limited if job.id in deleted])
+            store.limits.ended(
+                tx, [job._replace(state="cancelled") for job in limited if job.id in deleted]
+            )
         if parents:
             with suppress(StoreError):  # keepers do it later
                 store.settle()
@@ -112,13 +118,19 @@ class Bulk:
         """Those of these that run."""
         store = self._store
         with self._db.transaction() as tx:
-            asked = [node for id in ids if (node := store.ask_to_stop(tx, id, "kill", reason)) is not None]
+            asked = [
+                node
+                for id in ids
+                if (node := store.ask_to_stop(tx, id, "kill", reason)) is not None
+            ]
         with suppress(StoreError):  # the commands are written
             for node in set(asked):
                 store.presence.knock(node)
         return len(asked)
 
-    def change(self, id: JobId, columns: Mapping[str, Any], options: Callable[[str | None], str | None]) -> bool:
+    def change(
+        self, id: JobId, columns: Mapping[str, Any], options: Callable[[str | None], str | None]
+    ) -> bool:
         """Another queue, priority, moment … of a job that has not started; False if it has.
 
         `options` makes the new options out of the old.  The update names the version that it has read, and a state
@@ -131,7 +143,13 @@ class Bulk:
                 if row is None:
                     return False
                 version, priority, due, since, expires, crashes, queue, old = row
-                given = {"priority": priority, "due_at": due, "due_from": since, "expires_at": expires, "queue": queue}
+                given = {
+                    "priority": priority,
+                    "due_at": due,
+                    "due_from": since,
+                    "expires_at": expires,
+                    "queue": queue,
+                }
                 given |= columns
                 changed = tx.one(
                     "change_job",

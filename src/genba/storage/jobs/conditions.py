@@ -115,7 +115,9 @@ class Questions:
         which come first: a node asks for them when it has claimed them.
         """
         pairs = zip(jobs, made, strict=True)
-        asking = [(job, one.id) for job, one in pairs if job.ready and one.created and not job.needs]
+        asking = [
+            (job, one.id) for job, one in pairs if job.ready and one.created and not job.needs
+        ]
         if not asking:
             return
         keys = {id: question_of(job.task, job.ready, job.args, job.options) for job, id in asking}
@@ -139,7 +141,13 @@ class Questions:
             heads = tx.all("heads_of_question", namespace=self._namespace, line=line, most=1)
             self._let_in(tx, heads)
         if heads:
-            tx.run("send_scout", namespace=self._namespace, key=key, scout=heads[0][0], patience=PATIENCE)
+            tx.run(
+                "send_scout",
+                namespace=self._namespace,
+                key=key,
+                scout=heads[0][0],
+                patience=PATIENCE,
+            )
         else:
             tx.run("forget_question", namespace=self._namespace, key=key)
         return bool(heads)
@@ -152,14 +160,32 @@ class Questions:
     def answered(self, node: int, answers: Sequence[Answer]) -> None:
         """These must not start now: they wait for the next look."""
         with self._db.transaction() as tx:
-            first = {answer.key: answer for answer in answers if not answer.shared and answer.unknown is None}
-            asked = sorted({(a.key, a.task, _json.encode(a.conditions).decode()) for a in answers if a.unknown is None})
+            first = {
+                answer.key: answer
+                for answer in answers
+                if not answer.shared and answer.unknown is None
+            }
+            asked = sorted(
+                {
+                    (a.key, a.task, _json.encode(a.conditions).decode())
+                    for a in answers
+                    if a.unknown is None
+                }
+            )
             tx.batch("ask_for", asked, namespace=self._namespace)
-            held = {key: tx.one("hold_question", namespace=self._namespace, key=key) for key in sorted(first)}
+            held = {
+                key: tx.one("hold_question", namespace=self._namespace, key=key)
+                for key in sorted(first)
+            }
             ours = self._steering.end(tx, node, [answer.ending for answer in answers])
-            lines = [(a.ending.id, line_of(a.key) if a.unknown is None else unknown_line(a.unknown)) for a in answers]
+            lines = [
+                (a.ending.id, line_of(a.key) if a.unknown is None else unknown_line(a.unknown))
+                for a in answers
+            ]
             tx.batch("park_on_question", [line for line in sorted(lines) if line[0] in ours])
-            told = {answer.key for answer in answers if answer.ending.id in ours}  # else: told again, without an answer
+            told = {
+                answer.key for answer in answers if answer.ending.id in ours
+            }  # else: told again, without an answer
             for key in sorted(first.keys() & told):
                 self._note(tx, first[key], held[key] or (0, 0, None))
 
@@ -167,12 +193,18 @@ class Questions:
         looks, raised = int(before[0]), int(before[1]) + 1 if answer.error is not None else 0
         id = answer.ending.id
         if answer.error is not None:
-            told: dict[str, Any] = {"condition": answer.said, "error": answer.error, "times": raised}
+            told: dict[str, Any] = {
+                "condition": answer.said,
+                "error": answer.error,
+                "times": raised,
+            }
             self._steering.events.tell(tx, "condition_failed", [id], **told)
         if raised >= HOLD_AFTER:
             line = line_of(answer.key)
             reason = f"condition {answer.said} raised {raised} times in a row: {answer.error}"
-            for (one,) in tx.all("heads_of_question", namespace=self._namespace, line=line, most=MOST):
+            for (one,) in tx.all(
+                "heads_of_question", namespace=self._namespace, line=line, most=MOST
+            ):
                 self._steering.put_down(tx, "hold", one, reason)
             looks = raised = 0
         pause = answer.wait if answer.wait is not None else pause_after(looks)
@@ -183,7 +215,9 @@ class Questions:
     def take(self, node: int, wanted: Sequence[Wanted]) -> set[JobId]:
         """Slots for jobs that may start with them; gives those that have them, the others stand in line."""
         with self._db.transaction() as tx:
-            return {one.answer.ending.id for one in sorted(wanted, key=_id) if self._take(tx, node, one)}
+            return {
+                one.answer.ending.id for one in sorted(wanted, key=_id) if self._take(tx, node, one)
+            }
 
     def _take(self, tx: Tx, node: int, wanted: Wanted) -> bool:
         limits, ending = self._steering.limits, wanted.answer.ending
@@ -200,7 +234,9 @@ class Questions:
         with self._db.transaction() as tx:
             if tx.one("hold_question", namespace=self._namespace, key=key) is None:
                 return 0
-            heads = tx.all("heads_of_question", namespace=self._namespace, line=line_of(key), most=MOST)
+            heads = tx.all(
+                "heads_of_question", namespace=self._namespace, line=line_of(key), most=MOST
+            )
             self._let_in(tx, heads)
             if len(heads) < MOST:
                 tx.run("forget_question", namespace=self._namespace, key=key)

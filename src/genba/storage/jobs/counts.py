@@ -31,7 +31,9 @@ class Level(NamedTuple):
 class Levels:
     now: Micros
     jobs: list[Level]
-    more: frozenset[tuple[str, str]]  # (state, queue or "") of which there are more than were counted
+    more: frozenset[
+        tuple[str, str]
+    ]  # (state, queue or "") of which there are more than were counted
     locks: int  # places that are taken
     lock_waiters: int
     lock_waiting_since: Micros | None
@@ -59,9 +61,19 @@ class Gauge:
             return Levels(tx.now(), found, frozenset(more), *locks)
 
     def _count(
-        self, tx: Tx, found: list[Level], more: set[tuple[str, str]], name: str, query: str, most: int, **asked: str
+        self,
+        tx: Tx,
+        found: list[Level],
+        more: set[tuple[str, str]],
+        name: str,
+        query: str,
+        most: int,
+        **asked: str,
     ) -> None:
-        rows = [Level(name, *row) for row in tx.all(query, namespace=self._namespace, limit=most, **asked)]
+        rows = [
+            Level(name, *row)
+            for row in tx.all(query, namespace=self._namespace, limit=most, **asked)
+        ]
         found += rows
         if sum(row.jobs for row in rows) >= most:
             more.add((name, asked.get("queue", "")))

@@ -19,7 +19,10 @@ from genba.storage.limits.slots import Limits
 from genba.storage.records import JobId, Micros
 
 AT_ONCE = 1000  # children in one step, parents in one transaction
-TAKES_ITS_CHILDREN = ("cancelled", "timed_out")  # ends of a job after which its children are not wanted any more
+TAKES_ITS_CHILDREN = (
+    "cancelled",
+    "timed_out",
+)  # ends of a job after which its children are not wanted any more
 
 
 class Parent(NamedTuple):
@@ -65,7 +68,12 @@ class Dependencies:
         if not edges:
             return
         parents = sorted({parent for _, parent, _ in edges})
-        known = {row[0] for row in tx.batch("states", [(parent,) for parent in parents], namespace=self._namespace)}
+        known = {
+            row[0]
+            for row in tx.batch(
+                "states", [(parent,) for parent in parents], namespace=self._namespace
+            )
+        }
         unknown = [parent for parent in parents if parent not in known]
         if unknown:
             raise JobNotFound(f"after: there is no job {', '.join(map(str, unknown))}")
@@ -99,9 +107,15 @@ class Dependencies:
                 parents = tx.numbers(sorted({row[1] for row in pending}))
                 states: dict[JobId, str] = dict(tx.all("parent_states", ids=parents))
                 # if somebody holds the row of one that is there, another pass will see how that ended
-                here = [(seq, parent) for seq, parent, seen in pending if parent in states or seen is None]
+                here = [
+                    (seq, parent)
+                    for seq, parent, seen in pending
+                    if parent in states or seen is None
+                ]
                 settled += len(here)
-                met = self._resolve_met(tx, {parent for _, parent in here if states.get(parent) == "succeeded"})
+                met = self._resolve_met(
+                    tx, {parent for _, parent in here if states.get(parent) == "succeeded"}
+                )
                 done = [
                     (seq,)
                     for seq, parent in here
@@ -118,7 +132,9 @@ class Dependencies:
 
     def _resolve_met(self, tx: Tx, succeeded: set[JobId]) -> set[JobId]:
         """Those of them that every child had hoped for, all in one go; the others, and great families, one by one."""
-        edges = tx.all("children_of", ids=tx.numbers(sorted(succeeded))) if len(succeeded) > 1 else []
+        edges = (
+            tx.all("children_of", ids=tx.numbers(sorted(succeeded))) if len(succeeded) > 1 else []
+        )
         if not 0 < len(edges) <= AT_ONCE:
             return set()
         hoped = succeeded - {parent for parent, _, wants in edges if not is_met(wants, "succeeded")}
@@ -138,7 +154,11 @@ class Dependencies:
         if broken:
             self._put_down(tx, parent, state, broken)
             self._count_down(tx, parent, broken, "broken")
-        family = tx.all("family", parent_id=parent, namespace=self._namespace) if state in TAKES_ITS_CHILDREN else []
+        family = (
+            tx.all("family", parent_id=parent, namespace=self._namespace)
+            if state in TAKES_ITS_CHILDREN
+            else []
+        )
         for child, was in family:
             reason = f"parent ended: job {parent} ended {state}"
             if was == "running":
@@ -154,14 +174,18 @@ class Dependencies:
 
     def _less(self, tx: Tx, children: Sequence[JobId]) -> None:
         """Each waits for one job less, as often as it is named."""
-        moved = tx.batch("deps_less", sorted(Counter(children).items()), age_step=self._steering.age_step)
+        moved = tx.batch(
+            "deps_less", sorted(Counter(children).items()), age_step=self._steering.age_step
+        )
         free = [row[:3] for row in moved if row[3] == 0 and row[1] in ("waiting", "scheduled")]
         self._steering.tell_of_moves(tx, free)
         self._moved += [row[0] for row in moved if row[1] == "waiting"]
 
     def _put_down(self, tx: Tx, parent: JobId, state: str, children: Sequence[JobId]) -> None:
         how = "was deleted" if state == "deleted" else f"ended {state}"
-        reason = f"dependency {'succeeded' if state == 'succeeded' else 'failed'}: job {parent} {how}"
+        reason = (
+            f"dependency {'succeeded' if state == 'succeeded' else 'failed'}: job {parent} {how}"
+        )
         for child, options in sorted(tx.all("options_of", ids=tx.numbers(children))):
             policy = on_dependency_failure(options)
             if policy != "run":
@@ -175,7 +199,9 @@ class Dependencies:
             for (child,) in tx.all("broken_children", parent_id=parents.pop()):
                 if tx.one("reblock", id=child):
                     self._steering.events.tell(tx, "blocked", [child])
-                    again = tx.all("reopen_edges", child_id=child)  # all of them: another may still be broken
+                    again = tx.all(
+                        "reopen_edges", child_id=child
+                    )  # all of them: another may still be broken
                     self.look_at(tx, [row[0] for row in again])
                     parents.append(child)
 

@@ -42,7 +42,9 @@ class Intake:
         self._namespace = store.namespace
         self._last = 0.0  # when a simple job came
 
-    def enqueue(self, jobs: Sequence[NewJob], conn: Any = None, epoch: int | None = None) -> list[Enqueued]:
+    def enqueue(
+        self, jobs: Sequence[NewJob], conn: Any = None, epoch: int | None = None
+    ) -> list[Enqueued]:
         """Durable when it returns (with `conn`: when the caller commits); all or nothing.
 
         RulesChanged, and nothing written, if `epoch` is given and an operator has changed the rules since.
@@ -56,7 +58,9 @@ class Intake:
             done, call = self._commit(jobs, ids, epoch)
         except AnswerLost:
             done, call = self._commit_again(jobs, ids, epoch), True
-        with suppress(StoreError):  # the jobs are in: what fails from here on must not say otherwise
+        with suppress(
+            StoreError
+        ):  # the jobs are in: what fails from here on must not say otherwise
             if not isinstance(jobs, Alike) and any(job.after for job in jobs):
                 self._store.settle()
             if call:
@@ -76,7 +80,9 @@ class Intake:
             self._store.questions.ask_for(tx, jobs, done)
             return done, True
 
-    def _commit_one(self, job: NewJob, ids: list[JobId], epoch: int | None) -> tuple[list[Enqueued], bool]:
+    def _commit_one(
+        self, job: NewJob, ids: list[JobId], epoch: int | None
+    ) -> tuple[list[Enqueued], bool]:
         one_trip = self._db.lanes > 1
         simple = job.simple and (one_trip or len(job.args) <= LONG)
         with self._db.single() as tx:
@@ -114,7 +120,9 @@ class Intake:
         tx.run("enqueue_one_event", namespace=self._namespace, job_id=id, **told)
         return bool(row[1])
 
-    def _commit_again(self, jobs: Sequence[NewJob], ids: list[JobId], epoch: int | None) -> list[Enqueued]:
+    def _commit_again(
+        self, jobs: Sequence[NewJob], ids: list[JobId], epoch: int | None
+    ) -> list[Enqueued]:
         """The answer to the commit was lost; the same ids tell whether it had happened."""
         try:
             there = self._store.states(ids)
@@ -133,7 +141,9 @@ class Intake:
             for job, id in zip(jobs, ids, strict=True):
                 if id in there:
                     done.append(Enqueued(id, True))
-                elif found := tx.one("with_identity", namespace=self._namespace, key_hash=job.identity):
+                elif found := tx.one(
+                    "with_identity", namespace=self._namespace, key_hash=job.identity
+                ):
                     done.append(Enqueued(found[0], False))
         return done
 
@@ -179,11 +189,15 @@ class Intake:
         self._connect(tx, jobs, done, edges)
         self._store.fairness.place(tx, jobs, done)
         if limited:
-            self._limit(tx, [job for job, made in zip(jobs, done, strict=True) if made.created], ours)
+            self._limit(
+                tx, [job for job, made in zip(jobs, done, strict=True) if made.created], ours
+            )
         self._store.limits.moved(tx, replaced)
         return done
 
-    def _insert_alike(self, tx: Tx, jobs: Alike, ids: Sequence[JobId], epoch: int | None) -> list[Enqueued]:
+    def _insert_alike(
+        self, tx: Tx, jobs: Alike, ids: Sequence[JobId], epoch: int | None
+    ) -> list[Enqueued]:
         first = self._row(jobs[0], ids[0], 0, self._moment(tx, epoch), limited=False)
         same = first[1:-1]  # between the id and the arguments
         tx.insert_alike(_COLUMNS, same, list(zip(ids, map(_args, jobs), strict=True)))
@@ -210,18 +224,33 @@ class Intake:
         for job in jobs:
             if job.max_waiting is not None:
                 most[job.task] = job.max_waiting
-                there = job.identity and tx.one("with_identity", namespace=self._namespace, key_hash=job.identity)
+                there = job.identity and tx.one(
+                    "with_identity", namespace=self._namespace, key_hash=job.identity
+                )
                 more[job.task] += not (there and job.on_conflict == "return")
-        self._store.limits.check_waiting(tx, {task: (most[task], more[task]) for task in most if more[task]})
+        self._store.limits.check_waiting(
+            tx, {task: (most[task], more[task]) for task in most if more[task]}
+        )
 
     def _connect(
-        self, tx: Tx, jobs: Sequence[NewJob], done: Sequence[Enqueued], edges: Sequence[tuple[int, int, str]]
+        self,
+        tx: Tx,
+        jobs: Sequence[NewJob],
+        done: Sequence[Enqueued],
+        edges: Sequence[tuple[int, int, str]],
     ) -> None:
-        tags = [(tag, made.id) for job, made in zip(jobs, done, strict=True) if made.created for tag in job.tags]
+        tags = [
+            (tag, made.id)
+            for job, made in zip(jobs, done, strict=True)
+            if made.created
+            for tag in job.tags
+        ]
         tx.batch("add_tags", tags, namespace=self._namespace)
         self._store.dependencies.add(tx, edges)
 
-    def _row(self, job: NewJob, id: JobId, deps: int, now: Micros, limited: bool) -> tuple[Any, ...]:
+    def _row(
+        self, job: NewJob, id: JobId, deps: int, now: Micros, limited: bool
+    ) -> tuple[Any, ...]:
         due, since = now + job.delay, None
         if job.due_at is not None and job.due_at > now:
             due, since = job.due_at, NAMED
@@ -232,7 +261,11 @@ class Intake:
             line = line_of(job.needs)
             rank = now if line is not None and line.kind == STRIPE else rank
             parked_on = LINE + line.name if line is not None and state == "waiting" else None
-            more = (write_needs(job.needs) if job.needs else None, parked_on, 1 if job.capped else None)
+            more = (
+                write_needs(job.needs) if job.needs else None,
+                parked_on,
+                1 if job.capped else None,
+            )
         return (
             id,
             now,
@@ -258,7 +291,14 @@ class Intake:
         )
 
     def _insert_one(
-        self, tx: Tx, job: NewJob, id: JobId, deps: int = 0, epoch: int | None = None, *, call: bool = False
+        self,
+        tx: Tx,
+        job: NewJob,
+        id: JobId,
+        deps: int = 0,
+        epoch: int | None = None,
+        *,
+        call: bool = False,
     ) -> Enqueued:
         """`call` a hungry node with it, where that can be done in one: only if nothing else is in this transaction."""
         quiet, long = is_quiet(job.options), len(job.args) > LONG
@@ -319,7 +359,9 @@ class Intake:
             if found is None:
                 continue  # the one in our way has just ended
             other, state, unique_until = found
-            if (state in FINAL and (unique_until or 0) <= tx.now()) or (job.once_waiting and state == "running"):
+            if (state in FINAL and (unique_until or 0) <= tx.now()) or (
+                job.once_waiting and state == "running"
+            ):
                 tx.run("forget_identity", id=other)
             elif job.on_conflict == "return":
                 return Enqueued(other, False), {}
@@ -327,7 +369,9 @@ class Intake:
                 name = f"key {job.key!r}" if job.key else "the same identity"
                 raise KeyTaken(f"job {other} ({state}) has {name} already", job_id=other)
             else:
-                tx.run("forget_identity", id=other)  # from here its row is locked: it cannot start behind our back
+                tx.run(
+                    "forget_identity", id=other
+                )  # from here its row is locked: it cannot start behind our back
                 reason = f"replaced by job {id}"
                 if self._store.put_down(tx, "cancel", other, reason, by=self._store.by()):
                     replaced.append(other)
@@ -346,4 +390,8 @@ class Intake:
 
 
 def _queues(jobs: Sequence[NewJob]) -> Mapping[str, int]:
-    return {jobs[0].queue: len(jobs)} if isinstance(jobs, Alike) else Counter(job.queue for job in jobs)
+    return (
+        {jobs[0].queue: len(jobs)}
+        if isinstance(jobs, Alike)
+        else Counter(job.queue for job in jobs)
+    )

@@ -30,9 +30,13 @@ class Fairness:
         ]
         if not made:
             return
-        for queue, fair_by in sorted({job.queue: job.fair_by for job in jobs if job.fair_by is not None}.items()):
+        for queue, fair_by in sorted(
+            {job.queue: job.fair_by for job in jobs if job.fair_by is not None}.items()
+        ):
             self._policy.make_fair(tx, queue, fair_by)
-        now = [(id, job.queue, str(job.fair_key), job.priority) for id, job in made if _at_once(job)]
+        now = [
+            (id, job.queue, str(job.fair_key), job.priority) for id, job in made if _at_once(job)
+        ]
         later = [(id, str(job.fair_key), UNRANKED) for id, job in made if not _at_once(job)]
         tx.batch("set_fair", [*self._ranked(tx, now), *later])
 
@@ -58,7 +62,10 @@ class Fairness:
                 with self._db.transaction() as tx:
                     rows = tx.all("unranked", namespace=self._namespace, queue=queue)
                     if rows:
-                        found = [(id, queue, key, priority - crashes) for id, queue, key, priority, crashes in rows]
+                        found = [
+                            (id, queue, key, priority - crashes)
+                            for id, queue, key, priority, crashes in rows
+                        ]
                         tx.batch("set_fair", list(self._ranked(tx, found)))
                 ranked += len(rows)
                 if len(rows) < 1000:
@@ -68,7 +75,11 @@ class Fairness:
     def move(self, tx: Tx, queue: str, claimed: Sequence[Claimed]) -> None:
         """The queue's time is the start of what was claimed last."""
         step = self._store.age_step
-        known = [start_of(job.rank, job.priority - job.crashes, step) for job in claimed if job.rank < UNRANKED]
+        known = [
+            start_of(job.rank, job.priority - job.crashes, step)
+            for job in claimed
+            if job.rank < UNRANKED
+        ]
         if known:
             tx.run("move_time", namespace=self._namespace, queue=queue, vtime=max(known))
 

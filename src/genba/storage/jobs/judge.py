@@ -27,7 +27,9 @@ def read_options(written: str | None) -> Snapshot | None:
         return UNREADABLE
 
 
-def judged(job: Claimed | Orphan, claim: int, options: Snapshot, end: End, wall: Micros, jitter: float) -> Ending:
+def judged(
+    job: Claimed | Orphan, claim: int, options: Snapshot, end: End, wall: Micros, jitter: float
+) -> Ending:
     verdict = judge(
         end,
         Standing(

@@ -17,11 +17,22 @@ TRIES = Snapshot(retry=Retry(times=10, delay="1s", backoff=2, cap="5m").to_json(
 def hooks_of(tx: Tx, namespace: str, ids: Sequence[JobId]) -> list[NewJob]:
     """The jobs that tell of these ends; none for most."""
     told = []
-    for id, queue, priority, written in tx.batch("with_hook", [(id,) for id in ids], namespace=namespace):
+    for id, queue, priority, written in tx.batch(
+        "with_hook", [(id,) for id in ids], namespace=namespace
+    ):
         options = Snapshot.read(written.encode())
         hook = options.on_final
         if hook is not None:
             args = msgspec.json.encode({"job": id})
             own = msgspec.json.encode(msgspec.structs.replace(TRIES, trace=options.trace)).decode()
-            told.append(NewJob(task=hook, args=args, namespace=namespace, queue=queue, priority=priority, options=own))
+            told.append(
+                NewJob(
+                    task=hook,
+                    args=args,
+                    namespace=namespace,
+                    queue=queue,
+                    priority=priority,
+                    options=own,
+                )
+            )
     return told

@@ -25,7 +25,9 @@ LIMIT = 5.0  # seconds that a job's own transaction may be open where it blocks 
 
 
 class Inside:
-    def __init__(self, database: Database, events: Events, end: EndJobs, after: Callable[[], None]) -> None:
+    def __init__(
+        self, database: Database, events: Events, end: EndJobs, after: Callable[[], None]
+    ) -> None:
         self._db = database
         self._events = events
         self._end = end
@@ -53,7 +55,9 @@ class Inside:
         with self._db.statement() as tx:
             return tx.one("has_ended", id=fence[0], attempt=fence[1]) is not None
 
-    def transaction(self, fence: Fence, told: Callable[[], tuple[Wish, Report, float]]) -> OwnTransaction:
+    def transaction(
+        self, fence: Fence, told: Callable[[], tuple[Wish, Report, float]]
+    ) -> OwnTransaction:
         """A transaction that ends the attempt, as `told` says when the block is left."""
         return OwnTransaction(self, fence, told)
 
@@ -87,7 +91,9 @@ class Inside:
             raise
         return joint, row, node
 
-    def close(self, joint: Joint, row: Orphan, node: int | None, told: tuple[Wish, Report, float]) -> None:
+    def close(
+        self, joint: Joint, row: Orphan, node: int | None, told: tuple[Wish, Report, float]
+    ) -> None:
         wish, report, jitter = told
         try:
             joint.take_back()
@@ -108,7 +114,9 @@ class Inside:
 class OwnTransaction:
     """`with` gives the driver's connection; leaving it well ends the job in the same commit."""
 
-    def __init__(self, inside: Inside, fence: Fence, told: Callable[[], tuple[Wish, Report, float]]) -> None:
+    def __init__(
+        self, inside: Inside, fence: Fence, told: Callable[[], tuple[Wish, Report, float]]
+    ) -> None:
         self._inside = inside
         self._fence = fence
         self._told = told
@@ -124,13 +132,18 @@ class OwnTransaction:
             with unbroken:
                 self._open = self._inside.open(self._fence)
             return self._open[0].connection
-        except BaseException as error:  # a stop that came meanwhile: the block will not be entered; raised again
+        except (
+            BaseException
+        ) as error:  # a stop that came meanwhile: the block will not be entered; raised again
             self.__exit__(type(error), error, None)
             raise
 
     @unbroken
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if self._open is None:
             return
@@ -141,7 +154,9 @@ class OwnTransaction:
             return
         joint.rollback()
         if isinstance(error, Exception) and joint.expired:
-            raise StoreError(joint.expired) from error  # what the driver says of its closed connection helps nobody
+            raise StoreError(
+                joint.expired
+            ) from error  # what the driver says of its closed connection helps nobody
 
 
 def _ending(row: Orphan, wish: Wish, report: Report, now: Micros, jitter: float) -> Ending:
@@ -159,7 +174,9 @@ def _ending(row: Orphan, wish: Wish, report: Report, now: Micros, jitter: float)
     cancelled = ending.state == State.CANCELLED
     return replace(
         ending,
-        reason=None if cancelled else ending.reason,  # the row has the words of whoever cancelled it
+        reason=None
+        if cancelled
+        else ending.reason,  # the row has the words of whoever cancelled it
         clones=wish.clones,
         result=wish.result if ending.state == State.SUCCEEDED else None,
         progress=report.progress,
@@ -178,4 +195,6 @@ def _fenced(fence: Fence) -> dict[str, int]:
 
 
 def _lost(fence: Fence) -> LeaseLost:
-    return LeaseLost(f"job {fence[0]}: attempt {fence[1]} is not the owner any more, and nothing it writes counts")
+    return LeaseLost(
+        f"job {fence[0]}: attempt {fence[1]} is not the owner any more, and nothing it writes counts"
+    )

@@ -40,7 +40,9 @@ class Pruner:
         self._keeps: Mapping[str, Keep] = {}
         self._now: Micros = 0
         self._whole_at: Micros | None = None
-        self._passed: dict[Micros, Micros] = {}  # by the length of time: all that ended before that were looked at
+        self._passed: dict[
+            Micros, Micros
+        ] = {}  # by the length of time: all that ended before that were looked at
         self._passes: deque[_Pass] = deque()
         self._later: list[JobId] = []  # old, but somebody who is open needs them
         self._again: deque[JobId] = deque()
@@ -55,7 +57,9 @@ class Pruner:
             self._whole_at, self._later = now, []
             self._passes.extend(_Pass(0, 0, now - shortest + 1) for shortest in sorted(times)[:1])
         else:
-            self._passes.extend(_Pass(self._passed[time], 0, now - time + 1) for time in sorted(times))
+            self._passes.extend(
+                _Pass(self._passed[time], 0, now - time + 1) for time in sorted(times)
+            )
         self._passed = {time: now - time - OVERLAP for time in times}
         self._keeps, self._now = dict(keeps), now
         self._again, self._later = deque(self._later), []
@@ -72,9 +76,16 @@ class Pruner:
         now = self._passes[0]
         with self._db.statement() as tx:
             rows = tx.all(
-                "ended_since", namespace=self._namespace, since=now.since, id=now.id, before=now.before, limit=SLICE
+                "ended_since",
+                namespace=self._namespace,
+                since=now.since,
+                id=now.id,
+                before=now.before,
+                limit=SLICE,
             )
-        gone = self._delete([id for id, task, state, ended in rows if self._is_old(task, state, ended)])
+        gone = self._delete(
+            [id for id, task, state, ended in rows if self._is_old(task, state, ended)]
+        )
         if len(rows) < SLICE:
             self._passes.popleft()
         else:
@@ -96,7 +107,11 @@ class Pruner:
             for name in GONE_TOO:
                 tx.batch(name, gone)
             left = sorted(set(ids) - {row[0] for row in gone})
-            there = tx.batch("states", [(id,) for id in left], namespace=self._namespace) if left else []
+            there = (
+                tx.batch("states", [(id,) for id in left], namespace=self._namespace)
+                if left
+                else []
+            )
         self._later += [row[0] for row in there][: MOST_LATER - len(self._later)]
         return len(gone)
 

@@ -77,14 +77,22 @@ class Filter:
             ("id", self.ids),
         ):
             if choices is not None:
-                found.append(f"{column} IN ({_places(column, choices, values)})" if choices else "1 = 0")
+                found.append(
+                    f"{column} IN ({_places(column, choices, values)})" if choices else "1 = 0"
+                )
         for name, column, inner in (
-            ("schedule", "schedule_id", "SELECT id FROM genba.schedule WHERE namespace = :namespace AND name"),
+            (
+                "schedule",
+                "schedule_id",
+                "SELECT id FROM genba.schedule WHERE namespace = :namespace AND name",
+            ),
             ("node", "node", "SELECT id FROM genba.node WHERE namespace = :namespace AND name"),
         ):
             chosen = {"schedule": self.schedules, "node": self.nodes}[name]
             if chosen is not None:
-                found.append(f"{column} IN ({inner} IN ({_places(name, chosen, values) or 'NULL'}))")
+                found.append(
+                    f"{column} IN ({inner} IN ({_places(name, chosen, values) or 'NULL'}))"
+                )
         if self.panics_only:
             found.append(f"(state <> 'held' OR substr(reason, 1, {len(PANIC)}) = '{PANIC}')")
         if self.since is not None:
@@ -95,13 +103,17 @@ class Filter:
             values["until"] = self.until
         if self.error is not None:
             found.append("error LIKE :error ESCAPE '!'")
-            values["error"] = "%" + "".join(f"!{letter}" if letter in "!%_" else letter for letter in self.error) + "%"
+            values["error"] = (
+                "%"
+                + "".join(f"!{letter}" if letter in "!%_" else letter for letter in self.error)
+                + "%"
+            )
         return found, values
 
     def tagged(self, few: bool, values: dict[str, Any]) -> str:
         """Few: by the index of tags, whatever the state.  Many: those of a branch are asked for theirs, one by one."""
         named = f"t.namespace = :namespace AND t.name IN ({_places('tag', self.tags or (), values) or 'NULL'})"
-        tagged = f"SELECT t.job_id FROM genba.tag AS t WHERE {named}"  # noqa: S608
+        tagged = f"SELECT t.job_id FROM genba.tag AS t WHERE {named}"
         return f"id IN ({tagged})" if few else f"EXISTS ({tagged} AND t.job_id = genba.job.id)"
 
 
@@ -119,7 +131,9 @@ class Branch:
 
     where: str
     tagged: str | None = None  # the condition of a tag that many have
-    along: str | None = None  # "key": along all jobs; "tags": from them to the jobs; None: by an index of few others
+    along: str | None = (
+        None  # "key": along all jobs; "tags": from them to the jobs; None: by an index of few others
+    )
 
     @property
     def all(self) -> str:
@@ -128,16 +142,20 @@ class Branch:
     def ids(self, order: str, tags: Sequence[str], bounds: Sequence[str]) -> list[str]:
         """Statements that give together, in this order, the ids of a page and maybe some twice."""
         if self.along == "key":
-            return [f"SELECT id FROM genba.job WHERE {self.all.replace(_DONE, _DONE_BY_KEY)} {order}"]  # noqa: S608
+            return [
+                f"SELECT id FROM genba.job WHERE {self.all.replace(_DONE, _DONE_BY_KEY)} {order}"
+            ]
         if self.along is None:
             # Of few: as a sum the key cannot be walked, and the planner takes the index of them, always.
             few = order.replace("BY id", "BY id + 0")
-            return [f"SELECT id FROM genba.job WHERE {self.all} {few if _few(self.where) else order}"]  # noqa: S608
+            return [
+                f"SELECT id FROM genba.job WHERE {self.all} {few if _few(self.where) else order}"
+            ]
         # A scalar subquery, which no planner turns into a join: it would start from the jobs if it thinks them few.
-        job = f"(SELECT 1 FROM genba.job WHERE id = t.job_id AND {self.where}) = 1"  # noqa: S608
+        job = f"(SELECT 1 FROM genba.job WHERE id = t.job_id AND {self.where}) = 1"
         mine = "".join(f" AND t.job_{bound}" for bound in bounds)
         return [
-            f"SELECT t.job_id AS id FROM genba.tag AS t WHERE t.namespace = :namespace AND t.name = :tag_{i}{mine}"  # noqa: S608
+            f"SELECT t.job_id AS id FROM genba.tag AS t WHERE t.namespace = :namespace AND t.name = :tag_{i}{mine}"
             f" AND {job} {order.replace('BY id', 'BY t.job_id')}"
             for i, _ in enumerate(tags)
         ]
@@ -153,19 +171,27 @@ class Search:
         ids = self.ids(filter, limit)
         # A statement of its own: joined with the search, a planner may walk all jobs along with the few ids.
         with self._db.statement() as tx:
-            found = {row[0]: JobRecord(*row) for row in tx.all("jobs_of_ids", ids=tx.numbers(ids))} if ids else {}
+            found = (
+                {row[0]: JobRecord(*row) for row in tx.all("jobs_of_ids", ids=tx.numbers(ids))}
+                if ids
+                else {}
+            )
         return [found[id] for id in ids if id in found]
 
     def ids(self, filter: Filter, limit: int) -> list[JobId]:
         text, values = self._ids(filter, limit)
         with self._db.statement() as tx:
-            return sorted((row[0] for row in tx.select(text, **values)), reverse=not filter.oldest_first)
+            return sorted(
+                (row[0] for row in tx.select(text, **values)), reverse=not filter.oldest_first
+            )
 
     def count(self, filter: Filter) -> int:
         branches, values = self._branches(filter)
         if not branches:
             return 0
-        counts = " + ".join(f"(SELECT count(*) FROM genba.job WHERE {branch.all})" for branch in branches)  # noqa: S608
+        counts = " + ".join(
+            f"(SELECT count(*) FROM genba.job WHERE {branch.all})" for branch in branches
+        )
         with self._db.statement() as tx:
             return int(tx.select(f"SELECT {counts}", **values)[0][0])
 
@@ -184,12 +210,16 @@ class Search:
         branches, values = self._branches(filter)
         order = f"ORDER BY id {'ASC' if filter.oldest_first else 'DESC'} LIMIT {int(limit)}"
         bounds = [text for name, text in _BOUNDS.items() if name in values]
-        selects = [select for branch in branches for select in branch.ids(order, filter.tags or (), bounds)]
+        selects = [
+            select for branch in branches for select in branch.ids(order, filter.tags or (), bounds)
+        ]
         if not selects:
             return "SELECT id FROM genba.job WHERE 1 = 0", {}
-        parts = " UNION ALL ".join(f"SELECT id FROM ({select}) AS part{i}" for i, select in enumerate(selects))  # noqa: S608
+        parts = " UNION ALL ".join(
+            f"SELECT id FROM ({select}) AS part{i}" for i, select in enumerate(selects)
+        )
         once = "DISTINCT " if len(selects) > len(branches) else ""
-        return f"SELECT {once}id FROM ({parts}) AS found {order}", values  # noqa: S608
+        return f"SELECT {once}id FROM ({parts}) AS found {order}", values
 
     def _branches(self, filter: Filter) -> tuple[list[Branch], dict[str, Any]]:
         """Of which each job is in at most one."""
@@ -226,14 +256,19 @@ class Search:
 
     def _few_tagged(self, tags: Sequence[str]) -> bool:
         with self._db.statement() as tx:
-            counts = (tx.one("count_tagged", namespace=self._namespace, name=tag, limit=FEW) for tag in tags)
+            counts = (
+                tx.one("count_tagged", namespace=self._namespace, name=tag, limit=FEW)
+                for tag in tags
+            )
             return sum(int(row[0]) for row in counts if row) < FEW
 
     def _few_done(self, kinds: Iterable[tuple[str, str]]) -> bool:
         left = FEW
         with self._db.statement() as tx:
             for queue, task in kinds:
-                row = tx.one("count_done", namespace=self._namespace, queue=queue, task=task, limit=left)
+                row = tx.one(
+                    "count_done", namespace=self._namespace, queue=queue, task=task, limit=left
+                )
                 left -= int(row[0]) if row else 0
                 if left <= 0:
                     return False
@@ -247,7 +282,8 @@ class Search:
         return kinds and [
             (queue, task)
             for queue, task in kinds
-            if (filter.tasks is None or task in filter.tasks) and (filter.queues is None or queue in filter.queues)
+            if (filter.tasks is None or task in filter.tasks)
+            and (filter.queues is None or queue in filter.queues)
         ]
 
     def _kinds(self) -> list[tuple[str, str]] | None:
@@ -264,7 +300,9 @@ class Search:
         if filter.until is not None:
             highest.append(self._first_id(filter.until + SKEW))
         if filter.last_id is not None:
-            (lowest if filter.oldest_first else highest).append(filter.last_id + (1 if filter.oldest_first else -1))
+            (lowest if filter.oldest_first else highest).append(
+                filter.last_id + (1 if filter.oldest_first else -1)
+            )
         if lowest:
             values["lowest_id"] = max(lowest)
         if highest:

@@ -45,7 +45,9 @@ class Lines:
         self._namespace = namespace
         self.handed = False  # a hint: since it was last cleared, jobs have been let go
 
-    def stand(self, tx: Tx, buckets: Mapping[str, Bucket], jobs: Sequence[tuple[Limited, Needs]]) -> None:
+    def stand(
+        self, tx: Tx, buckets: Mapping[str, Bucket], jobs: Sequence[tuple[Limited, Needs]]
+    ) -> None:
         """In line, those that may start, and those that must keep their place in an ordered one."""
         places = []
         ready = []
@@ -56,7 +58,9 @@ class Lines:
             if row.state == "waiting" and line is None:
                 ready.append(row.id)  # its turn is all it needs, and it has that
                 places.append((row.id, LINE + str(stripe), 1))
-            elif line is not None and (row.state == "waiting" or (line.kind == STRIPE and row.state != "blocked")):
+            elif line is not None and (
+                row.state == "waiting" or (line.kind == STRIPE and row.state != "blocked")
+            ):
                 places.append((row.id, LINE + line.name, int(stripe is not None)))
         tx.batch("park", places)
         self.grant(tx, ready)
@@ -66,7 +70,9 @@ class Lines:
         now = self._now(tx, buckets)
         lines, put_off = set(names), set[str]()
         for _ in range(ROUNDS):
-            asked = {name: room for name in sorted(lines) if (room := self._room(tx, buckets[name], now))}
+            asked = {
+                name: room for name in sorted(lines) if (room := self._room(tx, buckets[name], now))
+            }
             if not asked:
                 lines = set()
                 break
@@ -78,7 +84,10 @@ class Lines:
                 self._wake(tx, bucket, now or tx.now())
         self.write(tx, buckets.values())
         if put_off | lines:
-            asked_for = [(name, buckets[name].template, None, None, None, None) for name in sorted(put_off | lines)]
+            asked_for = [
+                (name, buckets[name].template, None, None, None, None)
+                for name in sorted(put_off | lines)
+            ]
             tx.batch("ask_recheck", asked_for, namespace=self._namespace)
 
     def look(self, tx: Tx, rows: Sequence[tuple[str, str]]) -> None:
@@ -109,15 +118,24 @@ class Lines:
 
     def _room(self, tx: Tx, bucket: Bucket, now: Micros) -> int:
         room = min(MOST, bucket.room(now))
-        if room and bucket.per is not None:  # what was let go and has not started yet must not start all at once
+        if (
+            room and bucket.per is not None
+        ):  # what was let go and has not started yet must not start all at once
             most = bucket.burst or bucket.n
             mark = mark_of(bucket.name)
-            ((unclaimed,),) = tx.all("unclaimed_of", namespace=self._namespace, mark=mark, most=most)
+            ((unclaimed,),) = tx.all(
+                "unclaimed_of", namespace=self._namespace, mark=mark, most=most
+            )
             room = min(room, max(0, most - unclaimed))
         return room
 
     def _hand(
-        self, tx: Tx, buckets: dict[str, Bucket], rows: Sequence[tuple[Any, ...]], asked: Mapping[str, int], now: Micros
+        self,
+        tx: Tx,
+        buckets: dict[str, Bucket],
+        rows: Sequence[tuple[Any, ...]],
+        asked: Mapping[str, int],
+        now: Micros,
     ) -> tuple[set[str], set[str]]:
         """Gives the lines where there may be more to hand out, and those that somebody must look at again."""
         waiters = [
@@ -126,14 +144,21 @@ class Lines:
         ]
         unseen = {need.name for waiter in waiters for need in waiter.needs} - buckets.keys()
         if unseen:
-            tried = tx.batch("try_buckets", [(name,) for name in sorted(unseen)], namespace=self._namespace)
+            tried = tx.batch(
+                "try_buckets", [(name,) for name in sorted(unseen)], namespace=self._namespace
+            )
             buckets.update((row[0], Bucket(*row).seen()) for row in tried)
             now = now or self._now(tx, buckets)
         done = allot(buckets, waiters, now)
-        again = {waiter.line for waiter in waiters if done.unseen & {need.name for need in waiter.needs}}
+        again = {
+            waiter.line for waiter in waiters if done.unseen & {need.name for need in waiter.needs}
+        }
         granted = self.grant(tx, [waiter.id for waiter in done.grants])
         turned = {row[0] for row in tx.batch("give_turn", [(waiter.id,) for waiter in done.turns])}
-        moved = {row[0] for row in tx.batch("move", [(waiter.id, LINE + to) for waiter, to in done.moves])}
+        moved = {
+            row[0]
+            for row in tx.batch("move", [(waiter.id, LINE + to) for waiter, to in done.moves])
+        }
         for waiter in done.grants:
             if waiter.id not in granted:  # somebody holds its row, and looks at the line afterwards
                 again.add(waiter.line)
@@ -146,7 +171,9 @@ class Lines:
         found = Counter(waiter.line for waiter in waiters)
         full = [name for name, room in asked.items() if found[name] == room]
         went = {waiter.line for waiter, _ in done.moves} | {waiter.line for waiter in done.grants}
-        return {name for name in full if name in went and name not in again and buckets[name].room(now)}, again
+        return {
+            name for name in full if name in went and name not in again and buckets[name].room(now)
+        }, again
 
     def _wake(self, tx: Tx, bucket: Bucket, now: Micros) -> None:
         """Somebody must look at the line of a rate when the next one may start, if anybody is there."""
@@ -157,13 +184,22 @@ class Lines:
     def make(self, tx: Tx, wanted: Mapping[str, Need], rules: Mapping[str, Rule]) -> None:
         """Rows for buckets that have none; `rules` for templates that nobody has told of."""
         names = sorted(wanted)
-        there = {row[0] for row in tx.batch("buckets_there", [(name,) for name in names], namespace=self._namespace)}
+        there = {
+            row[0]
+            for row in tx.batch(
+                "buckets_there", [(name,) for name in names], namespace=self._namespace
+            )
+        }
         missing = [wanted[name] for name in names if name not in there]
         if missing:
             known = [rules[t] for t in sorted({need.template for need in missing}) if t in rules]
             told = [(r.template, r.n, int(r.ordered), r.per, r.burst) for r in known]
             tx.batch("know_limits", told, namespace=self._namespace)
-            tx.batch("make_buckets", [(need.name, need.template) for need in missing], namespace=self._namespace)
+            tx.batch(
+                "make_buckets",
+                [(need.name, need.template) for need in missing],
+                namespace=self._namespace,
+            )
 
     def lock(self, tx: Tx, wanted: Mapping[str, Need]) -> dict[str, Bucket]:
         """The rows of these buckets, ours until the end of the transaction."""
@@ -174,14 +210,20 @@ class Lines:
             rows = tx.gather("lock_buckets", names=tx.names(names), namespace=self._namespace)
         found = {row[0]: Bucket(*row).seen() for row in rows}
         if len(found) < len(names):
-            lost = {name: need for name, need in wanted.items() if name not in found}  # of a row written by hand
+            lost = {
+                name: need for name, need in wanted.items() if name not in found
+            }  # of a row written by hand
             self.make(tx, lost, {need.template: Rule(need.template, 0) for need in lost.values()})
-            rows = tx.gather("lock_buckets", names=tx.names(sorted(lost)), namespace=self._namespace)
+            rows = tx.gather(
+                "lock_buckets", names=tx.names(sorted(lost)), namespace=self._namespace
+            )
             found |= {row[0]: Bucket(*row).seen() for row in rows}
         return found
 
     def write(self, tx: Tx, buckets: Iterable[Bucket]) -> None:
-        changed = [(*bucket.values(), bucket.template, bucket.n) for bucket in buckets if bucket.changed]
+        changed = [
+            (*bucket.values(), bucket.template, bucket.n) for bucket in buckets if bucket.changed
+        ]
         tx.batch("fill_buckets", changed, namespace=self._namespace)
 
 

@@ -10,7 +10,18 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from genba.domain.limits import LIMIT, STRIPE, Bucket, Need, Needs, Rule, Waiter, allot, read_needs, write_needs
+from genba.domain.limits import (
+    LIMIT,
+    STRIPE,
+    Bucket,
+    Need,
+    Needs,
+    Rule,
+    Waiter,
+    allot,
+    read_needs,
+    write_needs,
+)
 from genba.domain.states import FINAL
 from genba.errors import BadOption, TaskFull
 from genba.storage.engines.database import Database, Tx
@@ -71,9 +82,15 @@ class Limits:
 
     def of(self, tx: Tx, ids: Sequence[JobId]) -> list[Limited]:
         """Those of these jobs that have limits."""
-        return [Limited(*row) for row in tx.gather("limited", ids=tx.numbers(sorted(set(ids))))] if ids else []
+        return (
+            [Limited(*row) for row in tx.gather("limited", ids=tx.numbers(sorted(set(ids))))]
+            if ids
+            else []
+        )
 
-    def admit_new(self, tx: Tx, needs: Iterable[Needs], rules: Iterable[Rule], *, ours: bool = True) -> None:
+    def admit_new(
+        self, tx: Tx, needs: Iterable[Needs], rules: Iterable[Rule], *, ours: bool = True
+    ) -> None:
         """Jobs with these needs were inserted, each parked in its first line.
 
         `ours` False: the transaction is the caller's, and may stay open for long, so that no bucket may be locked;
@@ -103,7 +120,9 @@ class Limits:
         for row in rows:
             needs, final = read_needs(row.buckets), row.state in _FINAL
             for need in needs:
-                if (need.kind == LIMIT and row.granted_at is not None) or (need.kind == STRIPE and final):
+                if (need.kind == LIMIT and row.granted_at is not None) or (
+                    need.kind == STRIPE and final
+                ):
                     free.append((need.name, row.id))
                     lock[need.name] = need
             if not final:
@@ -129,7 +148,11 @@ class Limits:
         """
         (row,) = self._row(tx, id)
         had = read_needs(row[1]) if row[1] else ()
-        more = {name: Need(name, name, LIMIT) for name in wanted if name not in {need.name for need in had}}
+        more = {
+            name: Need(name, name, LIMIT)
+            for name in wanted
+            if name not in {need.name for need in had}
+        }
         buckets = self._dynamic(tx, more, wanted)
         full = next((name for name in sorted(more) if not buckets[name].room(0)), None)
         if full is None and more:
@@ -164,7 +187,9 @@ class Limits:
         tx.run("set_buckets", id=id, buckets=write_needs(needs), granted=0)
         self.moved(tx, [id])
 
-    def _dynamic(self, tx: Tx, more: Mapping[str, Need], wanted: Mapping[str, int]) -> dict[str, Bucket]:
+    def _dynamic(
+        self, tx: Tx, more: Mapping[str, Need], wanted: Mapping[str, int]
+    ) -> dict[str, Bucket]:
         rules = {name: Rule(name, max(0, wanted[name])) for name in more}
         self.lines.make(tx, more, rules)
         buckets = self.lines.lock(tx, more)
@@ -183,7 +208,9 @@ class Limits:
         """TaskFull if so many more jobs of a task may not wait: (most, more) each.  Holds until the commit."""
         for task, (most, more) in sorted(wanted.items()):
             tx.run("one_counter", namespace=self._namespace, task=task)
-            ((there,),) = tx.all("count_capped", namespace=self._namespace, task=task, most=most + 1)
+            ((there,),) = tx.all(
+                "count_capped", namespace=self._namespace, task=task, most=most + 1
+            )
             if there + more > most:
                 raise TaskFull(
                     f"task {task!r}: {there} jobs wait already, and max_waiting is {most}"
@@ -200,7 +227,11 @@ class Limits:
                 return 0
             tx.batch("forget_rechecks", [(row[0],) for row in rows])
             wanted = {name: Need(name, template, LIMIT) for _, name, template, *_ in rows}
-            told = [Rule(t, n, bool(ordered), per, burst) for _, _, t, n, ordered, per, burst in rows if n is not None]
+            told = [
+                Rule(t, n, bool(ordered), per, burst)
+                for _, _, t, n, ordered, per, burst in rows
+                if n is not None
+            ]
             self.lines.make(tx, wanted, {rule.template: rule for rule in told})
             self.lines.serve(tx, self.lines.lock(tx, wanted), wanted)
             return len(rows)
@@ -215,7 +246,9 @@ class Limits:
     def sweep(self) -> None:
         """The net under everything: lines that were forgotten, some at a time, and slots of jobs that nobody takes."""
         with self._db.statement() as tx:
-            lines = tx.all("next_lines", namespace=self._namespace, after=self._looked_at, most=LINES)
+            lines = tx.all(
+                "next_lines", namespace=self._namespace, after=self._looked_at, most=LINES
+            )
             stuck = self._stuck(tx, tx.all("stale_grants", namespace=self._namespace))
         self._looked_at = lines[-1][0] if len(lines) == LINES else ""
         neglected = [(name, template) for _, name, template in lines if name is not None]
@@ -250,7 +283,9 @@ class Limits:
     def rules(self) -> dict[str, tuple[int, int | None]]:
         """n and the operator's n of each template."""
         with self._db.statement() as tx:
-            return {row[0]: (row[1], row[2]) for row in tx.all("limit_rules", namespace=self._namespace)}
+            return {
+                row[0]: (row[1], row[2]) for row in tx.all("limit_rules", namespace=self._namespace)
+            }
 
     def prune(self) -> int:
         """Forget buckets that nobody uses or waits for; how many."""
@@ -270,7 +305,9 @@ class Limits:
         name = parked_on.removeprefix(LINE)
         with self._db.statement() as tx:
             row = tx.one("bucket", namespace=self._namespace, name=name)
-            found = tx.one("place_in_line", namespace=self._namespace, line=parked_on, rank=rank, id=id)
+            found = tx.one(
+                "place_in_line", namespace=self._namespace, line=parked_on, rank=rank, id=id
+            )
             holders = () if row is None else self._holders(tx, name)
             now = tx.now()
         ahead = int(found[0]) if found else 0
@@ -288,7 +325,9 @@ class Limits:
             *tx.all("holders", namespace=self._namespace, mark=mark),
             *tx.all("holders_unclaimed", namespace=self._namespace, mark=mark),
         ]
-        return tuple(Holder(*row[:5]) for row in rows if name in {need.name for need in read_needs(row[5])})
+        return tuple(
+            Holder(*row[:5]) for row in rows if name in {need.name for need in read_needs(row[5])}
+        )
 
     # what nobody uses
 
@@ -318,7 +357,9 @@ class Limits:
         line = next(need for need in needs if need.name == other[0])
         if not tx.one("revoke", id=id, line=LINE + line.name):
             return
-        theirs = next((read_needs(row[1]) for row in tx.gather("limited", ids=tx.numbers([other[1]]))), ())
+        theirs = next(
+            (read_needs(row[1]) for row in tx.gather("limited", ids=tx.numbers([other[1]]))), ()
+        )
         wanted = _names([needs, theirs])
         buckets = self.lines.lock(tx, wanted)
         for need in needs:
@@ -333,7 +374,9 @@ class Limits:
 
     def _refit(self, tx: Tx, templates: Sequence[str]) -> None:
         """Buckets of these templates obey what is said of them now."""
-        rows = tx.batch("buckets_of_template", [(one,) for one in templates], namespace=self._namespace)
+        rows = tx.batch(
+            "buckets_of_template", [(one,) for one in templates], namespace=self._namespace
+        )
         wanted = {row[0]: Need(row[0], "", LIMIT) for row in rows}
         if wanted:
             self.lines.lock(tx, wanted)

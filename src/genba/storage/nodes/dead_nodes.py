@@ -114,13 +114,17 @@ def dead(
     return found
 
 
-def _is_dead(node: NodeRecord, silent: Micros, suspect: bool, gone: bool, boot_id: str | None, lasted: Micros) -> bool:
+def _is_dead(
+    node: NodeRecord, silent: Micros, suspect: bool, gone: bool, boot_id: str | None, lasted: Micros
+) -> bool:
     if boot_id is not None and node.boot_id != boot_id:
         return True  # the machine has been started anew since
     if silent < SHORTEST:
         return False
     if suspect and gone:
         return True
-    if suspect and silent >= node.lease // 5 * 6 // 5 and lasted >= silent:  # a beat, and what it may be late
+    if (
+        suspect and silent >= node.lease // 5 * 6 // 5 and lasted >= silent
+    ):  # a beat, and what it may be late
         return True
     return silent >= node.lease and lasted >= node.lease

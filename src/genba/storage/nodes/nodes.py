@@ -72,14 +72,20 @@ class EndJobs(Protocol):
 
 
 Judge = Callable[[Orphan, Micros], Ending]
-Diffs = dict[str, dict[str, tuple[Any, Any]]]  # by task, by option: what was told before, and what is said now
+Diffs = dict[
+    str, dict[str, tuple[Any, Any]]
+]  # by task, by option: what was told before, and what is said now
 
 _json = msgspec.json.Encoder(order="deterministic")
 
 
 def _diff(before: dict[str, Any], now: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
     names = sorted(before.keys() | now.keys())
-    return {name: (before.get(name), now.get(name)) for name in names if before.get(name) != now.get(name)}
+    return {
+        name: (before.get(name), now.get(name))
+        for name in names
+        if before.get(name) != now.get(name)
+    }
 
 
 class NameTaken(GenbaError):
@@ -134,14 +140,18 @@ class Membership:
                 boot_id=node.boot_id,
                 version=node.version,
                 queues=msgspec.json.encode(node.queues).decode(),
-                tasks=msgspec.json.encode([definition["name"] for definition in node.tasks]).decode(),
+                tasks=msgspec.json.encode(
+                    [definition["name"] for definition in node.tasks]
+                ).decode(),
             )
             if joined is None:
                 other = tx.one("node_named", namespace=self._namespace, name=node.name)
                 if other and other[0] == node.id:
                     return changed  # by ourselves: the answer was lost
                 where = f" (host {other[1]}, pid {other[2]})" if other else ""
-                raise NameTaken(f"a live node is called {node.name!r} already{where}: choose another --name")
+                raise NameTaken(
+                    f"a live node is called {node.name!r} already{where}: choose another --name"
+                )
             self._tell(tx, "node_joined", node.id, name=node.name, host=node.host, pid=node.pid)
             self._limit(tx, node.tasks)
             return changed
@@ -169,20 +179,31 @@ class Membership:
             task, title = definition["name"], definition.get("title")
             before, now = told.get(task), (title, _json.encode(definition).decode())
             if before != now and tx.run(
-                "declare_task", namespace=self._namespace, name=task, title=title, definition=now[1], by=by
+                "declare_task",
+                namespace=self._namespace,
+                name=task,
+                title=title,
+                definition=now[1],
+                by=by,
             ):  # or another was faster, and said the same
-                diff = {} if before is None else _diff(read(before[1], dict[str, Any], {}), definition)
+                diff = (
+                    {} if before is None else _diff(read(before[1], dict[str, Any], {}), definition)
+                )
                 if diff:
                     changed[task] = diff
                     self._tell(tx, "task_changed", node, task=task, by=by, diff=diff)
             fair_by, queue = definition.get("fair_by"), definition.get("queue", "default")
-            if fair_by and tx.one("make_fair", namespace=self._namespace, name=queue, fair_by=fair_by):
+            if fair_by and tx.one(
+                "make_fair", namespace=self._namespace, name=queue, fair_by=fair_by
+            ):
                 tx.run("next_epoch", namespace=self._namespace)
         return changed
 
     def _limit(self, tx: Tx, tasks: Sequence[dict[str, Any]]) -> None:
         """What these tasks say of their templates; BadTask if others, that run, say something else."""
-        said = {rule[0]: (Rule(*rule), one["name"]) for one in tasks for rule in one.get("limits", ())}
+        said = {
+            rule[0]: (Rule(*rule), one["name"]) for one in tasks for rule in one.get("limits", ())
+        }
         if not said:
             return
         ours = {one["name"] for one in tasks}
@@ -202,14 +223,23 @@ class Membership:
         """Prolong the lease; one statement, so that a node that is stopped in the middle of it keeps no row locked."""
         with self._db.single() as tx:
             row = tx.one("renew", id=node)
-            return Beat(False, tx.now(), False) if row is None else Beat(True, row[0], row[1] == "draining")
+            return (
+                Beat(False, tx.now(), False)
+                if row is None
+                else Beat(True, row[0], row[1] == "draining")
+            )
 
     def chores(self, node: int, queues: Sequence[str], tasks: Sequence[str]) -> Chores:
         """One look at everything; reads only."""
         with self._db.statement() as tx:
             row = tx.one("chores", namespace=self._namespace, node=node)
             assert row is not None
-            work = tx.one("any_work", namespace=self._namespace, queues=tx.names(queues), tasks=tx.names(tasks))
+            work = tx.one(
+                "any_work",
+                namespace=self._namespace,
+                queues=tx.names(queues),
+                tasks=tx.names(tasks),
+            )
             return Chores._make((*row, work is not None))
 
     def commands(self, node: int) -> list[Command]:
@@ -218,7 +248,10 @@ class Membership:
             found = sorted(Command(*row) for row in tx.all("commands", node=node))
         new = [command for command in found if command.seq not in self._obeyed]
         self._obeyed = {command.seq for command in found}
-        with suppress(StoreError), self._db.single() as tx:  # with the next look, then, and they are not new
+        with (
+            suppress(StoreError),
+            self._db.single() as tx,
+        ):  # with the next look, then, and they are not new
             tx.batch("forget_commands", [(command.seq,) for command in found])
         return new
 

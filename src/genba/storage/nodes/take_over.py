@@ -29,17 +29,25 @@ class Burials(NamedTuple):
 
 
 def bury_dead(
-    members: Membership, me: int, boot: str | None, lasted: Micros, only: Collection[int] | None = None
+    members: Membership,
+    me: int,
+    boot: str | None,
+    lasted: Micros,
+    only: Collection[int] | None = None,
 ) -> Burials:
     """Bury who is dead, and take over its jobs; `lasted` is how long we have seen the database without a break."""
     living = members.live()
     silence = members.silence(living)
     nodes = [node for node in living if only is None or node.id in only]
     suspects = {node.id for node in members.suspects(nodes, me)}
-    gone = {node.id for node in nodes if node.host == socket.gethostname() and born(node.pid) is None}
+    gone = {
+        node.id for node in nodes if node.host == socket.gethostname() and born(node.pid) is None
+    }
     found = dead(nodes, suspects, me, boot, lasted, gone, silence)
     here = frozenset(node.id for node in living if _is_here(node))
-    return Burials(bool(suspects), here, [_bury(members, node, here) for node in found if not _is_above(node)])
+    return Burials(
+        bool(suspects), here, [_bury(members, node, here) for node in found if not _is_above(node)]
+    )
 
 
 def _bury(members: Membership, node: NodeRecord, here: Collection[int]) -> Burial:

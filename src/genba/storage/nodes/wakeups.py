@@ -85,7 +85,9 @@ class FilePresence:
             return
         self._folder.mkdir(mode=0o700, exist_ok=True)
         self._node = node
-        self._lock = os.open(self._folder / f"{node}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._lock = os.open(
+            self._folder / f"{node}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
+        )
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         self._bell = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
         self._bell.bind(self._short(self._folder, f"{node}.sock"))
@@ -95,7 +97,9 @@ class FilePresence:
         if self._pid != os.getpid():
             self._opening, self._pid = threading.Lock(), os.getpid()
         with self._opening:
-            if self._dir != -1 and os.fstat(self._dir).st_nlink == 0:  # the folder went with its last node
+            if (
+                self._dir != -1 and os.fstat(self._dir).st_nlink == 0
+            ):  # the folder went with its last node
                 os.close(self._dir)
                 self._dir = -1
             if self._dir == -1:
@@ -172,7 +176,10 @@ class FilePresence:
             return []
         if version != self._known[0]:
             with contextlib.suppress(FileNotFoundError):
-                self._known = (version, [name for name in os.listdir(self._folder) if name.endswith(".sock")])
+                self._known = (
+                    version,
+                    [name for name in os.listdir(self._folder) if name.endswith(".sock")],
+                )
         return self._known[1]
 
     def _send(self, name: str) -> None:
@@ -227,7 +234,9 @@ class ServerPresence:
 
     def _lock(self, conn: Any) -> bool:
         """Not waited for: a session of ours that is dead may have it, as long as the server does not know."""
-        return bool(conn.execute("SELECT pg_try_advisory_lock(%s::bigint)", (self._node,)).fetchone()[0])
+        return bool(
+            conn.execute("SELECT pg_try_advisory_lock(%s::bigint)", (self._node,)).fetchone()[0]
+        )
 
     def check(self, within: float) -> bool:
         """Ask the server through the listening session itself: a dead one is silent, not closed."""

@@ -104,7 +104,9 @@ class ScheduleRecord:
             return False
         mine = self._read()
         same = mine.said == wanted.said and self.args == wanted.job.args
-        return same and _json.encode(mine.job) == _json.encode(msgspec.structs.replace(wanted.job, args=b""))
+        return same and _json.encode(mine.job) == _json.encode(
+            msgspec.structs.replace(wanted.job, args=b"")
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +156,9 @@ class Series:
         if job is not None:
             return replace(row, next_at=None)
         late = max(moment, tx.now())  # refused, or that moment has been: then the one after it
-        again = after_run(row.rule, moment=late, started=late, ended=late, runs=row.runs, failures=row.failures)
+        again = after_run(
+            row.rule, moment=late, started=late, ended=late, runs=row.runs, failures=row.failures
+        )
         return replace(row, next_at=again)
 
     def make(
@@ -166,12 +170,18 @@ class Series:
             return row, None
         rule = row.rule
         job = msgspec.structs.replace(row.job, after=after, **self._due(tx, row, moment))
-        if rule.is_interval and (latest := latest_start(rule, moment)) is not None and job.expires_at is None:
+        if (
+            rule.is_interval
+            and (latest := latest_start(rule, moment)) is not None
+            and job.expires_at is None
+        ):
             job = msgspec.structs.replace(job, expires_at=latest, expires_in=None)
         id, refused = self._try_insert(tx, job)
         if refused is not None:
             tx.run("set_tick", job_id=None, skipped=refused, **tick)
-            self.tell(tx, "schedule_skipped", row.id, row.name, moment=moment, reason=refused, count=1)
+            self.tell(
+                tx, "schedule_skipped", row.id, row.name, moment=moment, reason=refused, count=1
+            )
             return row, None
         tx.run("belong", id=id, **tick)
         tx.run("set_tick", job_id=id, skipped=None, **tick)
@@ -198,7 +208,9 @@ class Series:
             return 0, str(why)
         return made.id, None if made.created else f"job {made.id} is in its place"
 
-    def withdraw(self, tx: Tx, row: ScheduleRecord, unstarted: Sequence[Run], what: str) -> ScheduleRecord:
+    def withdraw(
+        self, tx: Tx, row: ScheduleRecord, unstarted: Sequence[Run], what: str
+    ) -> ScheduleRecord:
         """The run that waits for its moment never was, and does not count."""
         for run in unstarted:
             tx.one("detach", id=run.id)
@@ -232,7 +244,9 @@ class Series:
         row = self.locked(tx, id)
         if row is None:
             raise Again
-        unstarted = [run for run in self.runs(tx, id) if run.state in ("blocked", "scheduled", "waiting")]
+        unstarted = [
+            run for run in self.runs(tx, id) if run.state in ("blocked", "scheduled", "waiting")
+        ]
         if any(run.id not in ours for run in unstarted):
             raise Again
         return row, unstarted

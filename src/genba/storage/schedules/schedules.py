@@ -15,11 +15,31 @@ from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
 from genba.domain.duration import DAY, Micros
-from genba.domain.schedule import ON_TIME, Rule, Skip, after_run, due, first, latest_wait, passed, waits_too_long
+from genba.domain.schedule import (
+    ON_TIME,
+    Rule,
+    Skip,
+    after_run,
+    due,
+    first,
+    latest_wait,
+    passed,
+    waits_too_long,
+)
 from genba.errors import ScheduleNotFound, StoreError, TaskDisabled
 from genba.storage.engines.database import Database, Tx
 from genba.storage.records import Edge, JobId
-from genba.storage.schedules.rows import Again, Insert, PutDown, Run, RunEnd, ScheduleRecord, Series, TickRecord, Wanted
+from genba.storage.schedules.rows import (
+    Again,
+    Insert,
+    PutDown,
+    Run,
+    RunEnd,
+    ScheduleRecord,
+    Series,
+    TickRecord,
+    Wanted,
+)
 
 BY_CODE = "code"  # the owner of what nodes declare; what was made by hand has none
 UNDECLARED = "no live node has declared it for an hour"
@@ -38,7 +58,9 @@ class Past(NamedTuple):
 
 
 class Schedules:
-    def __init__(self, database: Database, namespace: str, insert: Insert, put_down: PutDown) -> None:
+    def __init__(
+        self, database: Database, namespace: str, insert: Insert, put_down: PutDown
+    ) -> None:
         self._db = database
         self._namespace = namespace
         self._series = Series(namespace, insert, put_down)
@@ -103,17 +125,29 @@ class Schedules:
         with self._db.transaction() as tx:
             row, unstarted = self._series.with_unstarted(tx, there.id)
             if row.deleted:
-                row = replace(row, deleted=False, paused=False, reason=None, runs=0, failures=0, next_at=None)
+                row = replace(
+                    row, deleted=False, paused=False, reason=None, runs=0, failures=0, next_at=None
+                )
             self._redefine(tx, row, wanted, owner, unstarted)
 
     def _redefine(
-        self, tx: Tx, row: ScheduleRecord, wanted: Wanted, owner: str | None, unstarted: Sequence[Run]
+        self,
+        tx: Tx,
+        row: ScheduleRecord,
+        wanted: Wanted,
+        owner: str | None,
+        unstarted: Sequence[Run],
     ) -> None:
-        now, before = tx.now(), row.rule if row.fault() is None else None  # what is damaged is made anew
+        now, before = (
+            tx.now(),
+            row.rule if row.fault() is None else None,
+        )  # what is damaged is made anew
         rule = wanted.rule
         moment = self._moment_after_change(tx, row, before, rule, unstarted)
         if before is not None and not before.is_interval and row.next_at is not None:
-            self._series.tell_skip(tx, row, passed(before, row.next_at, now, "the schedule was changed"))
+            self._series.tell_skip(
+                tx, row, passed(before, row.next_at, now, "the schedule was changed")
+            )
         if before is None and row.paused and row.reason == row.fault():
             row = replace(row, paused=False, reason=None)
         if before is None or before.is_interval:
@@ -139,7 +173,13 @@ class Schedules:
             return pending  # only what is run has changed
         runs = row.runs - len(unstarted) if was_interval else row.runs  # what waits is withdrawn
         begin = first(rule, now, runs)
-        if begin is None or pending is None or not rule.is_interval or rule.base is not None or rule.every is None:
+        if (
+            begin is None
+            or pending is None
+            or not rule.is_interval
+            or rule.base is not None
+            or rule.every is None
+        ):
             return begin
         past = self._counted_from(tx, row, rule, unstarted)
         if past is None:  # nothing: it is the first one
@@ -147,14 +187,20 @@ class Schedules:
         moment = after_run(rule, **past._asdict(), runs=runs, failures=row.failures)
         return None if moment is None else max(begin, moment)
 
-    def _counted_from(self, tx: Tx, row: ScheduleRecord, rule: Rule, unstarted: Sequence[Run]) -> Past | None:
+    def _counted_from(
+        self, tx: Tx, row: ScheduleRecord, rule: Rule, unstarted: Sequence[Run]
+    ) -> Past | None:
         """The run that the one that waits was counted from."""
         waiting = {run.id for run in unstarted}
         ticks = [TickRecord(*each) for each in tx.all("ticks", schedule_id=row.id, limit=RECENT)]
         # Written when the one before it had ended; what was written later was triggered, and is not of the rhythm.
         written = min((tick.at for tick in ticks if tick.job_id in waiting), default=None)
         for tick in ticks:
-            if tick.job_id is None or tick.job_id in waiting or (written is not None and tick.at > written):
+            if (
+                tick.job_id is None
+                or tick.job_id in waiting
+                or (written is not None and tick.at > written)
+            ):
                 continue
             past = self._past(tx, rule, tick.job_id)
             if past is None and written is not None:  # deleted, or held since then
@@ -194,7 +240,12 @@ class Schedules:
         if names:
             with self._db.transaction() as tx:
                 for name in sorted(names):
-                    tx.run("declared_again", namespace=self._namespace, name=name, undeclared=UNDECLARED)
+                    tx.run(
+                        "declared_again",
+                        namespace=self._namespace,
+                        name=name,
+                        undeclared=UNDECLARED,
+                    )
 
     def abandoned(self) -> list[str]:
         """Those in code that no live node has declared for an hour, by the clock: it may just have been set."""
@@ -206,7 +257,9 @@ class Schedules:
         paused = []
         with self._db.transaction() as tx:
             for name in sorted(names):
-                row = tx.one("pause_abandoned", namespace=self._namespace, name=name, undeclared=UNDECLARED)
+                row = tx.one(
+                    "pause_abandoned", namespace=self._namespace, name=name, undeclared=UNDECLARED
+                )
                 if row is not None:
                     paused.append(name)
                     self._series.tell(tx, "schedule_paused", row[0], name, reason=UNDECLARED)
@@ -238,7 +291,9 @@ class Schedules:
             row = replace(row, paused=False, reason=None, failures=0, seen_at=now)
             if not rule.is_interval:
                 if row.next_at is not None:
-                    self._series.tell_skip(tx, row, passed(rule, row.next_at, now, "the schedule was paused"))
+                    self._series.tell_skip(
+                        tx, row, passed(rule, row.next_at, now, "the schedule was paused")
+                    )
                 row = replace(row, next_at=first(rule, now, row.runs))
             elif not self._series.busy(tx, row.id):
                 planned = row.next_at if row.next_at is not None and row.next_at > now else None
@@ -277,13 +332,17 @@ class Schedules:
         def act(tx: Tx, row: ScheduleRecord, unstarted: Sequence[Run]) -> JobId | None:
             enabled = tx.one("task_enabled", namespace=self._namespace, name=row.task)
             if enabled is not None and not enabled[0]:
-                raise TaskDisabled(f"task {row.task!r} is disabled; to enable it: app.tasks[{row.task!r}].enable()")
+                raise TaskDisabled(
+                    f"task {row.task!r} is disabled; to enable it: app.tasks[{row.task!r}].enable()"
+                )
             rule, now = row.rule, self._series.free_moment(tx, row, tx.now())
             series = self._series.unheld(tx, row.id)
             waits = [run for run in unstarted if run.state == "scheduled" and rule.is_interval]
             busy = [run for run in series if run not in waits]
             if busy and rule.overlap == "skip":
-                self._series.tell_skip(tx, row, Skip(now, now, 1, f"triggered while job {busy[-1].id} was open"))
+                self._series.tell_skip(
+                    tx, row, Skip(now, now, 1, f"triggered while job {busy[-1].id} was open")
+                )
                 return None
             queued = busy and (rule.is_interval or rule.overlap == "queue")
             after = (Edge(busy[-1].id, "finished"),) if queued else ()
@@ -293,7 +352,13 @@ class Schedules:
                     if tx.one("wait_behind", id=run.id):
                         tx.batch("add_edges", [(run.id, job, "finished")])
                         tx.batch("look_at", [(job,)], namespace=self._namespace)
-                        tx.run("enqueued", namespace=self._namespace, kind="blocked", job_id=run.id, data=None)
+                        tx.run(
+                            "enqueued",
+                            namespace=self._namespace,
+                            kind="blocked",
+                            job_id=run.id,
+                            data=None,
+                        )
             self._series.write(tx, row)
             if job is not None:
                 self._series.tell(tx, "schedule_triggered", row.id, row.name, job=job)
@@ -306,7 +371,9 @@ class Schedules:
     def fire(self) -> int:
         """Make the jobs of ticks that are due; how many schedules were looked at.  Any number of nodes may do it."""
         with self._db.transaction() as tx:
-            rows = [ScheduleRecord(*row) for row in tx.all("due_schedules", namespace=self._namespace)]
+            rows = [
+                ScheduleRecord(*row) for row in tx.all("due_schedules", namespace=self._namespace)
+            ]
             for row in rows:
                 self._series.write(tx, self._fire(tx, row))
             return len(rows)
@@ -336,17 +403,23 @@ class Schedules:
         plan = due(rule, row.next_at, now, row.runs)
         for skip in plan.skips:
             self._series.tell_skip(tx, row, skip)
-        enabled = tx.one("task_enabled", namespace=self._namespace, name=row.task) if plan.runs else None
+        enabled = (
+            tx.one("task_enabled", namespace=self._namespace, name=row.task) if plan.runs else None
+        )
         for moment in plan.runs:
             if enabled is not None and not enabled[0]:
-                self._series.tell_skip(tx, row, Skip(moment, moment, 1, f"task {row.task} is disabled"))
+                self._series.tell_skip(
+                    tx, row, Skip(moment, moment, 1, f"task {row.task} is disabled")
+                )
                 continue
             busy = [] if rule.overlap == "allow" else self._series.unheld(tx, row.id)
             if busy and rule.overlap == "skip":
                 why = f"job {busy[-1].id} of the tick before is {busy[-1].state}"
                 self._series.tell_skip(tx, row, Skip(moment, moment, 1, why))
                 continue
-            row, _ = self._series.make(tx, row, moment, (Edge(busy[-1].id, "finished"),) if busy else ())
+            row, _ = self._series.make(
+                tx, row, moment, (Edge(busy[-1].id, "finished"),) if busy else ()
+            )
         return replace(row, next_at=plan.next_at)
 
     def replan(self, set_back: bool = False) -> int:
@@ -387,7 +460,9 @@ class Schedules:
         with self._db.statement() as tx:
             runs = self._series.unheld(tx, row.id)
         if runs and not (
-            len(runs) == 1 and runs[0].state == "scheduled" and waits_too_long(row.rule, runs[0].moment, now)
+            len(runs) == 1
+            and runs[0].state == "scheduled"
+            and waits_too_long(row.rule, runs[0].moment, now)
         ):
             return 0
 
@@ -395,7 +470,9 @@ class Schedules:
             if row.paused or row.next_at is not None:
                 return 0
             if unstarted and waits_too_long(row.rule, unstarted[0].moment, now):
-                row = self._series.withdraw(tx, row, unstarted, "planned anew: the clock was set back")
+                row = self._series.withdraw(
+                    tx, row, unstarted, "planned anew: the clock was set back"
+                )
                 moment = row.rule.more(row.runs, latest_wait(row.rule, now) - row.rule.jitter)
             else:
                 moment = first(row.rule, tx.now(), row.runs)  # somebody has deleted its run
@@ -459,7 +536,11 @@ class Schedules:
 
     def _begin(self, tx: Tx, row: ScheduleRecord) -> None:
         moment = first(row.rule, tx.now(), row.runs)
-        begun = self._series.write_run(tx, row, moment) if row.rule.is_interval else replace(row, next_at=moment)
+        begun = (
+            self._series.write_run(tx, row, moment)
+            if row.rule.is_interval
+            else replace(row, next_at=moment)
+        )
         self._series.write(tx, begun)
 
     def _change(self, name: str, act: Callable[[Tx, ScheduleRecord, Sequence[Run]], T]) -> T:

@@ -40,8 +40,12 @@ def _ints(length: int) -> struct.Struct:
 def dump_ints(cells: tuple[Any, ...]) -> bytes:
     head = _head(len(cells), None in cells, INT8)
     if None not in cells:
-        return head + _ints(len(cells)).pack(*chain.from_iterable(zip((8,) * len(cells), cells, strict=True)))
-    return head + b"".join(b"\xff\xff\xff\xff" if c is None else struct.pack(">iq", 8, c) for c in cells)
+        return head + _ints(len(cells)).pack(
+            *chain.from_iterable(zip((8,) * len(cells), cells, strict=True))
+        )
+    return head + b"".join(
+        b"\xff\xff\xff\xff" if c is None else struct.pack(">iq", 8, c) for c in cells
+    )
 
 
 def dump_bytes(cells: tuple[Any, ...], element: int = BYTEA) -> bytes:

@@ -33,4 +33,6 @@ def create_database(url: str) -> None:
                 conn.execute('CREATE DATABASE "{}"'.format(name.replace('"', '""')))
         except server.errors as error:
             if not conn.execute(_THERE, (name,)).fetchone():  # another one may have been quicker
-                raise StoreError(f"cannot make {masked(url)}: {scrubbed(str(error), url)}") from error
+                raise StoreError(
+                    f"cannot make {masked(url)}: {scrubbed(str(error), url)}"
+                ) from error

@@ -110,7 +110,9 @@ class Tx:
             for start in range(0, len(rows), 2000):
                 copy.write(copy_text(rows[start : start + 2000]))
 
-    def insert_alike(self, columns: Sequence[str], same: Row, rows: Sequence[tuple[int, bytes]]) -> None:
+    def insert_alike(
+        self, columns: Sequence[str], same: Row, rows: Sequence[tuple[int, bytes]]
+    ) -> None:
         middle = "\t".join(map(_cell, same))
         with self._cursor().copy(f"COPY genba.job ({', '.join(columns)}) FROM STDIN") as copy:
             for start in range(0, len(rows), 2000):
@@ -188,7 +190,9 @@ def copy_text(rows: Sequence[Row]) -> str:
         if same:
             columns.append(repeat(same[:-1], len(rows)))
             same = ""
-        columns.append(map(str, cells) if all(type(cell) is int for cell in cells) else map(_cell, cells))
+        columns.append(
+            map(str, cells) if all(type(cell) is int for cell in cells) else map(_cell, cells)
+        )
     if same:
         columns.append(repeat(same[:-1], len(rows)))
     return "\n".join(map("\t".join, zip(*columns, strict=True))) + "\n"
@@ -224,12 +228,16 @@ class PostgresDatabase:
         self.errors: tuple[type[Exception], ...] = (psycopg.Error,)
         self.tuples = psycopg.rows.tuple_row
         self.literal_cursor = psycopg.ClientCursor
-        self.queries = {name: _translated(query, clock is not None) for name, query in queries.items()}
+        self.queries = {
+            name: _translated(query, clock is not None) for name, query in queries.items()
+        }
         self.clock = clock  # None: the server's; a test moves its own
         self._url, self._pooler = _without_pooler(url)
         self.pooler_found = False  # nobody has said so
         self._idle: list[Direct] = []
-        self._lent: list[Direct] = []  # idle too, but for joint transactions, where the user's statements run
+        self._lent: list[
+            Direct
+        ] = []  # idle too, but for joint transactions, where the user's statements run
         self._blocks: list[range] = []
         self._blocks_until = 0.0
         self._lock = threading.Lock()
@@ -245,7 +253,9 @@ class PostgresDatabase:
     def connect(self, **settings: Any) -> Any:
         """A new connection of its own, with deadlines on everything."""
         try:
-            conn = self._connections.connect(self._url, autocommit=True, **{**self._deadlines(), **settings})
+            conn = self._connections.connect(
+                self._url, autocommit=True, **{**self._deadlines(), **settings}
+            )
         except self._psycopg.Error as error:
             if self._pooler is None and _UNKNOWN in str(error):
                 self._pooler, self.pooler_found = "transaction", True
@@ -265,13 +275,19 @@ class PostgresDatabase:
 
     def _deadlines(self) -> dict[str, Any]:
         given = self._psycopg.conninfo.conninfo_to_dict(self._url)
-        unwanted = {*given, "options"} if self.pooled else given  # nobody's session, nobody's settings
+        unwanted = (
+            {*given, "options"} if self.pooled else given
+        )  # nobody's session, nobody's settings
         return {name: value for name, value in DEADLINES.items() if name not in unwanted}
 
     def _own(self) -> None:
         """In a forked child: forget what belongs to the parent."""
         if self._pid != os.getpid():
-            self._inherited, self._idle, self._blocks = [*self._inherited, *self._idle, *self._lent], [], []
+            self._inherited, self._idle, self._blocks = (
+                [*self._inherited, *self._idle, *self._lent],
+                [],
+                [],
+            )
             self._lent = []
             self._lock, self._pid = threading.Lock(), os.getpid()
 
@@ -316,7 +332,11 @@ class PostgresDatabase:
             if direct is None:
                 return None
             conn = direct.conn
-            if not conn.closed and not conn.broken and not select.select([conn.pgconn.socket], [], [], 0)[0]:
+            if (
+                not conn.closed
+                and not conn.broken
+                and not select.select([conn.pgconn.socket], [], [], 0)[0]
+            ):
                 return direct
             conn.close()
 
@@ -352,7 +372,10 @@ class PostgresDatabase:
 
     def in_turn(self, *steps: Step) -> list[list[Row]]:
         there = [place for place, (name, _) in enumerate(steps) if self.queries[name].text]
-        asked = [self.bound(self.queries[name], values) for name, values in (steps[place] for place in there)]
+        asked = [
+            self.bound(self.queries[name], values)
+            for name, values in (steps[place] for place in there)
+        ]
         with unbroken, self._straight() as direct:
             found = dict(zip(there, direct.in_turn(asked), strict=True))
         return [found[place].rows if place in found else [] for place in range(len(steps))]
@@ -367,7 +390,9 @@ class PostgresDatabase:
         with self._connection() as conn, _without_limit(conn), conn.transaction():
             conn.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
             conn.execute("SET LOCAL statement_timeout = 0")  # all there is may be much
-            conn.execute("SET LOCAL idle_in_transaction_session_timeout = '60s'")  # and whoever reads it may be slow
+            conn.execute(
+                "SET LOCAL idle_in_transaction_session_timeout = '60s'"
+            )  # and whoever reads it may be slow
             for way in ("seqscan", "hashjoin", "mergejoin"):
                 conn.execute(f"SET LOCAL enable_{way} = on")
             yield Snapshot(conn, self)
@@ -375,10 +400,14 @@ class PostgresDatabase:
     @contextmanager
     def adopt(self, conn: Any) -> Iterator[Tx]:
         if not isinstance(conn, self._psycopg.Connection):
-            raise StoreError(f"conn must be a psycopg connection, not {type(conn).__module__}.{type(conn).__name__}")
+            raise StoreError(
+                f"conn must be a psycopg connection, not {type(conn).__module__}.{type(conn).__name__}"
+            )
         idle = self._psycopg.pq.TransactionStatus.IDLE
         if conn.autocommit and conn.info.transaction_status == idle:
-            raise StoreError("conn has no open transaction: use `with conn.transaction():` or autocommit=False")
+            raise StoreError(
+                "conn has no open transaction: use `with conn.transaction():` or autocommit=False"
+            )
         try:
             yield CursorTx(conn, self)
         except self._psycopg.Error as error:
@@ -389,11 +418,18 @@ class PostgresDatabase:
         self._own()
         direct = self._rested(self._lent)
         if direct is None:
-            lent = "" if self.pooled else " ".join(f"-c {name}={value}" for name, value in LENT.items())
+            lent = (
+                ""
+                if self.pooled
+                else " ".join(f"-c {name}={value}" for name, value in LENT.items())
+            )
             direct = self._opened(**({"options": lent} if lent else {}))
         conn = direct.conn
         try:
-            conn.row_factory, conn.limit = self.tuples, None  # the user's statements take as long as they take
+            conn.row_factory, conn.limit = (
+                self.tuples,
+                None,
+            )  # the user's statements take as long as they take
             if not self.pooled:
                 conn.execute("RESET ALL")  # what the last user has set
             return Joint(self, direct)
@@ -460,7 +496,9 @@ class PostgresDatabase:
             conn.execute("SET LOCAL statement_timeout = '60s'")
             conn.execute("SELECT pg_advisory_xact_lock(%s)", (MIGRATION_LOCK,))
             conn.execute("SET LOCAL lock_timeout = '5s'")
-            conn.execute("SET LOCAL client_connection_check_interval = '500ms'")  # who is killed keeps nobody waiting
+            conn.execute(
+                "SET LOCAL client_connection_check_interval = '500ms'"
+            )  # who is killed keeps nobody waiting
             yield Migrating(conn)
 
     def close(self) -> None:
@@ -518,9 +556,13 @@ class Joint:
     def take_back(self) -> None:
         status = self.connection.info.transaction_status.name
         if status == "INERROR":
-            raise StoreError("a statement in the job's transaction had failed, so that it cannot be committed")
+            raise StoreError(
+                "a statement in the job's transaction had failed, so that it cannot be committed"
+            )
         if status != "INTRANS":
-            raise StoreError("the transaction was ended inside its block: leave COMMIT and ROLLBACK to the block")
+            raise StoreError(
+                "the transaction was ended inside its block: leave COMMIT and ROLLBACK to the block"
+            )
 
     @unbroken
     def commit(self) -> None:
@@ -534,7 +576,9 @@ class Joint:
     @unbroken
     def rollback(self) -> None:
         undo = RuntimeError("rolled back")
-        with suppress(RuntimeError, *self._database.errors):  # psycopg closes what it cannot roll back
+        with suppress(
+            RuntimeError, *self._database.errors
+        ):  # psycopg closes what it cannot roll back
             self._block.__exit__(RuntimeError, undo, None)
         self._database.give_back(self._direct)
 
@@ -553,7 +597,11 @@ class Migrating:
     def serves(self) -> Mapping[int, int]:
         if not self.applied():
             return {}
-        return dict(self._conn.execute("SELECT version, COALESCE(serves, version) FROM genba.migration").fetchall())
+        return dict(
+            self._conn.execute(
+                "SELECT version, COALESCE(serves, version) FROM genba.migration"
+            ).fetchall()
+        )
 
     def apply(self, version: int, name: str, script: str, serves: int | None = None) -> None:
         self._conn.execute("CREATE SCHEMA IF NOT EXISTS genba")
@@ -564,16 +612,22 @@ class Migrating:
         )
         self._conn.execute(script)
         told = (version, name, serves)
-        self._conn.execute("INSERT INTO genba.migration (version, name, serves) VALUES (%s, %s, %s)", told)
+        self._conn.execute(
+            "INSERT INTO genba.migration (version, name, serves) VALUES (%s, %s, %s)", told
+        )
 
     def drop_all(self) -> list[str]:
         """Without CASCADE, so that what somebody has built upon our tables, or put beside them, is not lost."""
         there = "SELECT relname FROM pg_class WHERE relnamespace = to_regnamespace('genba') AND relkind = %s ORDER BY 1"
-        tables = [name for (name,) in self._conn.execute(there, ("r",)).fetchall() if name in TABLES]
+        tables = [
+            name for (name,) in self._conn.execute(there, ("r",)).fetchall() if name in TABLES
+        ]
         if not tables:
             return []
         self._conn.execute(f"DROP TABLE {', '.join(f'genba.{name}' for name in tables)}")
-        sequences = [name for (name,) in self._conn.execute(there, ("S",)).fetchall() if name in SEQUENCES]
+        sequences = [
+            name for (name,) in self._conn.execute(there, ("S",)).fetchall() if name in SEQUENCES
+        ]
         for name in sequences:
             self._conn.execute(f"DROP SEQUENCE genba.{name}")
         rest = "SELECT 1 FROM pg_class WHERE relnamespace = to_regnamespace('genba')"
@@ -585,7 +639,9 @@ class Migrating:
 def _without_pooler(url: str) -> tuple[str, str | None]:
     """The URL as the driver knows it, and what it says of a pooler; None: nothing."""
     parts = split(url)
-    modes = [value for name, value in parse_qsl(parts.query, keep_blank_values=True) if name == "pooler"]
+    modes = [
+        value for name, value in parse_qsl(parts.query, keep_blank_values=True) if name == "pooler"
+    ]
     if not modes:
         return url, None
     if modes[-1] not in ("transaction", "session"):
@@ -602,6 +658,8 @@ def _is_lent(conn: Any) -> bool:
 
 def _translated(query: Query, bound: bool) -> Query:
     text = query.text.replace("%", "%%")
-    text = text.replace("/* now */", ":now" if bound else NOW).replace("/* boot */", ":boot" if bound else NOW)
+    text = text.replace("/* now */", ":now" if bound else NOW).replace(
+        "/* boot */", ":boot" if bound else NOW
+    )
     text = text.replace("/* lock */", "FOR UPDATE SKIP LOCKED").replace("/* args */", "args")
     return Query(query.name, PARAMETER.sub(r"%(\1)s", text), query.columns, query.literals)

@@ -17,10 +17,14 @@ from typing import Any, NamedTuple
 from genba.storage.engines.database import Row
 from genba.storage.engines.postgres.deadline import LIMIT
 
-PREPARED = 400  # statements that stay prepared on a connection: all that we have, and the sizes of claims
+PREPARED = (
+    400  # statements that stay prepared on a connection: all that we have, and the sizes of claims
+)
 _PLACE = re.compile(r"%\((\w+)\)s|%%")
 
-Asked = tuple[str, Mapping[str, Any]]  # the text has %(name)s for its values, as a cursor would take it
+Asked = tuple[
+    str, Mapping[str, Any]
+]  # the text has %(name)s for its values, as a cursor would take it
 
 
 class Answer:
@@ -69,7 +73,9 @@ class Direct:
 
     @property
     def _limit(self) -> float | None:
-        return getattr(self.conn, "limit", LIMIT)  # connections of an older psycopg have none of their own
+        return getattr(
+            self.conn, "limit", LIMIT
+        )  # connections of an older psycopg have none of their own
 
     def execute(self, text: str, values: Mapping[str, Any]) -> Answer:
         ready = self._made_ready(text, values)
@@ -100,8 +106,12 @@ class Direct:
     def commit(self) -> None:
         if not self._begin:  # else there was no statement
             done = self._command(_COMMIT)
-            if done.command_status != b"COMMIT":  # of one in which a statement has failed PostgreSQL says ROLLBACK
-                raise self._psycopg.InternalError("a statement had failed, and all of the transaction was undone")
+            if (
+                done.command_status != b"COMMIT"
+            ):  # of one in which a statement has failed PostgreSQL says ROLLBACK
+                raise self._psycopg.InternalError(
+                    "a statement had failed, and all of the transaction was undone"
+                )
         self._begin = False
 
     def rollback(self) -> None:
@@ -116,7 +126,9 @@ class Direct:
 
     def _made_ready(self, text: str, values: Mapping[str, Any]) -> _Ready:
         numbered, places = _numbered(text)
-        params = self._values.dump_sequence([values[place] for place in places], (self._auto,) * len(places))
+        params = self._values.dump_sequence(
+            [values[place] for place in places], (self._auto,) * len(places)
+        )
         types, formats = self._values.types or (), self._values.formats
         name = self._names.get((text, types))
         if name is None and self._prepare and len(self._names) < PREPARED:
@@ -128,7 +140,9 @@ class Direct:
 
     def _send(self, ready: _Ready) -> None:
         if ready.name is None:
-            self._pgconn.send_query_params(ready.text, ready.params, ready.types, ready.formats, self._binary)
+            self._pgconn.send_query_params(
+                ready.text, ready.params, ready.types, ready.formats, self._binary
+            )
         else:
             self._pgconn.send_query_prepared(ready.name, ready.params, ready.formats, self._binary)
 
@@ -185,7 +199,9 @@ class Direct:
         return self._pgconn.get_result()
 
     def _flush(self, until: float | None) -> None:
-        while self._pgconn.flush():  # more than the kernel takes at once; the server may have to be read meanwhile
+        while (
+            self._pgconn.flush()
+        ):  # more than the kernel takes at once; the server may have to be read meanwhile
             self._poll.modify(self._pgconn.socket, select.POLLIN | select.POLLOUT)
             self._wait(until)
             self._pgconn.consume_input()
@@ -201,7 +217,9 @@ class Direct:
             raise self._psycopg.OperationalError(f"no answer within {self._limit:g} s")
 
 
-_BEGIN, _COMMIT, _ROLLBACK = (_Ready(None, text, [], (), None) for text in (b"BEGIN", b"COMMIT", b"ROLLBACK"))
+_BEGIN, _COMMIT, _ROLLBACK = (
+    _Ready(None, text, [], (), None) for text in (b"BEGIN", b"COMMIT", b"ROLLBACK")
+)
 
 
 @lru_cache(maxsize=1000)

@@ -49,7 +49,9 @@ def grant(url: str, role: str, kind: str) -> None:
     with closing(database.connect()) as conn:
         try:
             with conn.transaction():
-                for statement in _statements(_quoted(role), kind, dict(conn.execute(_COLUMNS).fetchall())):
+                for statement in _statements(
+                    _quoted(role), kind, dict(conn.execute(_COLUMNS).fetchall())
+                ):
                     conn.execute(statement)
         except database.errors as error:
             text = scrubbed(str(error).strip(), url)

@@ -46,7 +46,9 @@ class Batch:
             return rows
         same = [name for name in dict.fromkeys(self._order) if name not in self._columns]
         places = [*self._columns, *same]
-        pick = itemgetter(*map(places.index, self._order), 0)  # one too many, so that it always gives a row
+        pick = itemgetter(
+            *map(places.index, self._order), 0
+        )  # one too many, so that it always gives a row
         more = tuple(shared[name] for name in same)
         return [pick((*row, *more))[:-1] for row in rows]
 
@@ -58,5 +60,7 @@ class Batch:
         key = (count, returning)
         if key not in self._texts:
             row = f"({', '.join('?' * self._width)})"
-            self._texts[key] = self.text.replace(_ROWS, f"(VALUES {', '.join([row] * count)})") + returning
+            self._texts[key] = (
+                self.text.replace(_ROWS, f"(VALUES {', '.join([row] * count)})") + returning
+            )
         return self._texts[key]

@@ -30,7 +30,9 @@ log = logging.getLogger("genba")
 class Tx:
     def __init__(self, conn: Any, database: SqliteDatabase, *, begun: bool = False) -> None:
         self._conn = conn
-        self._untouched = database.driver.changes(conn) if begun else -1  # just begun by us, and nothing is written
+        self._untouched = (
+            database.driver.changes(conn) if begun else -1
+        )  # just begun by us, and nothing is written
         self._sql = database.queries
         self._clock = database.clock
         self._batches = database.batches
@@ -67,7 +69,9 @@ class Tx:
     def matched(self, name: str, rows: Sequence[Row], /, **values: Any) -> list[Row] | None:
         return self._wide(self._batches[name], rows, self._bound(values)) if rows else None
 
-    def _wide(self, batch: Batch, rows: Sequence[Row], shared: Mapping[str, Any]) -> list[Row] | None:
+    def _wide(
+        self, batch: Batch, rows: Sequence[Row], shared: Mapping[str, Any]
+    ) -> list[Row] | None:
         """Many rows to a statement; None if all are found.  To ask each for its id costs half an update more, so they
         are counted first."""
         conn, before = self._conn, self._driver.changes(self._conn)
@@ -76,7 +80,9 @@ class Tx:
             conn.execute("SAVEPOINT genba_batch")
         self._in_parts(batch, rows, shared, "")
         complete = self._driver.changes(conn) - before == len(rows)
-        if alone and not complete:  # a savepoint would copy every page for the case that this happens
+        if (
+            alone and not complete
+        ):  # a savepoint would copy every page for the case that this happens
             conn.execute("ROLLBACK")
             conn.execute("BEGIN IMMEDIATE")
             self._untouched = self._driver.changes(conn)
@@ -109,7 +115,12 @@ class Tx:
             rows = _as_bytes(_decode(found))
         except (msgspec.DecodeError, UnicodeDecodeError, AttributeError):
             try:
-                rows = [list(row) for row in self._conn.execute(self._sql["claim_one_by_one"].text, values).fetchall()]
+                rows = [
+                    list(row)
+                    for row in self._conn.execute(
+                        self._sql["claim_one_by_one"].text, values
+                    ).fetchall()
+                ]
             except UnicodeDecodeError:  # a text, too, is none
                 rows = _as_bytes(_rows(found))
         if rows:
@@ -131,12 +142,16 @@ class Tx:
         long = [(row[0], row[at]) for row in rows if len(row[at]) > LONG]
         if long:
             self.batch("put_apart", long)
-            rows = [(*row[:at], b"", *row[at + 1 :]) if len(row[at]) > LONG else row for row in rows]
+            rows = [
+                (*row[:at], b"", *row[at + 1 :]) if len(row[at]) > LONG else row for row in rows
+            ]
         marks = ", ".join("?" * len(columns))
         text = f"INSERT INTO genba_job ({', '.join(columns)}) VALUES ({marks})"  # noqa: S608  our own column names
         self._driver.batch(self._conn, text, rows)
 
-    def insert_alike(self, columns: Sequence[str], same: Row, rows: Sequence[tuple[int, bytes]]) -> None:
+    def insert_alike(
+        self, columns: Sequence[str], same: Row, rows: Sequence[tuple[int, bytes]]
+    ) -> None:
         long = [row for row in rows if len(row[1]) > LONG]
         if long:
             self.batch("put_apart", long)
@@ -177,8 +192,13 @@ def _as_bytes(rows: list[list[Any]]) -> list[list[Any]]:
 def _rows(found: bytes) -> list[list[Any]]:
     try:
         return _decode(found)
-    except (msgspec.DecodeError, UnicodeDecodeError):  # SQLite keeps any bytes as a text: others must not wait for it
+    except (
+        msgspec.DecodeError,
+        UnicodeDecodeError,
+    ):  # SQLite keeps any bytes as a text: others must not wait for it
         return _decode(found.decode(errors="replace"))
+
+
 _ARGS, _SAVED = Claimed._fields.index("args"), Claimed._fields.index("saved")
 _APART = "(SELECT a.args FROM genba_argument a WHERE a.job_id = id)"
 _WHOLE = f"CASE WHEN length(args) > 0 THEN args ELSE COALESCE({_APART}, args) END"
@@ -232,7 +252,9 @@ class StandardLibrary:
         self._sqlite3 = sqlite3
 
     def connect(self, path: str) -> Any:
-        return self._sqlite3.connect(path, timeout=BUSY, isolation_level=None, check_same_thread=False)
+        return self._sqlite3.connect(
+            path, timeout=BUSY, isolation_level=None, check_same_thread=False
+        )
 
     @staticmethod
     def run(conn: Any, text: str, values: Mapping[str, Any]) -> int:
@@ -265,7 +287,9 @@ class SqliteDatabase:
         self.queries = {name: _translated(query) for name, query in queries.items()}
         self.batches = {name: Batch(query) for name, query in self.queries.items() if query.columns}
         self.clock = clock
-        self.driver: Apsw | StandardLibrary = Apsw() if place.driver == "apsw" else StandardLibrary()
+        self.driver: Apsw | StandardLibrary = (
+            Apsw() if place.driver == "apsw" else StandardLibrary()
+        )
         self._place = place
         self._log: str | None = None  # where commits go first; None: SQLite syncs them itself
         self._idle: list[Any] = []
@@ -281,7 +305,11 @@ class SqliteDatabase:
     def _own(self) -> None:
         """In a forked child: forget what belongs to the parent."""
         if self._pid != os.getpid():
-            self._inherited, self._idle, self._pid = [*self._inherited, *self._idle, self._watcher], [], os.getpid()
+            self._inherited, self._idle, self._pid = (
+                [*self._inherited, *self._idle, self._watcher],
+                [],
+                os.getpid(),
+            )
             self._memory, self._watch, self._watcher = threading.RLock(), threading.Lock(), None
 
     def _connection(self) -> Any:
@@ -301,7 +329,9 @@ class SqliteDatabase:
                         _warn_of(self.driver.version)
                     self._opened = True
                 conn = self.driver.connect(str(path) if path else ":memory:")
-            if path is not None and conn.execute("PRAGMA journal_mode = WAL").fetchall() == [("wal",)]:
+            if path is not None and conn.execute("PRAGMA journal_mode = WAL").fetchall() == [
+                ("wal",)
+            ]:
                 self._log = f"{os.path.realpath(path)}-wal"  # SQLite follows links before it adds the ending
             else:  # in memory, or on a network file system, for those who know better
                 synchronous = "FULL"
@@ -337,11 +367,15 @@ class SqliteDatabase:
         except self.driver.errors as error:
             raise _spoken(error, self._place.path) from error
         except UnicodeDecodeError as error:  # SQLite keeps any bytes as a text
-            raise StoreError(f"{self._place.path}: a text in a table is no UTF-8: {error.reason}") from error
+            raise StoreError(
+                f"{self._place.path}: a text in a table is no UTF-8: {error.reason}"
+            ) from error
 
     def in_turn(self, *steps: Step) -> list[list[Row]]:
         with self.transaction() as tx:
-            return [tx.all(name, **values) if self.queries[name].text else [] for name, values in steps]
+            return [
+                tx.all(name, **values) if self.queries[name].text else [] for name, values in steps
+            ]
 
     @contextmanager
     def transaction(self) -> Iterator[Tx]:
@@ -381,7 +415,9 @@ class SqliteDatabase:
         with self._memory if self._place.path is None else _nothing(), self.wrapped():
             conn = self._connection()
             try:
-                conn.execute("BEGIN")  # WAL: from its first read on it sees nothing newer, and hinders nobody
+                conn.execute(
+                    "BEGIN"
+                )  # WAL: from its first read on it sees nothing newer, and hinders nobody
                 yield Snapshot(conn, self)
             finally:
                 conn.execute("ROLLBACK")
@@ -397,7 +433,9 @@ class SqliteDatabase:
                 f"{self._place.driver} connection"
             )
         if not self.driver.in_transaction(conn):
-            raise StoreError("conn has no open transaction: begin one (BEGIN IMMEDIATE) before you enqueue in it")
+            raise StoreError(
+                "conn has no open transaction: begin one (BEGIN IMMEDIATE) before you enqueue in it"
+            )
         with self.wrapped():
             yield Tx(conn, self)
 
@@ -438,7 +476,10 @@ class SqliteDatabase:
             if other is not None or not lasts:
                 return look_at(other)
         path = os.path.realpath(self._place.path)  # SQLite follows links before it adds the ending
-        return look_at(locked_by(Path(f"{path}-shm"), _WRITE_LOCK) or locked_by(Path(f"{self._place.path}-turn")))
+        return look_at(
+            locked_by(Path(f"{path}-shm"), _WRITE_LOCK)
+            or locked_by(Path(f"{self._place.path}-turn"))
+        )
 
     def mark(self) -> object:
         if self._place.path is None:
@@ -501,7 +542,9 @@ class Joint:
     user's code does meanwhile; a mere rollback would let its next statements commit one by one.
     """
 
-    def __init__(self, database: SqliteDatabase, conn: Any, turn: Turns | None, within: float) -> None:
+    def __init__(
+        self, database: SqliteDatabase, conn: Any, turn: Turns | None, within: float
+    ) -> None:
         self.connection = conn
         self.expired = ""
         self._database = database
@@ -527,13 +570,17 @@ class Joint:
             if self._over:
                 return
             self._over = True
-            self.expired = f"the job's transaction was open for more than {within:g} s, and was rolled back"
+            self.expired = (
+                f"the job's transaction was open for more than {within:g} s, and was rolled back"
+            )
         while True:
             try:
                 self.connection.interrupt()
                 self._close()
                 return
-            except self._database.driver.errors:  # a statement of the user's is just being interrupted
+            except (
+                self._database.driver.errors
+            ):  # a statement of the user's is just being interrupted
                 time.sleep(0.01)
 
     def _close(self) -> None:
@@ -556,7 +603,9 @@ class Joint:
         if not self._settle():
             raise StoreError(self.expired)
         if not self._database.driver.in_transaction(self.connection):
-            raise StoreError("the transaction was ended inside its block: leave COMMIT and ROLLBACK to the block")
+            raise StoreError(
+                "the transaction was ended inside its block: leave COMMIT and ROLLBACK to the block"
+            )
 
     @unbroken
     def commit(self) -> None:
@@ -580,14 +629,20 @@ class Migrating:
         self._clock = clock
 
     def applied(self) -> Mapping[int, str]:
-        if not self._conn.execute("SELECT 1 FROM sqlite_schema WHERE name = 'genba_migration'").fetchone():
+        if not self._conn.execute(
+            "SELECT 1 FROM sqlite_schema WHERE name = 'genba_migration'"
+        ).fetchone():
             return {}
         return dict(self._conn.execute("SELECT version, name FROM genba_migration").fetchall())
 
     def serves(self) -> Mapping[int, int]:
         if not self.applied():
             return {}
-        return dict(self._conn.execute("SELECT version, COALESCE(serves, version) FROM genba_migration").fetchall())
+        return dict(
+            self._conn.execute(
+                "SELECT version, COALESCE(serves, version) FROM genba_migration"
+            ).fetchall()
+        )
 
     def apply(self, version: int, name: str, script: str, serves: int | None = None) -> None:
         self._conn.execute("BEGIN IMMEDIATE")
@@ -646,7 +701,11 @@ def split_script(script: str) -> list[str]:
 
 
 def _translated(query: Query) -> Query:
-    text = query.text.replace("genba.", "genba_").replace("/* now */", ":now").replace("/* boot */", ":boot")
+    text = (
+        query.text.replace("genba.", "genba_")
+        .replace("/* now */", ":now")
+        .replace("/* boot */", ":boot")
+    )
     text = text.replace("/* lock */", "").replace("/* args */", _WHOLE)
     return Query(query.name, text, query.columns, query.literals)
 
@@ -655,7 +714,9 @@ def sync(log: str) -> None:
     """SQLite locks nothing in its log, so that it may be opened and closed beside it."""
     try:
         file = os.open(log, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:  # the last who had it open has put all into the database, and synced that
+    except (
+        FileNotFoundError
+    ):  # the last who had it open has put all into the database, and synced that
         return
     try:
         os.fdatasync(file)
@@ -675,4 +736,3 @@ def _spoken(error: Exception, path: Path | None) -> StoreError:
     if "locked" in text or "busy" in text.lower():
         return StoreUnreachable(f"{path}: another process has kept it locked for {BUSY:g} s")
     return StoreError(f"{path}: {text}")
-

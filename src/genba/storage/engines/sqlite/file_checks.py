@@ -31,7 +31,9 @@ def check_place(place: Place, path: Path) -> None:
     if path.exists() and not stat.S_ISREG(path.stat().st_mode):
         raise StoreUnreachable(f"cannot open {path}: it is not a file")
     if not os.access(folder, os.W_OK) or (path.exists() and not os.access(path, os.R_OK | os.W_OK)):
-        raise StoreUnreachable(f"cannot open {path}: this user may not write there (SQLite needs the folder too)")
+        raise StoreUnreachable(
+            f"cannot open {path}: this user may not write there (SQLite needs the folder too)"
+        )
     kind = file_system(folder)
     if not place.allow_network and any(kind == bad or kind.startswith(bad) for bad in NETWORK):
         raise StoreError(
@@ -72,7 +74,9 @@ def _opens(conn: Any, real: str) -> bool:
 
     try:
         return bool(os.path.realpath(conn.filename) == real)
-    except apsw.ThreadingViolationError:  # at work in another thread, it cannot be asked: it may well be the one
+    except (
+        apsw.ThreadingViolationError
+    ):  # at work in another thread, it cannot be asked: it may well be the one
         return True
 
 

@@ -45,7 +45,9 @@ class Turns:
     _all: dict[tuple[int, str], Turns] = {}  # noqa: RUF012  per process, because the kernel counts per process
     _at_rest: list[Turns] = []  # noqa: RUF012  while a fork is under way
     _guard = threading.Lock()
-    opening = threading.Lock()  # who looks at which library has the file must not meet a half-open connection
+    opening = (
+        threading.Lock()
+    )  # who looks at which library has the file must not meet a half-open connection
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -68,7 +70,9 @@ class Turns:
     @classmethod
     def before_fork(cls) -> None:
         """No thread may be writing: SQLite keeps what it has locked in the memory that the child inherits."""
-        cls._at_rest = [turns for turns in list(cls._all.values()) if turns._mine.acquire(timeout=BUSY)]
+        cls._at_rest = [
+            turns for turns in list(cls._all.values()) if turns._mine.acquire(timeout=BUSY)
+        ]
 
     @classmethod
     def after_fork(cls) -> None:
@@ -82,13 +86,17 @@ class Turns:
 
     def take(self, within: float) -> None:
         if not self._mine.acquire(timeout=within):
-            raise StoreUnreachable(f"{self._path}: another thread of this process has been writing for {within:g} s")
+            raise StoreUnreachable(
+                f"{self._path}: another thread of this process has been writing for {within:g} s"
+            )
         self._taken += 1
         try:
             fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self._stand_in_line(within)
-        except BaseException:  # also a stop, which comes when the call has just returned; raised again
+        except (
+            BaseException
+        ):  # also a stop, which comes when the call has just returned; raised again
             self.give()
             raise
 
@@ -98,7 +106,9 @@ class Turns:
         try:
             self._send(me)
             me.came.acquire(timeout=within)
-        except BaseException:  # a stop: the turn will come all the same, and must not stay here; raised again
+        except (
+            BaseException
+        ):  # a stop: the turn will come all the same, and must not stay here; raised again
             with me.story:
                 if me.state != "waiting":  # ours, or nobody was sent
                     self.give()
@@ -184,4 +194,6 @@ def look_at(pid: int | None) -> Writer | None:
     return None if pid is None else Writer(pid, int(fields[19]), fields[0] in (b"T", b"t"))
 
 
-os.register_at_fork(before=Turns.before_fork, after_in_parent=Turns.after_fork, after_in_child=Turns.in_child)
+os.register_at_fork(
+    before=Turns.before_fork, after_in_parent=Turns.after_fork, after_in_child=Turns.in_child
+)
