@@ -10,7 +10,7 @@ WORKERS ?= $(shell expr $$(nproc) '*' 2)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test check lint types layers bench guard soak audit clean
+.PHONY: help venv demo test check lint types layers bench guard house soak audit clean
 
 help:             ## this list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -46,6 +46,9 @@ bench: $(READY)   ## genba beside its peers, which it installs; ARGS=--quick sho
 
 guard: $(READY)   ## has the drain become slower? beside the limit of the same minute
 	@$(BIN)/python benchmarks/guard.py $(ARGS)
+
+house: $(READY)   ## figures about the code: files, functions, complexity, words, cycles
+	@$(BIN)/python benchmarks/house.py $(ARGS)
 
 soak: $(READY)    ## the tests that take minutes or hours
 	@$(BIN)/python -m pytest -m soak -o faulthandler_timeout=0 $(ARGS)
