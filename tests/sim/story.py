@@ -11,8 +11,8 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
+from genba.domain import schedule
 from genba.domain.limits import LIMIT, Need, Rule
-from genba.domain.schedule import Rule as When
 from genba.errors import StoreError
 from genba.storage.records import Edge, NewJob
 from genba.storage.schedules.rows import Wanted
@@ -481,13 +481,13 @@ def _locking(told: dict[str, Any]) -> NewJob:
 
 def _interval() -> Wanted:
     job = NewJob(task=TASK, args=json.dumps({"n": -1, "ms": 20, "fates": ["return"]}).encode())
-    return Wanted(name="often", rule=When(every=2 * SECOND, max_runs=4), job=job)
+    return Wanted(name="often", rule=schedule.Rule(every=2 * SECOND, max_runs=4), job=job)
 
 
 def _cron(misfire: Any = "once", overlap: Any = "allow") -> Wanted:
     job = NewJob(task=TASK, args=json.dumps({"n": -2, "ms": 300, "fates": ["return"]}).encode())
     return Wanted(
         name="minutely",
-        rule=When(cron="* * * * *", misfire=misfire, overlap=overlap, max_runs=2),
+        rule=schedule.Rule(cron="* * * * *", misfire=misfire, overlap=overlap, max_runs=2),
         job=job,
     )
