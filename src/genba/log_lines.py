@@ -23,8 +23,10 @@ from genba.domain.duration import to_datetime
 from genba.domain.terminal_text import clean, clean_json
 
 FORMATS = ("json", "pretty", "pipe")
-LONGEST = 4096  # bytes: a pipe takes so much as one piece, whoever else writes into it
-JOBS_AS = "GENBA_LOG_JOBS"  # in the environment of workers: a format, and the name of their node
+MAX_LINE_BYTES = 4096  # bytes: a pipe takes so much as one piece, whoever else writes into it
+JOB_LOG_VARIABLE = (
+    "GENBA_LOG_JOBS"  # in the environment of workers: a format, and the name of their node
+)
 CHAIN = 20  # causes of an error
 _CUTS = (1500, 600, 200, 60, 20)  # characters that a text keeps, until the line is short enough
 _KNOWN = frozenset(
@@ -33,20 +35,22 @@ _KNOWN = frozenset(
 _LONG = ("message", "error", "data")
 _OF_JOB = ("job", "task", "attempt")
 
-Inside = Callable[[], Mapping[str, Any]]
+CurrentJobFields = Callable[[], Mapping[str, Any]]
 
 
-class Line(logging.Formatter):
+class LineFormatter(logging.Formatter):
     """`about` is in every line; `inside` is asked which job a record comes from, if it does not say so itself."""
 
-    def __init__(self, form: str, about: Mapping[str, Any], inside: Inside = dict) -> None:
+    def __init__(
+        self, form: str, about: Mapping[str, Any], inside: CurrentJobFields = dict
+    ) -> None:
         super().__init__()
         self._write = {"json": _json, "pretty": _pretty, "pipe": _pipe}[form]
         self._about = {"host": socket.gethostname(), **about}
         self._inside = inside
 
     def format(self, record: logging.LogRecord) -> str:
-        return fitted(self._write, self._told(record))
+        return fit_line(self._write, self._told(record))
 
     def _told(self, record: logging.LogRecord) -> dict[str, Any]:
         more = {name: value for name, value in vars(record).items() if name not in _KNOWN}
@@ -61,22 +65,22 @@ class Line(logging.Formatter):
             **{name: more.pop(name) for name in (*_OF_JOB, "error") if name in more},
         }
         if record.exc_info and record.exc_info[1] is not None:
-            told["error"] = described(record.exc_info[1])
+            told["error"] = describe_error(record.exc_info[1])
         if more:
             told["data"] = _plain(more)
         return told
 
 
-def fitted(write: Callable[[Mapping[str, Any]], str], told: Mapping[str, Any]) -> str:
+def fit_line(write: Callable[[Mapping[str, Any]], str], told: Mapping[str, Any]) -> str:
     """The line, its texts cut until it is no longer than LONGEST with its end."""
     line = write(told)
     for most in _CUTS:
-        if len(line.encode(errors="replace")) < LONGEST:
+        if len(line.encode(errors="replace")) < MAX_LINE_BYTES:
             return line
         line = write(
             {name: _cut(value, most) if name in _LONG else value for name, value in told.items()}
         )
-    if len(line.encode(errors="replace")) < LONGEST:
+    if len(line.encode(errors="replace")) < MAX_LINE_BYTES:
         return line
     bare = {name: value for name, value in told.items() if name not in _LONG}
     return write({**bare, "message": _cut(str(told["message"]), _CUTS[-1])})
@@ -105,7 +109,7 @@ def _cut(value: Any, most: int) -> Any:
             return value
 
 
-def described(error: BaseException) -> dict[str, Any]:
+def describe_error(error: BaseException) -> dict[str, Any]:
     """Its type, text and traceback, and the chain of what it came from, the nearest first."""
     causes: list[str] = []
     seen = {id(error)}
@@ -178,7 +182,7 @@ def _pipe(told: Mapping[str, Any]) -> str:
 class LineHandler(logging.Handler):
     """Writes to a descriptor: a line at a time, whole, and never waiting for a lock that a dead process holds."""
 
-    def __init__(self, fd: int, line: Line) -> None:
+    def __init__(self, fd: int, line: LineFormatter) -> None:
         super().__init__()
         self._fd = fd
         self.setFormatter(line)

@@ -47,10 +47,10 @@ class _Unbroken:
         return whole
 
 
-unbroken = _Unbroken()
+defer_stop = _Unbroken()
 
 
-def between(stop: Callable[[], None]) -> None:
+def stop_when_safe(stop: Callable[[], None]) -> None:
     """For a signal's handler: call it now, or when the block is left that this thread is in."""
     if _here.depth:
         _here.late = stop

@@ -26,9 +26,9 @@ from genba.domain.clock import Clock, ManualClock, SystemClock
 from genba.domain.duration import Duration, Micros, duration, to_datetime
 from genba.domain.states import FINAL
 from genba.errors import GenbaError, Stopped, WaitTimeout
-from genba.node.foreground import Here
-from genba.worker.conditions import Questioning
-from genba.worker.foreground import run_here
+from genba.node.foreground import ForegroundNode
+from genba.worker.conditions import ConditionChecker
+from genba.worker.foreground import run_in_foreground
 
 if TYPE_CHECKING:
     from genba.client.app import Genba
@@ -64,7 +64,7 @@ class Testing:
         store.install()
         if self._listened:
             self._app.handlers.listen()
-        self._here = Here(store, FAR, self.clock, lambda: 0.0, timed=True)
+        self._here = ForegroundNode(store, FAR, self.clock, lambda: 0.0, timed=True)
         self._node = self._here.join()
         store.schedules.declare(self._app.declared_schedules())
         return self
@@ -137,7 +137,7 @@ class Testing:
 
     def _next_moment(self, endless: bool) -> Micros | None:
         """`endless`: even if there is nothing to come but runs of schedules in code."""
-        chores = self._app.store.nodes.chores(self._node, [], [])
+        chores = self._app.store.nodes.due_work(self._node, [], [])
         others = (chores.next_ripe, chores.pause_ends)
         if not endless and others == (None, None) and self._only_declared():
             return None
@@ -158,9 +158,9 @@ class Testing:
         store.expire()
         store.policy.end_pauses()
         store.limits.recheck()
-        store.limits.ripen()
+        store.limits.serve_due_rates()
         store.fairness.rank_new()
-        store.questions.look()
+        store.conditions.look()
         tasks = sorted(self._app.task_table())
         queues = {job.queue for job in self._app.jobs(state="waiting", limit=1000)}
         claim = secrets.randbits(63)
@@ -170,28 +170,30 @@ class Testing:
                 assert record is not None
                 if not self._here.may_start(claimed, claim, self._ask):
                     return self._run_next()
-                outer = current_job.enter(None)
+                outer = current_job.set_current_job(None)
                 try:
                     self._here.go(record, claimed, claim, self._call)
                 finally:
-                    current_job.enter(outer)
+                    current_job.set_current_job(outer)
                 return claimed.id
         return None
 
     def _ask(
-        self, job: wire.Job, conditions: Sequence[str]
+        self, job: wire.JobMessage, conditions: Sequence[str]
     ) -> tuple[bool, Micros | None, str, str | None]:
         """Whether its conditions hold, when to ask again, who said no, and what it raised."""
         with asyncio.Runner() as runner:
-            asking = Questioning(self._app.conditions, runner.get_loop, self._app.by_name)
+            asking = ConditionChecker(self._app.conditions, runner.get_loop, self._app.by_name)
             try:
                 verdict = asking.ask(job, conditions)
             except Exception as raised:  # noqa: BLE001  as in a worker: who raises is not ready
                 return False, None, asking.name, f"{type(raised).__name__}: {raised}"
         return bool(verdict), verdict.wait, asking.name, None
 
-    def _call(self, serial: int, job: wire.Job, slate: wire.Slate) -> list[list[Any]]:
-        return run_here(self._app, serial, job, slate, self.clock)
+    def _call(
+        self, serial: int, job: wire.JobMessage, memory: wire.SharedMemory
+    ) -> list[list[Any]]:
+        return run_in_foreground(self._app, serial, job, memory, self.clock)
 
     def wait(self, jobs: Iterable[Job[Any]], until: str) -> None:
         """`wait` and `result` in a test: run what may start; WaitTimeout at once if that is not enough."""

@@ -18,10 +18,10 @@ from tests.storage.builders import connection, rows
 from tests.support import eventually
 
 from genba.cli import main
-from genba.domain.schedule import Rule
+from genba.domain.schedule import ScheduleRule
 from genba.storage.engines.database import TABLES
 from genba.storage.records import NewJob
-from genba.storage.schedules.rows import Wanted
+from genba.storage.schedules.rows import NewSchedule
 
 TEXTS = [
     "not json",
@@ -79,7 +79,7 @@ def columns(url: str, table: str) -> list[Column]:
 
 def a_schedule(**rule: Any) -> str:
     job = NewJob(task="jobs.add", args=b"")
-    return Wanted(name="s", rule=Rule(**rule), job=job).definition()
+    return NewSchedule(name="s", rule=ScheduleRule(**rule), job=job).definition()
 
 
 # What a row of a table says that is right; what is not named here is made by the kind of the column.

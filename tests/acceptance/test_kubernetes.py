@@ -11,10 +11,10 @@ from tests.support import ROOT
 
 from genba.cli import main
 from genba.domain.duration import duration
-from genba.node.watch.counters import Meter
-from genba.node.watch.http import Port
-from genba.node.watch.metrics import Vitals, text
-from genba.storage.jobs.counts import Level, Levels
+from genba.node.watch.counters import Counters
+from genba.node.watch.http import MetricsServer
+from genba.node.watch.metrics import NodeStatus, text
+from genba.storage.jobs.counts import OpenJobCounts, StateCount
 
 DOCUMENT = (ROOT / "docs" / "howto" / "kubernetes.md").read_text()
 
@@ -36,7 +36,7 @@ def test_the_command_of_the_pod_is_one_that_a_node_understands():
 
 
 def test_every_probe_and_every_metric_is_told():
-    port = Port(("127.0.0.1", 0), "n1", 2)
+    port = MetricsServer(("127.0.0.1", 0), "n1", 2)
     try:
         for path in re.findall(r"path: (/\w+)", DOCUMENT):
             assert port.answer(path)[0] != HTTPStatus.NOT_FOUND
@@ -44,9 +44,9 @@ def test_every_probe_and_every_metric_is_told():
         port.close()
     watch = (ROOT / "docs" / "howto" / "telemetry.md").read_text()
     told = text(
-        Vitals("n1"),
-        Meter(),
-        Levels(0, [Level("waiting", "default", "t", 1, 0)], frozenset(), 0, 0, None),
+        NodeStatus("n1"),
+        Counters(),
+        OpenJobCounts(0, [StateCount("waiting", "default", "t", 1, 0)], frozenset(), 0, 0, None),
     )
     for metric in re.findall(r"genba_\w+", DOCUMENT + watch):
         assert f"# TYPE {metric} " in told

@@ -27,7 +27,7 @@ from tests.support.postgres_server import Server
 
 from genba.errors import StoreError
 from genba.node.processes.guard import children
-from genba.storage.engines.sqlite.write_queue import Turns
+from genba.storage.engines.sqlite.write_queue import WriteQueue
 
 LEASE = 2.0
 PAST = LEASE * 1.5
@@ -211,7 +211,7 @@ class Fire:
         url = self.app.app.url
         return (
             url.startswith("sqlite")
-            and Turns.of(Path(url.removeprefix("sqlite:///"))).holder() == node.pid
+            and WriteQueue.of(Path(url.removeprefix("sqlite:///"))).holder() == node.pid
         )
 
     def _has_jobs(self, node: NodeProcess) -> bool:

@@ -15,7 +15,7 @@ import pytest
 from tests.chaos.fire import kill_at_once
 from tests.support import NodeProcess, eventually, lines, load_module
 
-from genba.storage.nodes.take_over import judged
+from genba.storage.nodes.take_over import judge_with_jitter
 
 APP = """
 import os, subprocess, time
@@ -76,7 +76,9 @@ def last_beat(app: Any, name: str) -> int:
 def bury_from_elsewhere(app: Any) -> None:
     """As a node of another machine does it, which cannot end anything here."""
     nodes = app.app.store.nodes
-    nodes.bury(next(one.id for one in app.app.nodes() if one.name == "doomed"), judged)
+    nodes.declare_dead(
+        next(one.id for one in app.app.nodes() if one.name == "doomed"), judge_with_jitter
+    )
 
 
 def old_processes(path: Path) -> list[int]:

@@ -35,10 +35,10 @@ def proxied(databases: Any, template: str) -> Iterator[tuple[Proxy, str]]:
 def test_a_call_through_a_stalled_proxy_comes_back_in_time_and_the_next_one_works(
     proxied, monkeypatch
 ):
-    assert deadline.LIMIT <= 12, (
+    assert deadline.ANSWER_SECONDS <= 12, (
         "the promise; here a shorter one, so that nobody has to wait for it"
     )
-    monkeypatch.setattr(deadline, "LIMIT", 2.0)
+    monkeypatch.setattr(deadline, "ANSWER_SECONDS", 2.0)
     proxy, _ = proxied
     app = Genba(proxy.url)
     app.enqueue("x")
@@ -62,7 +62,7 @@ def test_a_call_into_a_network_that_drops_all_comes_back_in_time_and_the_next_on
 ):
     if why := no_network_of_our_own():
         pytest.skip(why)
-    monkeypatch.setattr(deadline, "LIMIT", 2.0)
+    monkeypatch.setattr(deadline, "ANSWER_SECONDS", 2.0)
     with ExitStack() as stack:
         name = stack.enter_context(databases.fresh(template))
         network = Network()

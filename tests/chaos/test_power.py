@@ -93,7 +93,7 @@ def write(file: bytearray, offset: int, data: bytes) -> None:
 @pytest.fixture
 def disk(monkeypatch) -> Iterator[Disk]:
     disk = Disk()
-    monkeypatch.setattr(database, "sync", disk.sync)
+    monkeypatch.setattr(database, "sync_file", disk.sync)
     before = apsw.vfs_names()[0]
     apsw.set_default_vfs("genba-power")
     yield disk
@@ -156,7 +156,7 @@ def test_who_finds_a_job_there_has_it_on_the_disk_too(monkeypatch, tmp_path):
     with closing(open_store(sqlite_url(tmp_path))) as store:
         first = one(store, identity="the same")
         synced: list[str] = []
-        monkeypatch.setattr(database, "sync", synced.append)
+        monkeypatch.setattr(database, "sync_file", synced.append)
 
         assert one(store, identity="the same") == first
 

@@ -16,23 +16,25 @@ from tests.support import eventually
 
 from genba.domain.clock import ManualClock
 from genba.domain.duration import HOUR, MINUTE
-from genba.domain.schedule import Rule
+from genba.domain.schedule import ScheduleRule
 from genba.storage.engines.postgres import database as postgres
 from genba.storage.engines.sqlite import database as sqlite
-from genba.storage.schedules.rows import Wanted
+from genba.storage.schedules.rows import NewSchedule
 from genba.storage.store import Store, open_store
 
 START = 1_767_225_600_000_000
 
 
-def a_schedule(name: str, **rule: Any) -> Wanted:
-    return Wanted(name=name, rule=Rule(**rule), job=a_job(), said=repr(sorted(rule.items())))
+def a_schedule(name: str, **rule: Any) -> NewSchedule:
+    return NewSchedule(
+        name=name, rule=ScheduleRule(**rule), job=a_job(), said=repr(sorted(rule.items()))
+    )
 
 
 def after_statement(hit: Callable[[], None]) -> Iterator[None]:
     """Call `hit` after every statement of a transaction, on both engines."""
     with pytest.MonkeyPatch.context() as patch:
-        for engine in (postgres.Tx, sqlite.Tx):
+        for engine in (postgres.PostgresTransaction, sqlite.SqliteTransaction):
             for name in ("all", "one", "run", "batch"):
                 patch.setattr(engine, name, _followed(getattr(engine, name), hit))
         yield
@@ -76,7 +78,7 @@ def complete_in_a_child(url: str, clock: ManualClock, job: Any, node: int, die_a
 def take_over_and_claim(store: Store, node: int) -> list[Any]:
     """As keepers do: until the server has seen that its client is dead, that one's locks are passed by."""
     for dead in store.nodes.left_behind():
-        store.nodes.orphans_of(dead, loss)
+        store.nodes.take_over_jobs(dead, loss)
     return store.claim(node, node, {"default": 1}, [TASK])
 
 
@@ -94,7 +96,7 @@ def test_regression_02_kill_9_at_every_step_of_completing_a_run_leaves_exactly_o
         (job,) = store.claim(node, node, {"default": 1}, [TASK])
         was_killed = complete_in_a_child(url, clock, job, node, step)
         killed += was_killed
-        store.nodes.bury(node, loss)  # what others do when a node is dead
+        store.nodes.declare_dead(node, loss)  # what others do when a node is dead
         runs = store.schedules.open_runs(id)
         assert len(runs) == 1, f"killed after statement {step}: {runs}"
         if not was_killed:

@@ -20,7 +20,7 @@ from tests.support import ROOT, sqlite_url
 
 from genba import Genba
 from genba.cli import main
-from genba.domain.limits import Rule
+from genba.domain.limits import LimitRule
 from genba.storage.records import NewNode
 
 REFERENCE = ROOT / "docs" / "reference"
@@ -89,7 +89,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
             )
         )
     with store._db.transaction() as tx:  # as a node does whose tasks have it
-        store.limits.declare(tx, [Rule("tenant:{tenant}", 1)])
+        store.limits.declare(tx, [LimitRule("tenant:{tenant}", 1)])
     app.enqueue_many([app.call("tasks.add", (i,)) for i in range(41)])
     app.submit(
         [

@@ -39,13 +39,13 @@ from genba import (
 )
 from genba.cli import main
 from genba.client.client import Client
-from genba.client.current_job import Outcome, RunningJob
+from genba.client.current_job import RequestedOutcome, RunningJob
 from genba.client.node_handle import NodeHandle
-from genba.client.task import Bound
+from genba.client.task import TaskWithOptions
 from genba.domain.clock import SystemClock
 from genba.errors import BadTask
-from genba.node.database.lost_claims import Doubts
-from genba.node.database.maintenance import Keeper
+from genba.node.database.lost_claims import LostClaims
+from genba.node.database.maintenance import Maintenance
 from genba.storage.records import NewJob
 
 # ways in
@@ -842,7 +842,7 @@ _ONLY_ASYNC = {"threads", "adeps", "aoptions"}  # the twins of properties
 
 @pytest.mark.parametrize(
     "kind",
-    [Genba, Client, Task, Bound, Job, Group, RunningJob, Outcome, NodeHandle],
+    [Genba, Client, Task, TaskWithOptions, Job, Group, RunningJob, RequestedOutcome, NodeHandle],
     ids=lambda kind: kind.__name__,
 )
 def test_the_signatures_of_twins_are_equal(kind):
@@ -875,7 +875,7 @@ def test_every_blocking_call_has_a_twin():
         ],
         NodeHandle: ["run"],
         Task: ["enqueue"],
-        Bound: ["enqueue"],
+        TaskWithOptions: ["enqueue"],
         Job: [
             "refresh",
             "explain",
@@ -889,7 +889,7 @@ def test_every_blocking_call_has_a_twin():
         ],
         Group: ["wait"],
         RunningJob: ["save", "inbox", "clone", "deps", "options"],
-        Outcome: ["apply"],
+        RequestedOutcome: ["apply"],
     }
     lacking = [
         f"{kind.__name__}.{name}"
@@ -1142,9 +1142,9 @@ def test_a_node_that_starts_declares_what_operators_say(url):
     app.tasks["often"].set(every=None)
     seen = [(one.name, one.record.version) for one in app.schedules()]
     clock = SystemClock()
-    keeper = Keeper(
+    keeper = Maintenance(
         app.store, 1, lease=15_000_000, poll=1_000_000, queues=["default"], tasks=sorted(app.task_table()), keep={},
-        conditions=[], schedules=app.declared_schedules(), boot_id=None, clock=clock, doubts=Doubts(clock),
+        conditions=[], schedules=app.declared_schedules(), boot_id=None, clock=clock, doubts=LostClaims(clock),
         post=lambda what: None,
     )  # fmt: skip
     keeper.step()

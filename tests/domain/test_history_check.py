@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from genba.domain.history_check import STEPS, Kind, Replay
+from genba.domain.history_check import STEPS, FaultKind, HistoryCheck
 from genba.domain.states import FINAL, OPEN, State
 
 # An event, and the states that it may leave a job in, as bits of their own.
 BITS = {1 << place: state for place, state in enumerate(State)}
 
 
-def told(*kinds: str, complete: bool = True) -> tuple[Replay, list[Kind]]:
-    replay = Replay(complete)
+def told(*kinds: str, complete: bool = True) -> tuple[HistoryCheck, list[FaultKind]]:
+    replay = HistoryCheck(complete)
     faults = [replay.tell(7, kind) for kind in kinds]
     return replay, [fault.kind for fault in faults if fault]
 
@@ -67,18 +67,18 @@ def test_a_life_that_can_be_is_no_fault(kinds):
 @pytest.mark.parametrize(
     ("kinds", "kind"),
     [
-        (("waiting", "running", "succeeded", "succeeded"), Kind.TWICE),
-        (("waiting", "cancelled", "failed"), Kind.TWICE),
-        (("waiting", "succeeded", "running"), Kind.MOVE),
-        (("waiting", "succeeded", "waiting"), Kind.MOVE),
-        (("waiting", "succeeded", "held"), Kind.MOVE),
-        (("blocked", "running"), Kind.MOVE),
-        (("scheduled", "succeeded"), Kind.MOVE),
-        (("waiting", "resumed"), Kind.MOVE),
-        (("waiting", "requeued"), Kind.MOVE),
-        (("waiting", "deleted", "running"), Kind.MOVE),
-        (("waiting", "running", "deleted"), Kind.MOVE),
-        (("crashed",), Kind.MOVE),
+        (("waiting", "running", "succeeded", "succeeded"), FaultKind.TWICE),
+        (("waiting", "cancelled", "failed"), FaultKind.TWICE),
+        (("waiting", "succeeded", "running"), FaultKind.MOVE),
+        (("waiting", "succeeded", "waiting"), FaultKind.MOVE),
+        (("waiting", "succeeded", "held"), FaultKind.MOVE),
+        (("blocked", "running"), FaultKind.MOVE),
+        (("scheduled", "succeeded"), FaultKind.MOVE),
+        (("waiting", "resumed"), FaultKind.MOVE),
+        (("waiting", "requeued"), FaultKind.MOVE),
+        (("waiting", "deleted", "running"), FaultKind.MOVE),
+        (("waiting", "running", "deleted"), FaultKind.MOVE),
+        (("crashed",), FaultKind.MOVE),
     ],
 )
 def test_a_life_that_cannot_be_is_named(kinds, kind):
@@ -87,13 +87,13 @@ def test_a_life_that_cannot_be_is_named(kinds, kind):
 
 @given(st.sampled_from(sorted(FINAL)), st.sampled_from(sorted(FINAL)))
 def test_whatever_ended_does_not_end_again(first, second):
-    assert told("waiting", first, second)[1] == [Kind.TWICE]
+    assert told("waiting", first, second)[1] == [FaultKind.TWICE]
     assert told("waiting", first, "requeued", second)[1] == []
 
 
 @given(st.sampled_from(sorted(STEPS)), st.sampled_from(State))
 def test_a_row_in_another_state_than_its_history_says_is_a_fault(kind, state):
-    replay = Replay(complete=False)
+    replay = HistoryCheck(complete=False)
     replay.tell(7, kind)
     _, after = STEPS[kind]
     possible = {one for bit, one in BITS.items() if after & bit}
@@ -106,7 +106,7 @@ def test_a_row_in_another_state_than_its_history_says_is_a_fault(kind, state):
 
 
 def test_a_job_that_is_gone_before_its_end_is_lost():
-    replay = Replay(complete=True)
+    replay = HistoryCheck(complete=True)
     for job, kind in (
         (1, "waiting"),
         (2, "succeeded"),
@@ -119,14 +119,14 @@ def test_a_job_that_is_gone_before_its_end_is_lost():
     replay.row(3, "blocked", silent=False)
 
     assert [(fault.kind, fault.which) for fault in replay.lost()] == [
-        (Kind.LOST, "job 1"),
-        (Kind.LOST, "job 9000"),
+        (FaultKind.LOST, "job 1"),
+        (FaultKind.LOST, "job 9000"),
     ]
 
 
 def test_what_is_known_of_a_job_takes_two_bytes():
     tracemalloc.start()
-    replay = Replay(complete=True)
+    replay = HistoryCheck(complete=True)
     for job in range(100_000):
         replay.tell(job, "waiting")
     used, _ = tracemalloc.get_traced_memory()

@@ -8,15 +8,15 @@ from hypothesis import strategies as st
 
 from genba.domain.limits import (
     LIMIT,
-    LONGEST,
-    STRIPE,
+    MAX_BUCKET_LENGTH,
+    ORDERED,
     Bucket,
-    Need,
-    Rule,
-    Waiter,
-    allot,
+    BucketWaiter,
+    LimitRule,
+    SlotNeed,
+    assign_slots,
     bucket_of,
-    line_of,
+    bucket_to_wait_for,
     needs_of,
     read_needs,
     write_needs,
@@ -48,19 +48,24 @@ def test_a_missing_argument_is_named():
 def test_long_names_are_shortened_and_stay_different(a, b):
     one, other = bucket_of("{x}", {"x": a}), bucket_of("{x}", {"x": b})
 
-    assert len(one) <= LONGEST
+    assert len(one) <= MAX_BUCKET_LENGTH
     assert (one == other) == (a == b)
 
 
 def test_needs_are_sorted_one_of_each_bucket_and_come_back_as_they_were():
-    rules = (Rule("b", 2), Rule("a:{x}", 1, True), Rule("b", 2), Rule("rate r", 5, False, SECOND))
+    rules = (
+        LimitRule("b", 2),
+        LimitRule("a:{x}", 1, True),
+        LimitRule("b", 2),
+        LimitRule("rate r", 5, False, SECOND),
+    )
     needs = needs_of(rules, {"x": 7})
 
     assert [need.name for need in needs] == ["a:7", "b", "rate r"]
     assert read_needs(write_needs(needs)) == needs
-    assert line_of(needs) == needs[0]
-    assert line_of(needs, owned=True) == needs[1]
-    assert line_of(()) is None
+    assert bucket_to_wait_for(needs) == needs[0]
+    assert bucket_to_wait_for(needs, owned=True) == needs[1]
+    assert bucket_to_wait_for(()) is None
 
 
 @given(
@@ -111,11 +116,11 @@ def lines(draw):
     waiters = []
     for id in range(draw(st.integers(0, 12))):
         names = sorted(draw(st.sets(st.sampled_from(NAMES), min_size=1)))
-        needs = tuple(Need(name, name, STRIPE if name == "a" else LIMIT) for name in names)
-        line = line_of(needs)
+        needs = tuple(SlotNeed(name, name, ORDERED if name == "a" else LIMIT) for name in names)
+        line = bucket_to_wait_for(needs)
         assert line is not None
         waiters.append(
-            Waiter(
+            BucketWaiter(
                 draw(st.integers(0, 5)),
                 id,
                 line.name,
@@ -131,7 +136,7 @@ def test_an_allotment_exceeds_nothing_passes_nobody_and_leaves_nothing_that_fits
     buckets, waiters = given_lines
     before = {name: bucket.taken for name, bucket in buckets.items()}
 
-    done = allot(buckets, waiters, 0)
+    done = assign_slots(buckets, waiters, 0)
 
     granted = done.grants
     for name, bucket in buckets.items():
@@ -151,8 +156,10 @@ def test_an_allotment_exceeds_nothing_passes_nobody_and_leaves_nothing_that_fits
 
 
 def test_a_bucket_that_was_not_given_is_asked_for():
-    needs = (Need("a", "a", LIMIT), Need("z", "z", LIMIT))
+    needs = (SlotNeed("a", "a", LIMIT), SlotNeed("z", "z", LIMIT))
 
-    done = allot({"a": Bucket("a", "a", 1, False, None, None)}, [Waiter(0, 1, "a", needs)], 0)
+    done = assign_slots(
+        {"a": Bucket("a", "a", 1, False, None, None)}, [BucketWaiter(0, 1, "a", needs)], 0
+    )
 
     assert (done.unseen, done.grants) == ({"z"}, [])

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from genba.domain.rank import AGE_STEP, MOST, boost, rank
+from genba.domain.rank import AGE_STEP, MAX_BOOST, boost, rank
 
 moments = st.integers(0, 2**53)
 priorities = st.integers(-1000, 1000)
@@ -46,5 +46,5 @@ def test_a_rank_fits_sixty_four_bits_and_keeps_its_direction(bits, priority, ste
 
 @given(st.integers(-(2**31), 2**31 - 1), st.integers(1, 2**55))
 def test_a_priority_is_worth_its_steps_unless_that_is_more_than_fits(priority, step):
-    assert boost(priority, step) == max(-MOST, min(MOST, priority * step))
+    assert boost(priority, step) == max(-MAX_BOOST, min(MAX_BOOST, priority * step))
     assert boost(priority, AGE_STEP) == priority * AGE_STEP

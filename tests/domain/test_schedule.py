@@ -15,11 +15,11 @@ from genba.domain.duration import DAY, MILLISECOND, MINUTE, SECOND
 from genba.domain.schedule import (
     LONGEST_BACKOFF,
     MOST_AT_ONCE,
-    Rule,
+    ScheduleRule,
     after_run,
-    due,
-    first,
-    spread,
+    first_moment,
+    jitter_of,
+    plan_due_ticks,
     upcoming,
 )
 from genba.errors import BadOption
@@ -34,7 +34,7 @@ texts = st.sampled_from(["* * * * *", "*/5 * * * *", "0 * * * *", "30 2 * * *", 
 @given(every=lengths, base=moments, moment=moments, ran=lengths)
 def test_an_anchored_run_comes_at_the_first_slot_after_the_end(every, base, moment, ran):
     ended = moment + ran
-    rule = Rule(every=every, base=base)
+    rule = ScheduleRule(every=every, base=base)
     found = after_run(rule, moment=moment, started=moment, ended=ended, runs=1, failures=0)
     assert found is not None
     assert (found - base) % every == 0
@@ -45,7 +45,7 @@ def test_an_anchored_run_comes_at_the_first_slot_after_the_end(every, base, mome
 def test_the_first_anchored_run_is_the_first_slot_from_now_on_and_never_before_the_base(
     every, base, start
 ):
-    found = first(Rule(every=every, base=base, start=start), NOW)
+    found = first_moment(ScheduleRule(every=every, base=base, start=start), NOW)
     assert found is not None
     begin = max(NOW, start or NOW)
     if base >= begin:
@@ -66,7 +66,7 @@ def test_no_run_of_an_interval_comes_before_the_end_of_the_one_before(
     every, moment, late, ran, reference
 ):
     started, ended = moment + late, moment + late + ran
-    rule = Rule(every=every, reference=reference)
+    rule = ScheduleRule(every=every, reference=reference)
     found = after_run(rule, moment=moment, started=started, ended=ended, runs=1, failures=0)
     assert found == (ended + every if reference == "end" else max(ended, started + every))
 
@@ -80,7 +80,7 @@ def test_no_run_of_an_interval_comes_before_the_end_of_the_one_before(
 def test_a_run_during_which_the_clock_was_set_back_is_followed_within_one_interval(
     every, back, reference, base
 ):
-    for rule in (Rule(every=every, reference=reference, base=base), Rule(every=-1)):
+    for rule in (ScheduleRule(every=every, reference=reference, base=base), ScheduleRule(every=-1)):
         found = after_run(rule, moment=NOW, started=NOW, ended=NOW - back, runs=1, failures=0)
         assert found is not None
         assert NOW - back <= found <= NOW - back + max(every, 100 * MILLISECOND)
@@ -89,7 +89,7 @@ def test_a_run_during_which_the_clock_was_set_back_is_followed_within_one_interv
 @given(failures=st.integers(0, 100), ran=st.integers(0, SECOND))
 def test_again_at_once_keeps_its_distance_and_backs_off(failures, ran):
     found = after_run(
-        Rule(every=-1), moment=NOW, started=NOW, ended=NOW + ran, runs=1, failures=failures
+        ScheduleRule(every=-1), moment=NOW, started=NOW, ended=NOW + ran, runs=1, failures=failures
     )
     assert found is not None
     assert found >= NOW + 100 * MILLISECOND
@@ -101,11 +101,11 @@ def test_again_at_once_keeps_its_distance_and_backs_off(failures, ran):
 @settings(max_examples=30)
 @given(text=texts, asleep=st.integers(0, 2 * DAY), misfire=st.sampled_from(["skip", "once", "all"]))
 def test_every_tick_that_is_due_runs_or_is_skipped_and_none_is_both(text, asleep, misfire):
-    rule = Rule(cron=text, misfire=misfire)
-    begin = first(rule, NOW)
+    rule = ScheduleRule(cron=text, misfire=misfire)
+    begin = first_moment(rule, NOW)
     assert begin is not None
     now = begin + asleep
-    plan = due(rule, begin, now, 0)
+    plan = plan_due_ticks(rule, begin, now, 0)
     all_of_them = [moment for moment in islice(cron(text).moments(NOW), 3000) if moment <= now]
     assert len(plan.runs) + sum(skip.count or 0 for skip in plan.skips) == len(all_of_them)
     assert set(plan.runs) <= set(all_of_them)
@@ -116,17 +116,17 @@ def test_every_tick_that_is_due_runs_or_is_skipped_and_none_is_both(text, asleep
 @settings(max_examples=15)
 @given(text=texts, most=st.integers(1, 20))
 def test_a_schedule_never_makes_more_jobs_than_it_may(text, most):
-    rule = Rule(cron=text, max_runs=most, misfire="all")
-    assert len(list(islice(upcoming(rule, first(rule, NOW) or 0, 0), 50))) == most
-    plan = due(rule, NOW + MINUTE, NOW + 400 * DAY, 0)
+    rule = ScheduleRule(cron=text, max_runs=most, misfire="all")
+    assert len(list(islice(upcoming(rule, first_moment(rule, NOW) or 0, 0), 50))) == most
+    plan = plan_due_ticks(rule, NOW + MINUTE, NOW + 400 * DAY, 0)
     assert len(plan.runs) <= most
 
 
 @given(jitter=st.integers(0, DAY), moment=moments)
 def test_jitter_stays_within_its_bounds_and_is_the_same_for_all(jitter, moment):
-    rule = Rule(cron="* * * * *", jitter=jitter)
-    assert 0 <= spread(rule, "s", moment) <= jitter
-    assert spread(rule, "s", moment) == spread(rule, "s", moment)
+    rule = ScheduleRule(cron="* * * * *", jitter=jitter)
+    assert 0 <= jitter_of(rule, "s", moment) <= jitter
+    assert jitter_of(rule, "s", moment) == jitter_of(rule, "s", moment)
 
 
 # changed by hand

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from genba.domain.url import masked, scrubbed, split
+from genba.domain.url import mask_password, scrub_password, split_url
 from genba.errors import BadOption
 
 
@@ -32,16 +32,16 @@ from genba.errors import BadOption
     ],
 )
 def test_a_password_is_never_shown(url, shown):
-    assert masked(url) == shown
+    assert mask_password(url) == shown
 
 
 @given(st.text(st.sampled_from("/?#@:%&=[]'\" aX9\n"), min_size=1))
 def test_whatever_stands_in_a_password_none_of_it_is_shown(inside):
     url = f"postgresql://me:SEK{inside}RIT@host:5/db"
 
-    assert masked(url) == "postgresql://me:***@host:5/db"
+    assert mask_password(url) == "postgresql://me:***@host:5/db"
     driver = f'could not translate "SEK{inside}RIT" or "RIT@host" or "SEK"'
-    told = scrubbed(driver, url)
+    told = scrub_password(driver, url)
     assert f"SEK{inside}RIT" not in told
     if set(inside) & set("/?#@"):  # it was cut there
         assert "RIT" not in told
@@ -49,13 +49,13 @@ def test_whatever_stands_in_a_password_none_of_it_is_shown(inside):
 
 @pytest.mark.parametrize("url", ["postgresql://u:a%2Fb@h/d", "postgresql://u@h/d?password=a%2Fb"])
 def test_a_password_is_taken_out_of_the_words_of_a_driver(url):
-    assert scrubbed('no "a%2Fb" or a/b here', url) == 'no "***" or *** here'
+    assert scrub_password('no "a%2Fb" or a/b here', url) == 'no "***" or *** here'
 
 
 def test_words_without_a_password_stay_as_they_are():
-    assert scrubbed("connection refused", "postgresql://me@host:5/db") == "connection refused"
+    assert scrub_password("connection refused", "postgresql://me@host:5/db") == "connection refused"
     assert (
-        scrubbed("connection refused", "postgresql://host:5/db?password=a/b@c")
+        scrub_password("connection refused", "postgresql://host:5/db?password=a/b@c")
         == "connection refused"
     )
 
@@ -63,7 +63,7 @@ def test_words_without_a_password_stay_as_they_are():
 @pytest.mark.parametrize("url", ["postgresql://u:[pass@h/x", "postgresql://u:pass\u2100@h/x"])
 def test_what_cannot_be_split_is_named_without_its_password(url):
     with pytest.raises(BadOption, match="is no URL") as told:
-        split(url)
+        split_url(url)
 
     assert "pass" not in repr(told.value)
     assert told.value.__cause__ is None

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from genba.domain.duration import MINUTE, SECOND
 from genba.domain.retry import Retry
 from genba.domain.states import FINAL, MOVES, Cause, State
-from genba.domain.verdict import End, Standing, Verdict, judge
+from genba.domain.verdict import AttemptEnd, Standing, Verdict, judge
 
 NOW = 1_767_225_600_000_000
 
@@ -26,7 +26,7 @@ wishes = st.sampled_from([None, "succeed", "fail", "hold", "retry"])
 jitters = st.floats(0, 1, exclude_max=True)
 reasons = st.none() | st.just("because")
 ends = st.builds(
-    End,
+    AttemptEnd,
     cause=st.sampled_from([str(cause) for cause in Cause]) | crashes,
     started=st.booleans(),
     retry_at=st.none() | st.integers(NOW - MINUTE, NOW + MINUTE),
@@ -51,8 +51,8 @@ repeatable = standings.map(lambda job: replace(job, at_most_once=False))
 once_only = standings.map(lambda job: replace(job, at_most_once=True))
 
 
-def an_end(cause: str, **changes: Any) -> End:
-    return End(**{"cause": cause, "started": True, **changes})
+def an_end(cause: str, **changes: Any) -> AttemptEnd:
+    return AttemptEnd(**{"cause": cause, "started": True, **changes})
 
 
 def a_job(**changes: Any) -> Standing:

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from genba.enqueue.arguments import (
-    MAX_BYTES,
+    MAX_PAYLOAD_BYTES,
     Arguments,
     encode_checkpoint,
     encode_plain,
@@ -450,9 +450,9 @@ def test_a_payload_over_the_limit_is_refused_with_both_sizes(annotation):
         word = "x" * (size - frame)
         return [word] if annotation == list[str] else word
 
-    assert len(arguments.encode((of_size(MAX_BYTES),), {})) == MAX_BYTES
+    assert len(arguments.encode((of_size(MAX_PAYLOAD_BYTES),), {})) == MAX_PAYLOAD_BYTES
     with pytest.raises(PayloadTooLarge, match="1,048,577 bytes as JSON; at most 1,048,576"):
-        arguments.encode((of_size(MAX_BYTES + 1),), {})
+        arguments.encode((of_size(MAX_PAYLOAD_BYTES + 1),), {})
 
 
 def test_the_name_of_a_keyword_is_checked_too():
@@ -597,7 +597,7 @@ def test_a_result_that_would_become_another_type_is_not_kept():
 
 
 def test_a_result_over_the_limit_is_not_kept():
-    stored, why = ADD.encode_result("x" * MAX_BYTES)
+    stored, why = ADD.encode_result("x" * MAX_PAYLOAD_BYTES)
     assert stored is None
     assert why == "result: 1,048,578 bytes as JSON; at most 1,048,576 are kept"
 

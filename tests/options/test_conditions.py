@@ -14,11 +14,11 @@ from genba.errors import BadOption, BadTask
 from genba.options.conditions import (
     AnyOf,
     Candidate,
-    Check,
+    CheckTerm,
     Conditions,
     LimitTo,
+    Readiness,
     Ready,
-    Verdict,
     arity,
     ask,
 )
@@ -26,7 +26,7 @@ from genba.options.conditions import (
 JOB = Candidate(7, "shop.pay", {"tenant": "acme"}, {}, 1)
 
 
-def answer(value: Any, calls: Any = None) -> Verdict:
+def answer(value: Any, calls: Any = None) -> Readiness:
     def call(fn, job):
         if calls is not None:
             calls.append(fn)
@@ -47,8 +47,8 @@ def test_true_false_wait_and_the_empty_chain():
     assert answer(True)
     assert answer(ready())
     assert not answer(False)
-    assert answer(False) == Verdict(ways=(), said="c")
-    assert answer(Wait("30s")) == Verdict(ways=(), wait=30_000_000, said="c")
+    assert answer(False) == Readiness(ways=(), said="c")
+    assert answer(Wait("30s")) == Readiness(ways=(), wait=30_000_000, said="c")
 
 
 @pytest.mark.parametrize("value", [None, 1, "yes", []])
@@ -128,7 +128,7 @@ chains = st.recursive(
         lambda terms: Ready(tuple(terms)),
         st.lists(
             st.one_of(
-                st.sampled_from([Check(yes), Check(no)]),
+                st.sampled_from([CheckTerm(yes), CheckTerm(no)]),
                 st.builds(LimitTo, st.integers(1, 3), st.sampled_from("abc")),
                 st.builds(lambda some: AnyOf(tuple(some)), st.lists(inner, min_size=1, max_size=3)),
             ),
@@ -144,7 +144,7 @@ def holds(chain: Ready, free: set[str]) -> bool:
     for term in chain.terms:
         fine = False
         match term:
-            case Check(fn):
+            case CheckTerm(fn):
                 fine = fn()
             case LimitTo(_, bucket):
                 fine = f"shop.pay:{bucket}" in free

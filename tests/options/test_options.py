@@ -14,11 +14,11 @@ from genba.options.table import (
     DEFAULT_OPTIONS,
     DEFAULT_POLICY,
     Options,
+    OptionsSnapshot,
     Policy,
-    Snapshot,
-    declare,
+    build_options,
+    encode_snapshot,
     merge,
-    snapshot,
 )
 from genba.options.values import Dep, Limit, Rate
 
@@ -136,7 +136,7 @@ def test_an_unknown_option_is_refused_with_a_proposal():
     with pytest.raises(BadOption, match="no option 'timout'; did you mean timeout"):
         using(timout=3)
     with pytest.raises(BadOption, match=r"no option 'zzz'$"):
-        declare({"zzz": 1})
+        build_options({"zzz": 1})
     with pytest.raises(BadOption, match="did you mean max_crashes"):
         policy(max_crash=1)
 
@@ -147,7 +147,7 @@ def test_policy_is_refused_where_only_job_options_count():
 
 
 def test_conditions_of_a_start_are_read_and_checked():
-    options, read = declare(
+    options, read = build_options(
         {
             "limits": [Limit("gpu", 1)],
             "ready": ["a.b"],
@@ -174,9 +174,9 @@ def test_conditions_of_a_start_are_read_and_checked():
     assert (policy(every=-1).every, policy(every="12h").every) == (-1, 12 * HOUR)
     assert (policy(every=0).every, policy(every=None).every) == (None, None)
     contradiction = {"cron": "* * * * *", "every": 5}
-    alone = declare({"limits": Limit("gpu", 1), "ready": "a.b"})[0]
+    alone = build_options({"limits": Limit("gpu", 1), "ready": "a.b"})[0]
     assert (alone.limits, alone.ready) == (options.limits, options.ready)
-    assert declare({"limits": Rate("x", "5/s")})[0].limits == (Rate("x", "5/s"),)
+    assert build_options({"limits": Rate("x", "5/s")})[0].limits == (Rate("x", "5/s"),)
     strange = (
         {"limits": "gpu"},
         {"limits": ["gpu"]},
@@ -186,7 +186,7 @@ def test_conditions_of_a_start_are_read_and_checked():
     )
     for bad in (contradiction, *strange, {"rate": "x"}, {"on_final": 3}):
         with pytest.raises(BadOption):
-            declare(bad)
+            build_options(bad)
 
 
 @pytest.mark.parametrize(
@@ -221,7 +221,7 @@ def test_the_nearer_level_says_what_makes_a_job_unique():
 
 def test_a_decorator_takes_options_and_policy_side_by_side():
     base = Options.build({"queue": "slow"}, DEFAULT_OPTIONS)
-    options, read = declare({"name": "render", "timeout": 5, "keep": "1d"}, base)
+    options, read = build_options({"name": "render", "timeout": 5, "keep": "1d"}, base)
     assert (options.queue, options.timeout, read.name, read.keep) == (
         "slow",
         5 * SECOND,
@@ -298,17 +298,19 @@ def test_a_connection_is_neither_shown_nor_compared():
 
 
 def test_defaults_need_no_snapshot():
-    assert snapshot(DEFAULT_OPTIONS, DEFAULT_POLICY) is None
+    assert encode_snapshot(DEFAULT_OPTIONS, DEFAULT_POLICY) is None
     assert (
-        snapshot(using(queue="a", priority=3, key="x", tags=["y"]), policy(name="a", title="b"))
+        encode_snapshot(
+            using(queue="a", priority=3, key="x", tags=["y"]), policy(name="a", title="b")
+        )
         is None
     )
-    assert Snapshot.read(None) == Snapshot.of(DEFAULT_OPTIONS, DEFAULT_POLICY)
+    assert OptionsSnapshot.read(None) == OptionsSnapshot.of(DEFAULT_OPTIONS, DEFAULT_POLICY)
 
 
 def test_a_snapshot_has_only_what_differs():
     assert (
-        snapshot(using(timeout=5, once="task"), policy(keep=None))
+        encode_snapshot(using(timeout=5, once="task"), policy(keep=None))
         == b'{"timeout":5000000,"keep":null,"once":"task"}'
     )
 
@@ -339,11 +341,11 @@ given_options = st.fixed_dictionaries(
 
 @given(given_options)
 def test_a_snapshot_reads_back_as_it_was_written(given):
-    options, read = declare(given)
-    back = Snapshot.read(snapshot(options, read))
-    assert back == Snapshot.of(options, read)
+    options, read = build_options(given)
+    back = OptionsSnapshot.read(encode_snapshot(options, read))
+    assert back == OptionsSnapshot.of(options, read)
     assert back.retry_rule() == options.retry
 
 
 def test_a_snapshot_of_a_newer_version_can_be_read():
-    assert Snapshot.read(b'{"timeout":5,"colour":"red"}').timeout == 5
+    assert OptionsSnapshot.read(b'{"timeout":5,"colour":"red"}').timeout == 5

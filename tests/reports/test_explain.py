@@ -23,10 +23,10 @@ from tests.storage.builders import (
 )
 
 from genba.domain.duration import to_datetime
-from genba.domain.limits import Rule, needs_of
+from genba.domain.limits import LimitRule, needs_of
 from genba.reports.explain import Explanation, explain
-from genba.storage.clients.locks import Owner, Taken
-from genba.storage.jobs.conditions import Answer, question_of
+from genba.storage.clients.locks import LockOwner, LockTaken
+from genba.storage.jobs.conditions import ConditionAnswer, check_key
 
 READY = ("shop.open",)
 OPTIONS = '{"ready":["shop.open"]}'
@@ -97,7 +97,7 @@ class Situation:
     def keep(self) -> None:
         """What a keeper does from time to time."""
         self.store.promote()
-        self.store.limits.ripen()
+        self.store.limits.serve_due_rates()
         self.store.limits.recheck()
         if self.nodes:
             self.store.park_unknown("default", self.store.nodes.known_tasks())
@@ -136,7 +136,7 @@ class Situation:
         self.store.cancel(self.holder, None)
 
     def _condition(self) -> None:
-        self.store.questions.opened(question_of(TASK, READY, b'{"mine":1}', OPTIONS))
+        self.store.conditions.opened(check_key(TASK, READY, b'{"mine":1}', OPTIONS))
 
     def _no_slot(self) -> None:
         job = self.claim()
@@ -148,7 +148,7 @@ class Situation:
         return job
 
 
-GPU, PARTNER = Rule("gpu", 1), Rule("partner", 1, False, HOUR, 1)
+GPU, PARTNER = LimitRule("gpu", 1), LimitRule("partner", 1, False, HOUR, 1)
 RULES = {"bucket_full": GPU, "rate": PARTNER}
 KINDS = (
     *(
@@ -208,7 +208,7 @@ def test_a_job_that_runs_and_waits_for_a_lock_says_who_has_it_until_it_has_it(st
     situation = check(store, clock, {"no_slot"})
     job = store.job(situation.id)
     holder, waiter = (
-        Owner(id, attempt, claim, None, 20)
+        LockOwner(id, attempt, claim, None, 20)
         for id, attempt, claim in (fence_of(store), (job.id, job.attempt, CLAIM))
     )
     has = store.locks.take(holder, "door", 1, 0, 5)
@@ -221,7 +221,7 @@ def test_a_job_that_runs_and_waits_for_a_lock_says_who_has_it_until_it_has_it(st
     )
 
     store.locks.release("door", has.token)
-    assert isinstance(store.locks.take(waiter, "door", 1, line.seq, 6), Taken)
+    assert isinstance(store.locks.take(waiter, "door", 1, line.seq, 6), LockTaken)
     assert [reason.kind for reason in told(store, job.id).reasons] == ["running"]
 
 
@@ -235,7 +235,7 @@ def test_what_a_rate_has_let_go_and_nobody_has_started_is_named(store, clock):
         told(store, second)
     )
     clock.advance("2h")
-    store.limits.ripen()
+    store.limits.serve_due_rates()
 
     explanation = told(store, second)
 
@@ -309,12 +309,12 @@ def test_a_condition_said_no_and_is_asked_again(store, clock, node):
         ),
         ({**no, "unknown": "shop.open"}, "no live node knows condition 'shop.open'"),
     ):
-        store.questions.look()
+        store.conditions.look()
         (job,) = claimed(store)
         gone = ending(job, "waiting", "not ready", happened=False, quiet=True)
-        key = question_of(TASK, READY, b"{}", OPTIONS)
-        store.questions.answered(
-            1, [Answer(ending=gone, key=key, task=TASK, conditions=READY, **answer)]
+        key = check_key(TASK, READY, b"{}", OPTIONS)
+        store.conditions.answered(
+            1, [ConditionAnswer(ending=gone, key=key, task=TASK, conditions=READY, **answer)]
         )
         assert words in str(told(store, id))
         clock.advance(5)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from genba.client import lock
-from genba.client.lock import Asking, Grant, Keyring, Lock
+from genba.client.lock import Grant, HeldLocks, Lock, LockRequest
 from genba.errors import LeaseLost, LockLost, StoreError
 from genba.storage.store import Store
 from tests.sim.world import BOOT, MS, SECOND, Gone, Process, World, a_store
@@ -118,8 +118,8 @@ class App:
     def __init__(self, world: World, process: Any) -> None:
         store: Any = a_store(world, process)
         self.store = store
-        self.keyring = Keyring()
-        self.ear = store.ear = SimEar(world, store)
+        self.held_locks = HeldLocks()
+        self.listener = store.listener = SimEar(world, store)
 
 
 class Wish:
@@ -137,7 +137,7 @@ class Wish:
         self._got, self._over = got, over
         self.app = App(world, process)
         self._lock = Lock(self.app, NAME, 1, None)  # type: ignore[arg-type]
-        self._asking = Asking(self._lock, job)
+        self._asking = LockRequest(self._lock, job)
         self.grant: Grant | None = None
         self.hold: Hold | None = None
         self._dropped = False
@@ -162,7 +162,7 @@ class Wish:
         except StoreError:  # as a user's code would that tries again
             with suppress(Gone):
                 self._asking.abandon()
-                self._asking = Asking(self._lock, self._job)
+                self._asking = LockRequest(self._lock, self._job)
             world.at(world.rng.uniform(0.1, 1) * SECOND, self.step, self._process)
             return
         except Gone:
@@ -175,7 +175,7 @@ class Wish:
         assert self.grant is not None
         session = self._job is None
         self.hold = Hold(
-            self.grant.token, world.now, None, self.app.ear.good_until if session else None
+            self.grant.token, world.now, None, self.app.listener.good_until if session else None
         )
         world.holds.append(self.hold)
         self._got(self.hold)
@@ -212,7 +212,7 @@ class Visitor(Process):
         self._beat()
 
     def _beat(self) -> None:
-        ear, hold = self._wish.app.ear, self._wish.hold
+        ear, hold = self._wish.app.listener, self._wish.hold
         with suppress(Gone):
             ear.beat()
             if hold is not None and hold.ended is not None and ear.close():
@@ -223,7 +223,7 @@ class Visitor(Process):
 
     def _got(self, hold: Hold) -> None:
         self._world.hits.add("a session has a lock")
-        self._opened = self._wish.app.ear.opened
+        self._opened = self._wish.app.listener.opened
         self._world.at(self._span, self._wish.give_back, self)
 
     def die(self) -> None:

@@ -11,32 +11,32 @@ from typing import Any
 
 from genba import wire
 from genba.errors import StoreError
-from genba.node.database.lost_claims import Doubts
+from genba.node.database.lost_claims import LostClaims
 from genba.node.database.maintenance import (
-    Commands,
+    CommandsReceived,
     DeclaredDead,
-    Disabled,
-    Found,
-    Keeper,
-    Renewed,
-    Work,
+    LeaseRenewed,
+    LostClaimFound,
+    Maintenance,
+    TasksDisabled,
+    WorkAvailable,
 )
 from genba.node.database.writer import (
-    ClaimedDedicated,
-    ClaimedJobs,
-    Desk,
-    Ended,
-    Handed,
-    Marked,
-    Refused,
-    Slotted,
+    DedicatedJobsClaimed,
+    EndingsWritten,
+    JobsClaimed,
+    LimitSlotsTaken,
+    SlotsFreed,
+    StartsMarked,
+    SuccessesRefused,
+    Writer,
 )
 from genba.node.decide import actions as do
 from genba.node.decide.brain import Brain
-from genba.node.decide.worker_state import Sight
+from genba.node.decide.worker_state import WorkerView
 from genba.node.settings import NodeSettings
 from genba.storage.records import NewNode
-from genba.storage.schedules.rows import Wanted
+from genba.storage.schedules.rows import NewSchedule
 from tests.sim.locks import Hold, SimJob, Wish
 from tests.sim.world import BOOT, LEASE, MS, SECOND, Gone, Process, Run, World, a_store
 
@@ -58,8 +58,8 @@ class Worker(Process):
         self.slot, self.host = slot, host
         self.seats: dict[int, Worker] = {}
         self._node = node
-        self._unread: deque[tuple[int, wire.Job]] = deque()
-        self.results: list[wire.Result] = []
+        self._unread: deque[tuple[int, wire.JobMessage]] = deque()
+        self.results: list[wire.JobResult] = []
         self.place, self.phase = 0, wire.IDLE
         self.run: Run | None = None
         self._wish: Wish | None = None
@@ -67,7 +67,7 @@ class Worker(Process):
         self._leaving = False
         self._patience = 0  # micros that it goes on after SIGTERM
 
-    def give(self, serial: int, jobs: list[wire.Job]) -> None:
+    def give(self, serial: int, jobs: list[wire.JobMessage]) -> None:
         self._unread.extend((wire.place(serial, index), job) for index, job in enumerate(jobs))
         self._world.at(0.1 * MS, self._next, self)
 
@@ -109,7 +109,7 @@ class Worker(Process):
         if host._leaving and not (host._unread or any(each.run for each in host.all())):
             host.die(0)
 
-    def _begin(self, place: int, job: wire.Job) -> None:
+    def _begin(self, place: int, job: wire.JobMessage) -> None:
         self.place, self.phase = place, wire.RUNNING
         self.run = Run(
             job.id, job.attempt, job.claim, self._world.now, disturbed=self._node.disturbed
@@ -170,7 +170,7 @@ class Worker(Process):
         if self.run is run:
             self.die(signal.SIGSEGV)
 
-    def _end(self, run: Run, job: wire.Job, fate: str) -> None:
+    def _end(self, run: Run, job: wire.JobMessage, fate: str) -> None:
         if self.run is not run:
             return
         outcome, payload = wire.RETURNED, json.dumps([job.attempt, job.claim]).encode()
@@ -191,7 +191,7 @@ class Worker(Process):
         wall, spent = self._world.clock.now(), self._world.now - run.began
         serial, index = self.place >> 24, self.place & 0xFFFFFF
         extra = {"locks": True} if self.locked else None
-        result = wire.Result(serial, index, outcome, payload, wall - spent, wall, 5, 6, extra)
+        result = wire.JobResult(serial, index, outcome, payload, wall - spent, wall, 5, 6, extra)
         (self.host or self).results.append(result)
         run.end(self._world.now)
         self.run, self.phase = None, wire.DONE
@@ -215,12 +215,12 @@ class Worker(Process):
                     self._world.hits.add("died with a lock")
                 each.run.end(self._world.now)
 
-    def sight(self) -> Sight:
-        return Sight(self.place, self.phase, 0, False, None, locked=self.locked)
+    def sight(self) -> WorkerView:
+        return WorkerView(self.place, self.phase, 0, False, None, locked=self.locked)
 
 
 class SimNode(Process):
-    def __init__(self, world: World, name: str, schedules: list[Wanted]) -> None:
+    def __init__(self, world: World, name: str, schedules: list[NewSchedule]) -> None:
         super().__init__(world)
         self.cut = False
         self.name = name
@@ -241,9 +241,9 @@ class SimNode(Process):
         self.brain = Brain(self._settings, TASKS, world.rng.random)
         self.brain.concurrency = {COMPANY: 3}
         self.brain.conditions = [DOOR]
-        doubts = Doubts(world.clock)
-        self._desk = Desk("sim", self.store, self.id, TASKS, doubts, self._inbox.append)
-        self._keeper = Keeper(
+        doubts = LostClaims(world.clock)
+        self._desk = Writer("sim", self.store, self.id, TASKS, doubts, self._inbox.append)
+        self._keeper = Maintenance(
             self.store,
             self.id,
             lease=LEASE,
@@ -431,50 +431,56 @@ class SimNode(Process):
         world, desk = self._world, self._desk
         for action in actions:
             match action:
-                case do.Spawn(slot):
+                case do.SpawnWorker(slot):
                     worker = self._workers[slot] = Worker(world, self, slot)
                     world.at(5 * MS, partial(self._ready, worker), self)
-                case do.Give(slot, serial, jobs):
+                case do.GiveJobs(slot, serial, jobs):
                     if (hand := self._at(slot)) is not None:
                         hand.give(serial, jobs)
-                case do.Share(slot, seats):
+                case do.SetSeats(slot, seats):
                     if slot in self._workers:
                         world.hits.add("in company")
                         self._workers[slot].share(seats)
-                case do.Interrupt(seat):
+                case do.StopSeat(seat):
                     if (hand := self._at(seat)) is not None:
                         hand.term()
-                case do.Ask(slot, serial):
+                case do.CheckConditions(slot, serial):
                     if slot in self._workers:
                         self._workers[slot].ask(serial)
-                case do.Answered(answers):
+                case do.ReportNotReady(answers):
                     desk.add(answers=answers)
-                case do.Opened(key):
+                case do.ReportConditionsHold(key):
                     desk.add(opened=[key])
-                case do.TakeBack(slot):
+                case do.TakeJobsBack(slot):
                     if slot in self._workers:
                         count = self._workers[slot].take_back()
                         self._perform(self.brain.on_taken_back(slot, count, world.now))
-                case do.Signal(slot, number):
+                case do.SignalWorker(slot, number):
                     if slot in self._workers:
                         victim = self._workers[slot]
                         victim.term() if number == signal.SIGTERM else victim.die(number)
-                case do.Dismiss(slot):
+                case do.DismissWorker(slot):
                     if slot in self._workers:
                         self._workers[slot].leave()
-                case do.Sweep(token):
+                case do.SweepLeftovers(token):
                     world.at(2 * MS, partial(self._swept, token), self)
-                case do.Succeed(ended):
+                case do.WriteSuccesses(ended):
                     desk.add(succeeded=ended)
-                case do.Finish(ended):
+                case do.WriteEndings(ended):
                     desk.add(ended=ended)
-                case do.Claim(wants, only):
+                case do.ClaimJobs(wants, only):
                     desk.add(wants=wants, only=only)
                 case do.ClaimDedicated(queues, count):
                     desk.add(dedicated=(queues, count))
-                case do.Mark(jobs, first):
+                case do.MarkStarted(jobs, first):
                     desk.add(first=jobs) if first else desk.add(marks=jobs)
-                case do.AskToStop() | do.DrainAll() | do.BowOut() | do.Note() | do.Tell():
+                case (
+                    do.RequestStop()
+                    | do.RequestStopOfAll()
+                    | do.SuggestStop()
+                    | do.WriteProgress()
+                    | do.WriteEvent()
+                ):
                     pass  # jobs here look at nothing and tell nothing
                 case _:
                     raise AssertionError(f"nobody plays {action}")
@@ -487,27 +493,27 @@ class SimNode(Process):
         while self._inbox and self.alive:
             event, now = self._inbox.popleft(), self._world.now
             match event:
-                case ClaimedJobs(jobs, claim, failed):
+                case JobsClaimed(jobs, claim, failed):
                     self._perform(brain.on_claimed(jobs, claim, now, failed=failed))
-                case ClaimedDedicated(jobs, claim):
+                case DedicatedJobsClaimed(jobs, claim):
                     self._perform(brain.on_claimed_dedicated(jobs, claim, now))
-                case Refused(lost):
+                case SuccessesRefused(lost):
                     self._perform(brain.on_unmatched(lost, now))
-                case Ended(again):
+                case EndingsWritten(again):
                     if again or self.store.children_wait:
                         self._wake_keeper(0)
-                case Marked(ours, lost):
+                case StartsMarked(ours, lost):
                     brain.on_mark_lost(lost)
                     self._perform(brain.on_marked(ours, now))
-                case Work() | Handed():
+                case WorkAvailable() | SlotsFreed():
                     self._perform(brain.on_ring(now))
-                case Renewed(sent, wall, draining):
+                case LeaseRenewed(sent, wall, draining):
                     brain.on_renewed(sent, LEASE)
                     brain.delta = wall - now
                     self._desk.rung()
                     if draining:
                         self.drain()
-                case Commands(commands):
+                case CommandsReceived(commands):
                     for command in commands:
                         if command.job_id is not None:
                             told = (
@@ -518,11 +524,11 @@ class SimNode(Process):
                                 command.attempt,
                             )
                             self._perform(brain.on_cancel(*told))
-                case Disabled(tasks):
+                case TasksDisabled(tasks):
                     self._perform(brain.on_disabled(tasks, now))
-                case Found(jobs, claim):
+                case LostClaimFound(jobs, claim):
                     self._perform(brain.on_found(jobs, claim, now))
-                case Slotted(ours, lost):
+                case LimitSlotsTaken(ours, lost):
                     self._perform(brain.on_slots(ours, lost, now))
                 case DeclaredDead():
                     self._world.hits.add("declared dead")

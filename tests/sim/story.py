@@ -12,10 +12,10 @@ from itertools import pairwise
 from typing import Any
 
 from genba.domain import schedule
-from genba.domain.limits import LIMIT, Need, Rule
+from genba.domain.limits import LIMIT, LimitRule, SlotNeed
 from genba.errors import StoreError
 from genba.storage.records import Edge, NewJob
-from genba.storage.schedules.rows import Wanted
+from genba.storage.schedules.rows import NewSchedule
 from tests.sim.locks import Visitor
 from tests.sim.node import COMPANY, DOOR, TASK, SimNode
 from tests.sim.world import LEASE, SECOND, START, Mood, Run, World, a_store
@@ -190,7 +190,10 @@ class Story:
             case "crashes":
                 told["fates"] = ["crash"] * rng.randint(1, 2) + ["return"]
             case "limited":
-                given |= {"needs": (Need("one", "one", LIMIT),), "rules": (Rule("one", 1),)}
+                given |= {
+                    "needs": (SlotNeed("one", "one", LIMIT),),
+                    "rules": (LimitRule("one", 1),),
+                }
                 told["ms"] = rng.choice((300, 2000, 6000))
                 told["stubborn"] = rng.choice((0, 0, 400))
             case "once":
@@ -420,7 +423,7 @@ class Story:
     # its ticks
 
     @property
-    def _cron(self) -> Wanted | None:
+    def _cron(self) -> NewSchedule | None:
         return next((one for one in self._schedules if one.rule.cron is not None), None)
 
     def _ticks(self, tx: Any) -> list[tuple[Any, ...]]:
@@ -466,7 +469,7 @@ def _number(row: tuple[Any, ...]) -> int:
 
 
 def _limited(told: dict[str, Any]) -> NewJob:
-    needs, rules = (Need("one", "one", LIMIT),), (Rule("one", 1),)
+    needs, rules = (SlotNeed("one", "one", LIMIT),), (LimitRule("one", 1),)
     options = json.dumps({"grace": SECOND, "max_crashes": 50})
     return NewJob(
         task=TASK, args=json.dumps(told).encode(), options=options, needs=needs, rules=rules
@@ -479,15 +482,17 @@ def _locking(told: dict[str, Any]) -> NewJob:
     )
 
 
-def _interval() -> Wanted:
+def _interval() -> NewSchedule:
     job = NewJob(task=TASK, args=json.dumps({"n": -1, "ms": 20, "fates": ["return"]}).encode())
-    return Wanted(name="often", rule=schedule.Rule(every=2 * SECOND, max_runs=4), job=job)
+    return NewSchedule(
+        name="often", rule=schedule.ScheduleRule(every=2 * SECOND, max_runs=4), job=job
+    )
 
 
-def _cron(misfire: Any = "once", overlap: Any = "allow") -> Wanted:
+def _cron(misfire: Any = "once", overlap: Any = "allow") -> NewSchedule:
     job = NewJob(task=TASK, args=json.dumps({"n": -2, "ms": 300, "fates": ["return"]}).encode())
-    return Wanted(
+    return NewSchedule(
         name="minutely",
-        rule=schedule.Rule(cron="* * * * *", misfire=misfire, overlap=overlap, max_runs=2),
+        rule=schedule.ScheduleRule(cron="* * * * *", misfire=misfire, overlap=overlap, max_runs=2),
         job=job,
     )

@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 
 from genba.errors import StoreError
-from genba.node.database.lost_claims import Doubts
-from genba.node.decide.state import Floor
-from genba.node.decide.worker_state import Held
+from genba.node.database.lost_claims import LostClaims
+from genba.node.decide.state import NodeState
+from genba.node.decide.worker_state import ClaimedJob
 from genba.storage.clients import sessions
 from genba.storage.jobs.dependencies import Dependencies
-from genba.storage.jobs.enqueue import Intake
-from genba.storage.limits.slots import Limits
+from genba.storage.jobs.enqueue import Enqueuer
+from genba.storage.limits.slots import LimitSlots
 from genba.storage.nodes import take_over
-from genba.storage.nodes.dead_nodes import Patience
+from genba.storage.nodes.dead_nodes import DatabaseContact
 from tests.sim.story import Story
 from tests.sim.test_seeds import play, silence
 from tests.sim.world import Stage
@@ -85,20 +85,20 @@ BROKEN: dict[str, tuple[int, Any, str, Any]] = {
     "nodes are buried without waiting": (2, take_over, "dead", _hasty),
     "nodes are buried right after an outage": (
         128,
-        Patience,
+        DatabaseContact,
         "lasted",
         lambda patience, now: 1 << 60,
     ),
     "jobs of a claim without an answer are not looked for": (
         16,
-        Doubts,
+        LostClaims,
         "note",
         lambda doubts, claim: None,
     ),
-    "an enqueue without an answer is repeated as another": (0, Intake, "_commit_again", _anew),
+    "an enqueue without an answer is repeated as another": (0, Enqueuer, "_commit_again", _anew),
     "who must run once at most is not marked first": (
         461,
-        Held,
+        ClaimedJob,
         "must_mark",
         property(lambda held: False),
     ),
@@ -109,7 +109,7 @@ BROKEN: dict[str, tuple[int, Any, str, Any]] = {
         lambda *of: False,
     ),
     "sessions are ended without waiting": (6, sessions, "is_dead", _impatient),
-    "slots are not freed": (1, Limits, "ended", lambda *of: None),
+    "slots are not freed": (1, LimitSlots, "ended", lambda *of: None),
 }
 
 
@@ -129,7 +129,7 @@ def cut_off() -> None:
 
 def test_a_limited_job_that_goes_on_when_its_node_is_cut_off_is_caught(monkeypatch):
     cut_off()
-    monkeypatch.setattr(Floor, "too_late", lambda *of: False)
+    monkeypatch.setattr(NodeState, "too_late", lambda *of: False)
 
     with pytest.raises(AssertionError, match="ran at a time, and one may"):
         cut_off()

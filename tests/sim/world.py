@@ -17,11 +17,11 @@ from typing import Any
 
 from genba.domain.clock import ManualClock
 from genba.errors import StoreUnreachable
-from genba.storage.clients.wakeups import FileBells
+from genba.storage.clients.wakeups import SqliteClientWakeups
 from genba.storage.engines.database import TABLES, AnswerLost, Query
-from genba.storage.engines.sqlite.database import SqliteDatabase, Tx
-from genba.storage.engines.sqlite.file_checks import Place
-from genba.storage.nodes.wakeups import FilePresence
+from genba.storage.engines.sqlite.database import SqliteDatabase, SqliteTransaction
+from genba.storage.engines.sqlite.file_checks import SqliteLocation
+from genba.storage.nodes.wakeups import SqliteNodeWakeups
 from genba.storage.records import NodeRecord
 from genba.storage.store import Store
 from genba.storage.store import queries as all_queries
@@ -179,7 +179,7 @@ class Unsteady(SqliteDatabase):
         self._node = node
 
     @contextmanager
-    def transaction(self) -> Iterator[Tx]:
+    def transaction(self) -> Iterator[SqliteTransaction]:
         world = self._world
         self._check()
         world.calls += 1
@@ -196,7 +196,7 @@ class Unsteady(SqliteDatabase):
         ):  # as the real one does it, without its locks: there is one thread, and one connection
             conn.execute("BEGIN IMMEDIATE")
             try:
-                yield Tx(conn, self, begun=True)
+                yield SqliteTransaction(conn, self, begun=True)
                 conn.execute("COMMIT")
             except BaseException:
                 conn.execute("ROLLBACK")
@@ -211,7 +211,7 @@ class Unsteady(SqliteDatabase):
             raise AnswerLost("sim: the answer was lost")
 
     @contextmanager
-    def statement(self) -> Iterator[Tx]:
+    def statement(self) -> Iterator[SqliteTransaction]:
         """Nobody writes in one: to fail before or after is the same."""
         world = self._world
         self._check()
@@ -220,7 +220,7 @@ class Unsteady(SqliteDatabase):
             world.hits.add("a read failed")
             raise StoreUnreachable("sim: refused")
         with self.wrapped():
-            yield Tx(self._idle[0], self)
+            yield SqliteTransaction(self._idle[0], self)
 
     def _check(self) -> None:
         if self._node is not None and not self._node.alive:
@@ -233,7 +233,7 @@ class Gone(BaseException):
     """The process that made this call has been killed meanwhile."""
 
 
-class Whispers(FilePresence):
+class Whispers(SqliteNodeWakeups):
     """Locks that death frees at once, bells that may be lost or late."""
 
     def __init__(self, world: World) -> None:
@@ -246,7 +246,7 @@ class Whispers(FilePresence):
     def ring(self, namespace: str, queue: str | None, jobs: int = 1) -> None:
         self._world.ring()
 
-    def knock(self, node: int) -> None:
+    def wake_node(self, node: int) -> None:
         if node in self._world.nodes and not self._world.happens(self._world.mood.lost_bell):
             known = self._world.nodes[node]
             self._world.at(self._world.rng.uniform(0, 3 * MS), known.rung, known)
@@ -254,7 +254,12 @@ class Whispers(FilePresence):
 
 def a_store(world: World, node: Any = None) -> Store:
     store = Store(
-        Unsteady(world, node), Whispers(world), FileBells(None), "default", LEASE, world.clock
+        Unsteady(world, node),
+        Whispers(world),
+        SqliteClientWakeups(None),
+        "default",
+        LEASE,
+        world.clock,
     )
     store.by = lambda: "sim"
     store._installed = (
@@ -280,8 +285,12 @@ class Stage:
                 queries[name] = Query(
                     name, query.text.replace(words, instead), query.columns, query.literals
                 )
-        self._database = SqliteDatabase(Place(None, "apsw", False), queries, ManualClock(START))
-        Store(self._database, FilePresence(None), FileBells(None), "default", LEASE).install()
+        self._database = SqliteDatabase(
+            SqliteLocation(None, "apsw", False), queries, ManualClock(START)
+        )
+        Store(
+            self._database, SqliteNodeWakeups(None), SqliteClientWakeups(None), "default", LEASE
+        ).install()
 
     def world(self, seed: int) -> World:
         with self._database.transaction() as tx:

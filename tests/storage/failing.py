@@ -113,8 +113,8 @@ class Failing:
         try:
             for name in ways:
                 setattr(database, name, lambda name=name: self._frame(real[name], ways[name]))
-            database.in_turn = lambda *steps: self._in_turn(real["in_turn"], *steps)
-            database.joint = lambda within: self._joint(real["joint"], within)
+            database.pipeline = lambda *steps: self._in_turn(real["in_turn"], *steps)
+            database.job_transaction = lambda within: self._joint(real["joint"], within)
             yield self
         finally:
             for name in _FRAMES:

@@ -38,10 +38,10 @@ from tests.storage.schedules.test_schedules import wanted
 from genba.domain.clock import ManualClock
 from genba.domain.duration import DAY, MINUTE, SECOND
 from genba.errors import LeaseLost, ScheduleNotFound, StoreError
-from genba.storage.clients.locks import Taken, Waiting
-from genba.storage.clients.messages import Listening
-from genba.storage.jobs.conditions import Wanted
-from genba.storage.nodes.take_over import judged
+from genba.storage.clients.locks import LockTaken, LockWaiting
+from genba.storage.clients.messages import TopicSubscription
+from genba.storage.jobs.conditions import SlotRequest
+from genba.storage.nodes.take_over import judge_with_jitter
 from genba.storage.records import Claimed, JobId
 from genba.storage.store import Store
 
@@ -91,14 +91,14 @@ class Play:
         """In the end, when nothing fails any more."""
         self.checks.append(check)
 
-    def of_claim(self, claim: Callable[[], Any]) -> Act:
+    def jobs_of_claim(self, claim: Callable[[], Any]) -> Act:
         """As a desk does it: a claim without an answer is looked for, and only then made again."""
 
         def act() -> list[Claimed]:
             try:
                 return list(claim())
             except StoreError:
-                found = until_it_answers(lambda: self.store.of_claim(1, CLAIM))
+                found = until_it_answers(lambda: self.store.jobs_of_claim(1, CLAIM))
                 if not found:
                     raise
                 return list(found)
@@ -159,7 +159,7 @@ def _(play: Play) -> Act:
 def _(play: Play) -> Act:
     joined(play.store)
     enqueued(play.store, 3)
-    return play.of_claim(lambda: play.store.claim(1, CLAIM, {"default": 2}, [TASK]))
+    return play.jobs_of_claim(lambda: play.store.claim(1, CLAIM, {"default": 2}, [TASK]))
 
 
 @scene("Store.claim")
@@ -167,7 +167,7 @@ def _(play: Play) -> Act:
     joined(play.store)
     one(play.store)
     one(play.store, queue="fair", fair_key="x", fair_by="tenant")
-    return play.of_claim(lambda: play.store.claim(1, CLAIM, {"default": 2, "fair": 2}, [TASK]))
+    return play.jobs_of_claim(lambda: play.store.claim(1, CLAIM, {"default": 2, "fair": 2}, [TASK]))
 
 
 @scene("Store.exchange")
@@ -180,9 +180,9 @@ def _(play: Play) -> Act:
 
     def act() -> Any:
         try:
-            return play.store.exchange(1, CLAIM + 1, ended, {"default": 2}, [TASK])
+            return play.store.finish_and_claim(1, CLAIM + 1, ended, {"default": 2}, [TASK])
         except StoreError:
-            found = until_it_answers(lambda: play.store.of_claim(1, CLAIM + 1))
+            found = until_it_answers(lambda: play.store.jobs_of_claim(1, CLAIM + 1))
             if not found:
                 raise
             return found
@@ -194,14 +194,14 @@ def _(play: Play) -> Act:
 def _(play: Play) -> Act:
     joined(play.store)
     one(play.store, options='{"dedicated":true}')
-    return play.of_claim(lambda: play.store.claim_dedicated(1, CLAIM, ["default"], [TASK], 1))
+    return play.jobs_of_claim(lambda: play.store.claim_dedicated(1, CLAIM, ["default"], [TASK], 1))
 
 
 @scene("Store.claim_this")
 def _(play: Play) -> Act:
     joined(play.store)
     id = one(play.store, delay=HOUR)
-    return play.of_claim(lambda: [play.store.claim_this(1, CLAIM, id)])
+    return play.jobs_of_claim(lambda: [play.store.claim_job(1, CLAIM, id)])
 
 
 def _two_running(play: Play, **given: Any) -> list[Claimed]:
@@ -393,7 +393,7 @@ def _(play: Play) -> Act:
 def _(play: Play) -> Act:
     jobs = _two_running(play)
     play.store.limits.lines.handed = bool(jobs)
-    return play.store.ring_handed
+    return play.store.wake_for_granted
 
 
 # many at once
@@ -455,7 +455,7 @@ def _(play: Play) -> Act:
 def _(play: Play) -> Act:
     enqueued(play.store, 3, **rated(1, SECOND))
     play.clock.advance(1)
-    return play.store.limits.ripen
+    return play.store.limits.serve_due_rates
 
 
 @scene("Limits.sweep")
@@ -560,7 +560,7 @@ def _(play: Play) -> Act:
     jobs = _two_running(play, **limited(2))
     play.store.mark([(jobs[0].id, jobs[0].attempt, CLAIM, 10)])
     play.then(lambda: _is_over(play, jobs))
-    return lambda: play.store.nodes.bury(1, loss)
+    return lambda: play.store.nodes.declare_dead(1, loss)
 
 
 @scene("Membership.orphans_of")
@@ -570,7 +570,7 @@ def _(play: Play) -> Act:
     with play.store._db.transaction() as tx:
         tx.one("set_node_state", id=1, state="dead", hungry=False)
     play.then(lambda: _is_over(play, [job]))
-    return lambda: play.store.nodes.orphans_of(1, judged)
+    return lambda: play.store.nodes.take_over_jobs(1, judge_with_jitter)
 
 
 @scene("Membership.forget")
@@ -733,7 +733,7 @@ def _(play: Play) -> Act:
 
     def act() -> None:
         got = take(play.store, owner)
-        assert isinstance(got, Taken)
+        assert isinstance(got, LockTaken)
         assert play.store.locks.held("a", got.token)
 
     return act
@@ -748,9 +748,9 @@ def _(play: Play) -> Act:
     got: list[Any] = []
 
     def check() -> None:
-        assert isinstance(got[-1], Waiting)
+        assert isinstance(got[-1], LockWaiting)
         play.store.locks.release("a", held.token)
-        assert isinstance(take(play.store, owner_of(job), seq=got[-1].seq), Taken), (
+        assert isinstance(take(play.store, owner_of(job), seq=got[-1].seq), LockTaken), (
             "it waits for itself"
         )
         assert play.store.locks.waiters() == []
@@ -781,10 +781,10 @@ def _(play: Play) -> Act:
     return act
 
 
-def _held(play: Play) -> tuple[Taken, Waiting]:
+def _held(play: Play) -> tuple[LockTaken, LockWaiting]:
     held, waits = take(play.store, session(play.store, 5)), take(play.store, session(play.store, 6))
-    assert isinstance(held, Taken)
-    assert isinstance(waits, Waiting)
+    assert isinstance(held, LockTaken)
+    assert isinstance(waits, LockWaiting)
     return held, waits
 
 
@@ -833,8 +833,8 @@ def _(play: Play) -> Act:
 
 @scene("Ear.session")
 def _(play: Play) -> Act:
-    play.store.ear.id = 5
-    return play.store.ear.session
+    play.store.listener.id = 5
+    return play.store.listener.session
 
 
 @scene("Sessions.renew")
@@ -894,7 +894,7 @@ def _(play: Play) -> Act:
     return lambda: play.store.messages.stop(listener)
 
 
-def _listening(play: Play) -> Listening:
+def _listening(play: Play) -> TopicSubscription:
     session(play.store, 5)
     return play.store.messages.subscribe("t", 5, 5)
 
@@ -955,14 +955,14 @@ def _(play: Play) -> Act:
     play.store.end(1, [ending(job, "scheduled", wait=10 * SECOND)])
     enqueued(play.store, 2, **rated(1, SECOND))
     play.clock.set(play.clock.now() - DAY)
-    return play.store.setback.mend
+    return play.store.clock_set_back.repair
 
 
 @scene("Setback.mend_ranks")
 def _(play: Play) -> Act:
     enqueued(play.store, 2)
     play.clock.set(play.clock.now() - DAY)
-    return play.store.setback.mend_ranks
+    return play.store.clock_set_back.repair_ranks
 
 
 @scene("Pruner.step")
@@ -1101,37 +1101,37 @@ def _asking(play: Play, count: int = 2, **given: Any) -> None:
 @scene("Questions.look")
 def _(play: Play) -> Act:
     _asking(play)
-    return play.store.questions.look
+    return play.store.conditions.look
 
 
 @scene("Questions.answered")
 def _(play: Play) -> Act:
     """It is told once how often was asked, and how often that raised."""
     _asking(play)
-    play.store.questions.look()
+    play.store.conditions.look()
     (job,) = claimed(play.store, 8)
-    return lambda: play.store.questions.answered(1, [no(job, error="ValueError: sim")])
+    return lambda: play.store.conditions.answered(1, [no(job, error="ValueError: sim")])
 
 
 @scene("Questions.take")
 def _(play: Play) -> Act:
     """Slots for one of two: the other one stands in line."""
     _asking(play)
-    play.store.questions.look()
+    play.store.conditions.look()
     (scout,) = claimed(play.store, 8)
-    play.store.questions.opened(key())
+    play.store.conditions.opened(key())
     jobs = [scout, *claimed(play.store, 8)]
-    asked = [Wanted(no(job), ((("b", 1),),)) for job in jobs]
+    asked = [SlotRequest(no(job), ((("b", 1),),)) for job in jobs]
     play.then(lambda: _has_slot(play, asked))
-    return lambda: play.store.questions.take(1, asked)
+    return lambda: play.store.conditions.take(1, asked)
 
 
-def _has_slot(play: Play, asked: Sequence[Wanted]) -> None:
-    assert play.store.questions.take(1, asked) == {asked[0].answer.ending.id}
+def _has_slot(play: Play, asked: Sequence[SlotRequest]) -> None:
+    assert play.store.conditions.take(1, asked) == {asked[0].answer.ending.id}
 
 
 @scene("Questions.opened")
 def _(play: Play) -> Act:
     _asking(play, 3)
-    play.store.questions.look()
-    return lambda: play.store.questions.opened(key())
+    play.store.conditions.look()
+    return lambda: play.store.conditions.opened(key())

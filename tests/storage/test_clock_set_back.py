@@ -23,17 +23,17 @@ from tests.storage.limits.test_slots import limited, rated
 
 from genba.client.operators import update
 from genba.domain.duration import DAY, HOUR, MINUTE, SECOND
-from genba.domain.schedule import Rule
-from genba.domain.verdict import End
-from genba.options.table import Snapshot
-from genba.storage.jobs.judge import judged
+from genba.domain.schedule import ScheduleRule
+from genba.domain.verdict import AttemptEnd
+from genba.options.table import OptionsSnapshot
+from genba.storage.jobs.judge import build_ending
 from genba.storage.records import Edge
-from genba.storage.schedules.rows import Wanted
+from genba.storage.schedules.rows import NewSchedule
 from genba.storage.store import Store
 
 PLAIN_RETRY, AT_ONCE = (
-    Snapshot(retry={"times": 1, "delay": "7s"}),
-    Snapshot(retry={"times": 1, "delay": 0}),
+    OptionsSnapshot(retry={"times": 1, "delay": "7s"}),
+    OptionsSnapshot(retry={"times": 1, "delay": 0}),
 )
 
 
@@ -54,8 +54,8 @@ def test_a_retry_waits_as_long_as_it_should_have(store, clock):
     asked_for = one(store, due_at=clock.now() + HOUR)
     clock.set(clock.now() - DAY)
 
-    assert store.setback.mend() == 1
-    assert store.setback.mend() == 0  # another node has seen it, too
+    assert store.clock_set_back.repair() == 1
+    assert store.clock_set_back.repair() == 0  # another node has seen it, too
     assert waits(store, job) == 10 * SECOND
     assert waits(store, asked_for) == DAY + HOUR
 
@@ -67,7 +67,7 @@ def test_also_one_that_was_claimed_long_before_the_new_time(store, clock):
     store.end(1, [ending(job, "scheduled", wait=10 * SECOND)])
     clock.set(clock.now() - HOUR)
 
-    assert store.setback.mend() == 1
+    assert store.clock_set_back.repair() == 1
     assert waits(store, job.id) == 10 * SECOND
 
 
@@ -77,10 +77,17 @@ def test_a_failure_that_is_written_after_the_clock_was_set_counts_by_the_new_tim
     old = clock.now()
     clock.set(old - DAY)  # the node has had no beat since, and believes that it is `old`
 
-    store.end(1, [judged(job, CLAIM, PLAIN_RETRY, End(cause="exception", started=True), old, 0)])
+    store.end(
+        1,
+        [
+            build_ending(
+                job, CLAIM, PLAIN_RETRY, AttemptEnd(cause="exception", started=True), old, 0
+            )
+        ],
+    )
 
     assert (state(store, job.id), waits(store, job.id)) == ("scheduled", 7 * SECOND)
-    assert store.setback.mend() == 0
+    assert store.clock_set_back.repair() == 0
 
 
 def test_so_does_one_that_is_tried_again_at_once(store, clock):
@@ -89,7 +96,9 @@ def test_so_does_one_that_is_tried_again_at_once(store, clock):
     old = clock.now()
     clock.set(old - DAY)
 
-    store.end(1, [judged(job, CLAIM, AT_ONCE, End(cause="exception", started=True), old, 0)])
+    store.end(
+        1, [build_ending(job, CLAIM, AT_ONCE, AttemptEnd(cause="exception", started=True), old, 0)]
+    )
     one(store)
 
     assert [job.id for job in claimed(store)] == [job.id]  # before those that came after it
@@ -101,7 +110,7 @@ def test_what_its_code_has_asked_for_by_its_moment_keeps_it(store, clock):
     store.end(1, [ending(job, "scheduled", due_at=clock.now() + HOUR)])
     clock.set(clock.now() - DAY)
 
-    assert store.setback.mend() == 0
+    assert store.clock_set_back.repair() == 0
     assert waits(store, job.id) == DAY + HOUR
 
 
@@ -113,7 +122,7 @@ def test_delays_go_on_one_behind_the_other_and_none_is_early(store, clock):
     late, sooner = one(store, delay=HOUR), one(store, delay=MINUTE)
     clock.set(clock.now() - DAY)
 
-    assert store.setback.mend() == 902
+    assert store.clock_set_back.repair() == 902
     assert [waits(store, id) for id in (ids[0], ids[300], ids[-1])] == [
         HOUR - n * MINUTE for n in (3, 2, 1)
     ]
@@ -125,7 +134,7 @@ def test_a_delay_that_began_before_the_new_time_waits_no_longer_than_it_was(stor
     clock.advance("2h")
     clock.set(clock.now() - HOUR)
 
-    assert store.setback.mend() == 0
+    assert store.clock_set_back.repair() == 0
     assert waits(store, id) == 2 * HOUR
 
 
@@ -136,7 +145,7 @@ def test_what_an_operator_has_put_off_waits_for_as_long_or_until_then(store, clo
     assert update(store, named, {"at": clock.now() // SECOND + 10}, zone)
     clock.set(clock.now() - DAY)
 
-    assert store.setback.mend() == 1
+    assert store.clock_set_back.repair() == 1
     assert (waits(store, delayed), waits(store, named)) == (10 * SECOND, DAY + 10 * SECOND)
     assert update(store, waiting, {"priority": 3}, zone)
     assert state(store, waiting) == "waiting"  # nobody has said anything of its moment
@@ -155,7 +164,7 @@ def test_children_and_held_jobs_do_not_wait_for_the_old_time(store, clock):
     store.settle()
     store.resume(held)
     assert states(store, [child, held, later]) == ["waiting", "waiting", "scheduled"]
-    assert store.setback.mend() == 1
+    assert store.clock_set_back.repair() == 1
     assert waits(store, later) == HOUR
 
 
@@ -180,23 +189,23 @@ def test_what_waits_is_not_passed_by_all_who_come_after(store, clock):
     ids += enqueued(store, 2, queue="other", **limited(1))
     clock.set(clock.now() - DAY)
 
-    assert store.setback.mend_ranks() == 5
-    assert store.setback.mend_ranks() == 0
+    assert store.clock_set_back.repair_ranks() == 5
+    assert store.clock_set_back.repair_ranks() == 0
     clock.advance("1s")
     late, urgent = one(store), one(store, priority=1)
     assert [job.id for job in claimed(store, 64)] == [urgent, *ids[:3], late]
 
 
 def test_the_jitter_of_a_tick_does_not_wait_for_the_old_time(store, clock):
-    rule = Rule(cron="* * * * *", jitter=HOUR)
-    store.schedules.put(Wanted(name="s", rule=rule, job=a_job(), said="s"))
+    rule = ScheduleRule(cron="* * * * *", jitter=HOUR)
+    store.schedules.put(NewSchedule(name="s", rule=rule, job=a_job(), said="s"))
     clock.advance("1m")
     store.schedules.fire()
     (run,) = store.schedules.open_runs(store.schedules.named("s").id)
     left = run.due_at - clock.now()
     clock.set(clock.now() - DAY)
 
-    store.setback.mend()
+    store.clock_set_back.repair()
     assert waits(store, run.id) == left > 0
 
 
@@ -206,13 +215,13 @@ def test_a_rate_goes_on_by_the_new_time(store, clock):
     first = claimed(store, 64)
     store.finish(1, [success(job) for job in first])
     clock.set(clock.now() - DAY)
-    assert store.limits.ripen() is not None
+    assert store.limits.serve_due_rates() is not None
     assert claimed(store, 64) == []
 
-    assert store.setback.mend() == 1
-    assert store.setback.mend() == 0
+    assert store.clock_set_back.repair() == 1
+    assert store.clock_set_back.repair() == 0
     clock.advance("1s")
-    store.limits.ripen()
+    store.limits.serve_due_rates()
     assert {job.id for job in claimed(store, 64)} <= set(ids[2:])
     assert len([id for id in ids if store.job(id).attempt]) in (
         3,

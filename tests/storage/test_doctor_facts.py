@@ -9,9 +9,9 @@ import pytest
 from tests.storage.builders import connection, joined, one
 
 from genba.reports.doctor import Finding, examine, findings
-from genba.storage.doctor_facts import Vitals
-from genba.storage.engines.database import Home, Writer
-from genba.storage.engines.sqlite.database import loses_wal
+from genba.storage.doctor_facts import StoreFacts
+from genba.storage.engines.database import DiskInfo, WritingProcess
+from genba.storage.engines.sqlite.database import has_wal_reset_bug
 from genba.storage.records import NodeRecord
 from genba.storage.store import open_store
 
@@ -34,12 +34,12 @@ NODE = NodeRecord(
     started_at=1,
     version="0.1.0",
 )
-WELL = Vitals(
+WELL = StoreFacts(
     now=100 * MINUTE,
     skew=0,
     engine="PostgreSQL",
     version="18.1",
-    home=Home(),
+    home=DiskInfo(),
     writer=None,
     waste=[],
     long_transactions=[],
@@ -74,13 +74,13 @@ def test_what_is_well_is_not_wrong():
     [
         ("engine", {"engine": "SQLite", "version": "3.40.1"}),
         ("engine", {"version": "13.9 (Debian)"}),
-        ("file_system", {"home": Home("nfs4", 10**12)}),
-        ("file_system", {"home": Home("fuse.sshfs", 10**12)}),
-        ("disk", {"home": Home("ext4", 10**6)}),
+        ("file_system", {"home": DiskInfo("nfs4", 10**12)}),
+        ("file_system", {"home": DiskInfo("fuse.sshfs", 10**12)}),
+        ("disk", {"home": DiskInfo("ext4", 10**6)}),
         ("clock", {"skew": 2_000_000}),
         ("clock", {"skew": -2_000_000}),
         ("bloat", {"waste": [("job", 10**9, 6 * 10**8)]}),
-        ("writer", {"writer": Writer(9, 1, stopped=True)}),
+        ("writer", {"writer": WritingProcess(9, 1, stopped=True)}),
         ("transaction", {"long_transactions": [(9, "psql", 400, "idle in transaction")]}),
         ("listener", {"echo": False}),
         ("listener", {"deaf": frozenset({1})}),
@@ -140,7 +140,7 @@ def test_a_task_that_another_node_knows_is_on_its_way():
     ],
 )
 def test_a_sqlite_that_loses_commits_is_known_by_its_version(version, bad):
-    assert loses_wal(version) is bad
+    assert has_wal_reset_bug(version) is bad
 
 
 def kinds(found: list[Finding]) -> set[str]:
@@ -182,7 +182,7 @@ def test_a_transaction_that_is_left_open_is_found(url):
         with connection(url) as conn:
             conn.execute("BEGIN")
             pid = conn.info.backend_pid
-            seen = store.checkup.vitals([], [], 0)
+            seen = store.doctor_facts.collect([], [], 0)
             conn.execute("ROLLBACK")
         assert pid in [row[0] for row in seen.long_transactions]
     finally:
@@ -193,7 +193,7 @@ def test_the_clock_of_another_machine_is_compared_with_the_stores(url):
     store = open_store(url)
     try:
         store.install()
-        skew = store.checkup.vitals([], [], 60).skew
+        skew = store.doctor_facts.collect([], [], 60).skew
         assert abs(skew) < 30_000_000  # the same machine, however busy
     finally:
         store.close()

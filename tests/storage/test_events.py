@@ -18,12 +18,12 @@ from tests.storage.builders import (
 
 from genba.client.event import KINDS, kinds_of, unfold
 from genba.errors import BadOption, CursorExpired
-from genba.storage.events import PAGE, Position
+from genba.storage.events import PAGE_ROWS, EventPosition
 
 
 def passes(store, at=None, job=None):
     """All that is there, as (kind, job), and where that leaves the reader."""
-    at = at or Position()
+    at = at or EventPosition()
     found = []
     while True:
         page = store.events.page(at, job)
@@ -89,7 +89,7 @@ def test_an_operators_change_tells_who_and_why(store):
     store.by = lambda: "ann@desk"
     store.hold(job, "stock-taking")
 
-    (row,) = [row for row in store.events.page(Position(), job).rows if row.kind == "held"]
+    (row,) = [row for row in store.events.page(EventPosition(), job).rows if row.kind == "held"]
     (told,) = unfold(row.kind, row.at, row.job_id, row.data)
     assert told.data == {"by": "ann@desk", "reason": "stock-taking"}
 
@@ -100,7 +100,7 @@ def test_a_reader_goes_on_behind_any_event_in_the_middle_of_a_batch_too(store):
     everything, _ = passes(store)
 
     for i, (_, _, place) in enumerate(everything):
-        again = Position.of(place.cursor)
+        again = EventPosition.of(place.cursor)
         assert [event[:2] for event in passes(store, again)[0]] == [
             event[:2] for event in everything[i + 1 :]
         ]
@@ -117,7 +117,7 @@ def test_a_reader_that_has_seen_all_gets_what_is_new_and_only_that(store):
 
 
 def test_many_pages_are_read_without_gap(store):
-    ids = [one(store) for _ in range(PAGE + 20)]
+    ids = [one(store) for _ in range(PAGE_ROWS + 20)]
 
     assert [id for _, id, _ in passes(store)[0]] == ids
 
@@ -141,14 +141,14 @@ def test_what_commits_late_is_not_skipped(store, url, engine):
         first, at = passes(store)
         assert [id for _, id, _ in first] == [early, *during]
         more = one(store)
-        second, at = passes(store, Position.of(first[-1][2].cursor))
+        second, at = passes(store, EventPosition.of(first[-1][2].cursor))
         assert [id for _, id, _ in second] == [more]
         slow.commit()
 
     third, at = passes(store, at)
     assert [id for _, id, _ in third] == [late]
     assert passes(store, at)[0] == []
-    assert passes(store, Position.of(second[-1][2].cursor))[0] == third
+    assert passes(store, EventPosition.of(second[-1][2].cursor))[0] == third
 
 
 def test_a_cursor_whose_events_are_gone_says_so(store, clock):
@@ -161,7 +161,7 @@ def test_a_cursor_whose_events_are_gone_says_so(store, clock):
 
     assert store.events.prune(store.now() - 50_000_000, 5_000_000) == 6
     with pytest.raises(CursorExpired, match="keep_events"):
-        passes(store, Position.of(place.cursor))
+        passes(store, EventPosition.of(place.cursor))
     assert len(passes(store)[0]) == 1
 
 
@@ -230,7 +230,7 @@ def test_the_attempts_of_a_job_that_is_tried_for_ever_are_bounded(store, clock):
 
 def test_what_is_no_cursor_is_refused():
     with pytest.raises(BadOption, match="no cursor"):
-        Position.of("yesterday")
+        EventPosition.of("yesterday")
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from tests.storage.scenes import SCENES, Play, Scene
 from genba.domain.clock import ManualClock
 from genba.errors import StoreError, StoreUnreachable
 from genba.storage.engines.database import TABLES
-from genba.storage.store import LEASE, Store, open_store
+from genba.storage.store import LEASE_US, Store, open_store
 
 START = 1_767_225_600_000_000
 SILENT = {"_db", "presence", "_bells"}  # parts that write no rows of ours
@@ -143,7 +143,9 @@ class Stage:
 
         def store(namespace: str) -> Store:
             like = self._first
-            made = Store(self.database, like.presence, like.ear._bells, namespace, LEASE, clock)
+            made = Store(
+                self.database, like.node_wakeups, like.listener._bells, namespace, LEASE_US, clock
+            )
             made.by = lambda: "me"
             return made
 
@@ -217,7 +219,7 @@ def test_whichever_call_fails_it_is_done_once_when_it_is_called_again(
     stage: Stage, scene: Scene
 ) -> None:
     clean, once = run(stage, scene, 0, "")
-    assert clean.frames or stage.database.lanes == 1  # what one engine alone has to do
+    assert clean.frames or stage.database.parallel_writers == 1  # what one engine alone has to do
 
     for number, ways in enumerate(clean.frames, 1):
         for way in WAYS:

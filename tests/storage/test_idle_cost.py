@@ -27,8 +27,8 @@ from tests.support import eventually, sqlite_url
 
 from genba.domain.clock import SystemClock
 from genba.domain.duration import DAY, SECOND
-from genba.node.database.lost_claims import Doubts
-from genba.node.database.maintenance import Keeper, Renewed
+from genba.node.database.lost_claims import LostClaims
+from genba.node.database.maintenance import LeaseRenewed, Maintenance
 from genba.storage.store import open_store
 
 FILL = """
@@ -142,14 +142,14 @@ def an_idle_while(url: str, node: int) -> Counted:
 
         def post(what: Any) -> None:
             nonlocal beats
-            beats += isinstance(what, Renewed)
+            beats += isinstance(what, LeaseRenewed)
             if beats == 3:
                 done.set()
 
-        keeper = Keeper(
+        keeper = Maintenance(
             store, node, lease=2 * SECOND, poll=SECOND // 20, queues=["default"], tasks=[TASK], conditions=[],
             keep={TASK: 0}, schedules=[], boot_id=None, clock=SystemClock(),
-            doubts=Doubts(SystemClock()), post=post,
+            doubts=LostClaims(SystemClock()), post=post,
         )  # fmt: skip
         keeper.start()
         assert done.wait(30)

@@ -126,7 +126,7 @@ def test_a_pause_for_a_time_ends_by_itself(store, clock):
     store.policy.pause("default", clock.now() + 5 * SECOND, "ann@desk", None)
 
     clock.advance(4)
-    assert store.nodes.chores(1, ["default"], [TASK]).pause_ends == clock.now() + SECOND
+    assert store.nodes.due_work(1, ["default"], [TASK]).pause_ends == clock.now() + SECOND
     assert store.policy.end_pauses() == []
     assert claimed(store) == []
 

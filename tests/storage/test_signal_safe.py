@@ -15,13 +15,13 @@ import pytest
 from tests.storage.builders import CLAIM, connection, joined, one, running
 from tests.support import eventually
 
-from genba.domain.outcome import Report, Wish
+from genba.domain.outcome import AttemptReport, OutcomeRequest
 from genba.errors import Stopped
-from genba.signal_safe import between, unbroken
-from genba.storage.engines.sqlite.write_queue import Turns
+from genba.signal_safe import defer_stop, stop_when_safe
+from genba.storage.engines.sqlite.write_queue import WriteQueue
 from genba.storage.store import Store, open_store
 
-REPORT = Report(progress=None, log="", ran=5, pid=4, cpu=3, peak=2)
+REPORT = AttemptReport(progress=None, log="", ran=5, pid=4, cpu=3, peak=2)
 
 
 def _stop() -> None:
@@ -46,7 +46,7 @@ def played(deed: Callable[[], object], look: int) -> BaseException | None:
             before[frame] = dis.opname[frame.f_code.co_code[frame.f_lasti]]
             if left == 0:
                 sys.settrace(None)
-                between(_stop)
+                stop_when_safe(_stop)
         return watch if left > 0 else None
 
     sys.settrace(watch)
@@ -91,7 +91,7 @@ def free(url: str) -> Iterator[Callable[[], bool]]:
         def is_free() -> bool:
             conn.execute("BEGIN IMMEDIATE")
             conn.execute("ROLLBACK")
-            turns = Turns.of(Path(url.removeprefix("sqlite:///")))
+            turns = WriteQueue.of(Path(url.removeprefix("sqlite:///")))
             return turns.holder() is None and not turns._mine.locked()
 
         yield is_free
@@ -115,18 +115,18 @@ def _statement(store: Store) -> None:
 
 
 def _session(store: Store) -> None:
-    store.ear.enter()
-    store.ear.session()
-    store.ear.leave()
+    store.listener.enter()
+    store.listener.session()
+    store.listener.leave()
 
 
 DEEDS = {
     "transaction": _transaction,
     "statement": _statement,
-    "in turn": lambda store: store._db.in_turn(("now", {})),
+    "in turn": lambda store: store._db.pipeline(("now", {})),
     "enqueue": one,
     "publish": lambda store: store.messages.publish("news", b"{}"),
-    "mark": lambda store: store.mark_of_writes(),
+    "mark": lambda store: store.write_marker(),
     "session": _session,
 }
 
@@ -135,16 +135,16 @@ def test_what_was_stopped_while_it_waited_is_stopped_when_nothing_is_under_way()
     told = []
 
     def work() -> None:
-        with unbroken:
-            with unbroken:
-                between(_stop)
+        with defer_stop:
+            with defer_stop:
+                stop_when_safe(_stop)
                 told.append("inner")
             told.append("outer")
         told.append("after it")
 
     with pytest.raises(Stopped):
         work()
-    between(lambda: told.append("now"))
+    stop_when_safe(lambda: told.append("now"))
 
     assert told == ["inner", "outer", "now"]
 
@@ -164,7 +164,7 @@ def test_a_job_that_is_stopped_in_its_own_transaction_leaves_it(stopped_store, f
     """Or is known to have one, so that it ends with the job."""
     joined(stopped_store)
     job = running(stopped_store)
-    fence, told = (job.id, job.attempt, CLAIM), (Wish(wants="succeed"), REPORT, 0.0)
+    fence, told = (job.id, job.attempt, CLAIM), (OutcomeRequest(wants="succeed"), REPORT, 0.0)
     last: list[Any] = []
 
     def deed() -> None:

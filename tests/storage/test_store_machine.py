@@ -242,7 +242,7 @@ class Machine(RuleBasedStateMachine):
     @rule()
     def node_dies(self):
         ours = sorted(id for id, job in self.jobs.items() if job.state == "running")
-        assert self.store.nodes.bury(self.node, loss) == ours
+        assert self.store.nodes.declare_dead(self.node, loss) == ours
         for id in ours:
             self.jobs[id].attempt -= 1
             self.left(id, "waiting", None)

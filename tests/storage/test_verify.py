@@ -23,11 +23,11 @@ from tests.storage.builders import (
     success,
 )
 
-from genba.domain.history_check import Kind
-from genba.domain.limits import LIMIT, Need, Rule
+from genba.domain.history_check import FaultKind
+from genba.domain.limits import LIMIT, LimitRule, SlotNeed
 from genba.storage.store import Store, open_store
 
-GPU = Need("gpu", "gpu", LIMIT)
+GPU = SlotNeed("gpu", "gpu", LIMIT)
 
 
 def plant(url: str, *statements: str) -> None:
@@ -46,7 +46,7 @@ def limited(store: Store, clock: Any, count: int = 2) -> list[int]:
     ids = [
         made.id
         for made in store.enqueue(
-            [a_job(needs=(GPU,), rules=(Rule("gpu", 1),)) for _ in range(count)]
+            [a_job(needs=(GPU,), rules=(LimitRule("gpu", 1),)) for _ in range(count)]
         )
     ]
     for _ in range(count):
@@ -91,9 +91,11 @@ def shop(store, clock) -> Store:
     started = running(store)
     store.mark([(started.id, started.attempt, 77, clock.now())])
     lost = running(store)
-    store.nodes.bury(1, builders.loss)
+    store.nodes.declare_dead(1, builders.loss)
     joined(store, 2)
-    limited_to = store.enqueue([a_job(needs=(GPU,), rules=(Rule("gpu", 1),)) for _ in range(2)])
+    limited_to = store.enqueue(
+        [a_job(needs=(GPU,), rules=(LimitRule("gpu", 1),)) for _ in range(2)]
+    )
     assert {started.id, lost.id, limited_to[0].id} <= {
         job.id for job in claimed(store, 16, node=2, claim=78)
     }
@@ -136,79 +138,79 @@ def test_one_namespace_is_not_blamed_for_another(shop, url, clock):
         lost = one(other)
         plant(url, f"DELETE FROM genba.job WHERE id = {lost}")
 
-        assert found(other) == [(Kind.LOST, f"job {lost}")]
+        assert found(other) == [(FaultKind.LOST, f"job {lost}")]
         assert found(shop) == []
 
 
 CORRUPTION = {
     "a job that waited is gone": (
         "DELETE FROM genba.job WHERE id = {waiting}",
-        Kind.LOST,
+        FaultKind.LOST,
         "job {waiting}",
     ),
     "a job that ended is gone and its history is not": (
         "DELETE FROM genba.job WHERE id = {retried}",
-        Kind.LOST,
+        FaultKind.LOST,
         "job {retried}",
     ),
     "the last attempt is gone": (
         "UPDATE genba.job SET ran_until = NULL WHERE id = {done}",
-        Kind.LOST,
+        FaultKind.LOST,
         "job {done}",
     ),
     "an attempt is gone": (
         "DELETE FROM genba.attempt WHERE job_id = {retried}",
-        Kind.LOST,
+        FaultKind.LOST,
         "job {retried}",
     ),
     "a job that waits has returned": (
         "UPDATE genba.job SET ran_until = 5 WHERE id = {waiting}",
-        Kind.DAMAGED,
+        FaultKind.DAMAGED,
         "job {waiting}",
     ),
     "an end is told twice": (
         "INSERT INTO genba.event (at, namespace, kind, job_id) VALUES (0, 'default', 'failed', {done})",
-        Kind.TWICE,
+        FaultKind.TWICE,
         "job {done}",
     ),
     "a final job is told to run": (
         "INSERT INTO genba.event (at, namespace, kind, job_id) VALUES (0, 'default', 'running', {done})",
-        Kind.MOVE,
+        FaultKind.MOVE,
         "job {done}",
     ),
     "a job that nobody has enqueued is resumed": (
         "INSERT INTO genba.event (at, namespace, kind, job_id) VALUES (0, 'default', 'resumed', 4711)",
-        Kind.MOVE,
+        FaultKind.MOVE,
         "job 4711",
     ),
     "a failure is made a success": (
         "UPDATE genba.job SET state = 'failed' WHERE id = {done}",
-        Kind.MOVE,
+        FaultKind.MOVE,
         "job {done}",
     ),
     "a job is ended by hand": (
         "UPDATE genba.job SET state = 'succeeded', finished_at = 1 WHERE id = {waiting}",
-        Kind.MOVE,
+        FaultKind.MOVE,
         "job {waiting}",
     ),
     "a job runs without a node": (
         "UPDATE genba.job SET state = 'running' WHERE id = {waiting}",
-        Kind.DAMAGED,
+        FaultKind.DAMAGED,
         "job {waiting}",
     ),
     "a job is in no state at all": (
         "UPDATE genba.job SET state = 'dreaming' WHERE id = {waiting}",
-        Kind.DAMAGED,
+        FaultKind.DAMAGED,
         "job {waiting}",
     ),
     "an end has no moment": (
         "UPDATE genba.job SET finished_at = NULL WHERE id = {done}",
-        Kind.DAMAGED,
+        FaultKind.DAMAGED,
         "job {done}",
     ),
     "a job waits for nobody": (
         "UPDATE genba.job SET open_deps = 2 WHERE id = {waiting}",
-        Kind.DAMAGED,
+        FaultKind.DAMAGED,
         "job {waiting}",
     ),
     "an attempt is invented": (
@@ -216,7 +218,7 @@ CORRUPTION = {
             "UPDATE genba.job SET ran_until = NULL WHERE id = {done}; "
             "INSERT INTO genba.attempt (job_id, attempt, ended_at, cause) VALUES ({done}, 9, 1, 'returned')"
         ),
-        Kind.DAMAGED,
+        FaultKind.DAMAGED,
         "job {done}",
     ),
     "a success has a cause": (
@@ -224,12 +226,12 @@ CORRUPTION = {
             "UPDATE genba.job SET ran_until = NULL WHERE id = {done}; "
             "INSERT INTO genba.attempt (job_id, attempt, ended_at, cause) VALUES ({done}, 1, 1, 'exception')"
         ),
-        Kind.DAMAGED,
+        FaultKind.DAMAGED,
         "job {done}",
     ),
     "a slot is counted that nobody has": (
         "UPDATE genba.bucket SET taken = taken + 1",
-        Kind.LIMIT,
+        FaultKind.LIMIT,
         "bucket gpu",
     ),
     "two had the one slot at a time": (
@@ -237,12 +239,12 @@ CORRUPTION = {
             "UPDATE genba.job SET ran_until = ran_until + 5000000, finished_at = finished_at + 5000000 "
             "WHERE id = {limited}"
         ),
-        Kind.LIMIT,
+        FaultKind.LIMIT,
         "bucket gpu",
     ),
     "two attempts ran at once": (
         "UPDATE genba.attempt SET ended_at = ended_at + 5000000 WHERE job_id = {retried} AND attempt = 1",
-        Kind.TOGETHER,
+        FaultKind.TOGETHER,
         "job {retried}",
     ),
     "a tick was run twice": (
@@ -251,7 +253,7 @@ CORRUPTION = {
             "VALUES ('default', 'nightly', 't', '', NO_ARGS); UPDATE genba.job SET moment = 5, "
             "schedule_id = (SELECT id FROM genba.schedule) WHERE id IN ({done}, {limited})"
         ),
-        Kind.TWICE,
+        FaultKind.TWICE,
         "schedule nightly",
     ),
 }
@@ -267,7 +269,7 @@ def test_planted_corruption_is_found_and_named(store, url, clock, what):
     store.end(1, [ending(retried, "waiting", retries=1, ended=clock.now())])
     finish(store, retried.id)
     ids = {"done": done, "retried": retried.id, "limited": limited(store, clock)[0]}
-    store.enqueue([a_job(needs=(GPU,), rules=(Rule("gpu", 1),))])
+    store.enqueue([a_job(needs=(GPU,), rules=(LimitRule("gpu", 1),))])
     ids["waiting"] = one(store, priority=-1)
     assert found(store) == []
 
@@ -287,7 +289,7 @@ def test_a_damaged_file_is_found(store, url, engine):
     )
     store.close()
 
-    assert (Kind.DAMAGED, "the file") in found(store)
+    assert (FaultKind.DAMAGED, "the file") in found(store)
 
 
 @pytest.mark.parametrize("engine", ["sqlite"], indirect=True)  # PostgreSQL keeps them by itself
@@ -299,12 +301,12 @@ def test_a_job_without_its_long_arguments_and_such_without_their_job_are_found(s
 
     plant(url, f"DELETE FROM genba.{table} = {id}")
 
-    assert (Kind.LOST, f"job {id}") in found(store)
+    assert (FaultKind.LOST, f"job {id}") in found(store)
 
 
 def test_a_limit_that_was_lowered_has_not_been_exceeded_before(store, clock):
     joined(store)
-    store.enqueue([a_job(needs=(GPU,), rules=(Rule("gpu", 2),)) for _ in range(2)])
+    store.enqueue([a_job(needs=(GPU,), rules=(LimitRule("gpu", 2),)) for _ in range(2)])
     both = claimed(store, 2)
     clock.advance(1)
     assert (

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from genba import wire
-from genba.wire import Frames, Slate
+from genba.wire import Frames, SharedMemory
 
 items = st.recursive(
     st.none()
@@ -26,10 +26,10 @@ items = st.recursive(
 
 
 @pytest.fixture
-def slates() -> Iterator[tuple[Slate, Slate]]:
+def both_ends() -> Iterator[tuple[SharedMemory, SharedMemory]]:
     """One piece of memory, seen by a worker and by its node."""
-    fd = Slate.create()
-    worker, node = Slate(fd), Slate(fd)
+    fd = SharedMemory.create()
+    worker, node = SharedMemory(fd), SharedMemory(fd)
     yield worker, node
     worker.close()
     node.close()
@@ -127,8 +127,8 @@ def test_tokens_of_bunches_256_or_65536_apart_differ() -> None:
 @given(serial=st.integers(0, 2**32 - 1), index=st.integers(0, 2**24 - 1))
 @settings(max_examples=30)
 def test_what_runs_is_seen_by_the_other_side(serial: int, index: int) -> None:
-    fd = Slate.create()
-    worker, node = Slate(fd), Slate(fd)
+    fd = SharedMemory.create()
+    worker, node = SharedMemory(fd), SharedMemory(fd)
     place = wire.place(serial, index)
     try:
         assert node.status() == (0, wire.IDLE)
@@ -142,8 +142,10 @@ def test_what_runs_is_seen_by_the_other_side(serial: int, index: int) -> None:
         os.close(fd)
 
 
-def test_one_job_is_asked_to_stop_and_its_neighbour_is_not(slates: tuple[Slate, Slate]) -> None:
-    worker, node = slates
+def test_one_job_is_asked_to_stop_and_its_neighbour_is_not(
+    both_ends: tuple[SharedMemory, SharedMemory],
+) -> None:
+    worker, node = both_ends
     first, second = wire.place(0, 0), wire.place(0, 1)
     assert node.asked_to_stop() is None
     assert not worker.should_stop(first)
@@ -155,8 +157,8 @@ def test_one_job_is_asked_to_stop_and_its_neighbour_is_not(slates: tuple[Slate, 
     assert not worker.should_stop(second)
 
 
-def test_a_drain_stops_every_job(slates: tuple[Slate, Slate]) -> None:
-    worker, node = slates
+def test_a_drain_stops_every_job(both_ends: tuple[SharedMemory, SharedMemory]) -> None:
+    worker, node = both_ends
     node.drain()
 
     assert worker.should_stop(wire.place(1, 1))
@@ -164,8 +166,8 @@ def test_a_drain_stops_every_job(slates: tuple[Slate, Slate]) -> None:
     assert worker.asked_to_stop() is None
 
 
-def test_who_has_taken_locks_is_known(slates: tuple[Slate, Slate]) -> None:
-    node, worker = slates
+def test_who_has_taken_locks_is_known(both_ends: tuple[SharedMemory, SharedMemory]) -> None:
+    node, worker = both_ends
     place = wire.place(3, 1)
     assert not node.locked(place)
     worker.lock(place)
@@ -174,19 +176,19 @@ def test_who_has_taken_locks_is_known(slates: tuple[Slate, Slate]) -> None:
     assert not node.locked(wire.place(3, 2))
 
 
-def test_who_has_looked_at_the_flag_is_known(slates: tuple[Slate, Slate]) -> None:
-    worker, node = slates
+def test_who_has_looked_at_the_flag_is_known(both_ends: tuple[SharedMemory, SharedMemory]) -> None:
+    worker, node = both_ends
     place = wire.place(0, 0)
-    assert not node.has_looked(place)
+    assert not node.has_checked_stop(place)
 
     worker.should_stop(place)
 
-    assert node.has_looked(place)
-    assert not node.has_looked(wire.place(0, 1))
+    assert node.has_checked_stop(place)
+    assert not node.has_checked_stop(wire.place(0, 1))
 
 
-def test_signs_of_life_are_counted(slates: tuple[Slate, Slate]) -> None:
-    worker, node = slates
+def test_signs_of_life_are_counted(both_ends: tuple[SharedMemory, SharedMemory]) -> None:
+    worker, node = both_ends
     worker.beat()
     worker.beat()
     worker.note(1, 0, 100, b"")
@@ -197,8 +199,8 @@ def test_signs_of_life_are_counted(slates: tuple[Slate, Slate]) -> None:
 # progress
 
 
-def test_progress_is_seen_whole_or_not_at_all(slates: tuple[Slate, Slate]) -> None:
-    worker, node = slates
+def test_progress_is_seen_whole_or_not_at_all(both_ends: tuple[SharedMemory, SharedMemory]) -> None:
+    worker, node = both_ends
     assert node.noted() is None
 
     worker.note(7, 1, 4, "é".encode())
@@ -212,8 +214,10 @@ def test_progress_is_seen_whole_or_not_at_all(slates: tuple[Slate, Slate]) -> No
     assert second[0] > first[0]
 
 
-def test_a_note_cut_in_the_middle_of_a_letter_can_be_read(slates: tuple[Slate, Slate]) -> None:
-    worker, node = slates
+def test_a_note_cut_in_the_middle_of_a_letter_can_be_read(
+    both_ends: tuple[SharedMemory, SharedMemory],
+) -> None:
+    worker, node = both_ends
     worker.note(7, 1, 4, ("é" * wire.NOTE_LIMIT).encode()[: wire.NOTE_LIMIT - 1])
 
     noted = node.noted()
@@ -222,9 +226,9 @@ def test_a_note_cut_in_the_middle_of_a_letter_can_be_read(slates: tuple[Slate, S
 
 
 def test_a_note_that_failed_half_way_is_not_seen_and_spoils_none_after_it(
-    slates: tuple[Slate, Slate],
+    both_ends: tuple[SharedMemory, SharedMemory],
 ) -> None:
-    worker, node = slates
+    worker, node = both_ends
     worker.note(7, 1, 4, b"")
     with pytest.raises(struct.error):
         worker.note(7, 10**400, 10**401, b"")
@@ -240,8 +244,8 @@ def test_a_note_that_failed_half_way_is_not_seen_and_spoils_none_after_it(
 # the ring
 
 
-def a_result(n: int, size: int) -> wire.Result:
-    return wire.Result(n, 0, wire.RETURNED, bytes((n % 251,)) * size, n, n, 0, 0, None)
+def a_result(n: int, size: int) -> wire.JobResult:
+    return wire.JobResult(n, 0, wire.RETURNED, bytes((n % 251,)) * size, n, n, 0, 0, None)
 
 
 # "take", or the size of a result to put: many small ones, and some near the size of the ring
@@ -257,8 +261,8 @@ steps = st.lists(
 @settings(max_examples=50)
 @given(steps=steps)
 def test_the_ring_loses_nothing_and_keeps_the_order(steps: list[int | str]) -> None:
-    fd = Slate.create()
-    worker, node = Slate(fd), Slate(fd)
+    fd = SharedMemory.create()
+    worker, node = SharedMemory(fd), SharedMemory(fd)
     put: list[list[Any]] = []
     taken: list[list[Any]] = []
     try:
@@ -280,17 +284,21 @@ def test_the_ring_loses_nothing_and_keeps_the_order(steps: list[int | str]) -> N
 
 
 @pytest.mark.parametrize("size", [0, 1, 57, 999, 4096, 30_011])
-def test_the_ring_goes_round_many_times(slates: tuple[Slate, Slate], size: int) -> None:
-    worker, node = slates
-    count = 3 * wire.SIZE // (size + 20) + 3
+def test_the_ring_goes_round_many_times(
+    both_ends: tuple[SharedMemory, SharedMemory], size: int
+) -> None:
+    worker, node = both_ends
+    count = 3 * wire.SHARED_MEMORY_SIZE // (size + 20) + 3
 
     for n in range(count):
         assert worker.put(a_result(n, size))
         assert node.take() == [list(a_result(n, size))]
 
 
-def test_a_full_ring_refuses_and_takes_again_when_it_is_read(slates: tuple[Slate, Slate]) -> None:
-    worker, node = slates
+def test_a_full_ring_refuses_and_takes_again_when_it_is_read(
+    both_ends: tuple[SharedMemory, SharedMemory],
+) -> None:
+    worker, node = both_ends
     count = 0
     while worker.put(a_result(count, 1000)):
         count += 1
@@ -302,8 +310,10 @@ def test_a_full_ring_refuses_and_takes_again_when_it_is_read(slates: tuple[Slate
     assert node.take() == [list(a_result(count, 1000))]
 
 
-def test_a_result_greater_than_the_ring_is_refused(slates: tuple[Slate, Slate]) -> None:
-    worker, node = slates
+def test_a_result_greater_than_the_ring_is_refused(
+    both_ends: tuple[SharedMemory, SharedMemory],
+) -> None:
+    worker, node = both_ends
 
     assert not worker.put(a_result(1, 1 << 17))
     assert worker.put(a_result(2, 100))
@@ -311,13 +321,13 @@ def test_a_result_greater_than_the_ring_is_refused(slates: tuple[Slate, Slate]) 
 
 
 def test_what_is_in_the_ring_outlives_its_writer() -> None:
-    fd = Slate.create()
-    worker = Slate(fd)
+    fd = SharedMemory.create()
+    worker = SharedMemory(fd)
     worker.put(a_result(1, 10))
     worker.begin(5)
     worker.close()
 
-    node = Slate(fd)
+    node = SharedMemory(fd)
     assert node.take() == [list(a_result(1, 10))]
     assert node.status() == (5, wire.RUNNING)
     node.close()
@@ -329,15 +339,15 @@ def test_what_is_in_the_ring_outlives_its_writer() -> None:
 
 @given(st.lists(st.binary(max_size=3 * wire.LOG_END), max_size=6))
 def test_of_what_a_job_writes_the_beginning_and_the_end_are_kept(parts: list[bytes]) -> None:
-    fd = Slate.create()
-    slate = Slate(fd)
+    fd = SharedMemory.create()
+    memory = SharedMemory(fd)
     for part in parts:
-        slate.write(part.replace(b"\0", b"x").translate(_ASCII))
+        memory.write(part.replace(b"\0", b"x").translate(_ASCII))
     whole = b"".join(parts).replace(b"\0", b"x").translate(_ASCII).decode()
 
-    log = slate.log()
+    log = memory.log()
 
-    assert slate.logged() == len(whole)
+    assert memory.logged() == len(whole)
     if not whole:
         assert log is None
     elif len(whole) <= 2 * wire.LOG_END:
@@ -346,17 +356,19 @@ def test_of_what_a_job_writes_the_beginning_and_the_end_are_kept(parts: list[byt
         left_out = len(whole) - 2 * wire.LOG_END
         marker = f"\n[genba: {left_out} bytes left out]\n"
         assert log == whole[: wire.LOG_END] + marker + whole[-wire.LOG_END :]
-    slate.forget_log()
-    assert slate.log() is None
-    slate.close()
+    memory.forget_log()
+    assert memory.log() is None
+    memory.close()
     os.close(fd)
 
 
 _ASCII = bytes(byte & 0x7F or 0x78 for byte in range(256))
 
 
-def test_what_a_log_says_can_be_stored_whatever_it_is(slates: tuple[Slate, Slate]) -> None:
-    worker, node = slates
+def test_what_a_log_says_can_be_stored_whatever_it_is(
+    both_ends: tuple[SharedMemory, SharedMemory],
+) -> None:
+    worker, node = both_ends
     worker.write(b"a\0b\xff")
 
     assert node.log() == "a\ufffdb\ufffd"

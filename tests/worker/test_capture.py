@@ -10,16 +10,16 @@ from collections.abc import Iterator
 import pytest
 
 from genba import wire
-from genba.node.processes.channel import Murmur
+from genba.node.processes.channel import OtherOutput
 from genba.worker.capture import Capture, Stream
 
 
 @pytest.fixture
-def slate() -> Iterator[wire.Slate]:
-    fd = wire.Slate.create()
-    slate = wire.Slate(fd)
-    yield slate
-    slate.close()
+def memory() -> Iterator[wire.SharedMemory]:
+    fd = wire.SharedMemory.create()
+    memory = wire.SharedMemory(fd)
+    yield memory
+    memory.close()
     os.close(fd)
 
 
@@ -33,8 +33,8 @@ def before() -> Iterator[tuple[int, int]]:
 
 
 @pytest.fixture
-def stream(slate: wire.Slate, before: tuple[int, int]) -> Iterator[Stream]:
-    capture = Capture(slate)
+def stream(memory: wire.SharedMemory, before: tuple[int, int]) -> Iterator[Stream]:
+    capture = Capture(memory)
     stream = Stream(capture, sys.stdout, before[1])
     capture.on = True
     yield stream
@@ -42,38 +42,40 @@ def stream(slate: wire.Slate, before: tuple[int, int]) -> Iterator[Stream]:
 
 
 def test_what_is_printed_while_a_job_runs_is_its_log(
-    slate: wire.Slate, stream: Stream, before: tuple[int, int]
+    memory: wire.SharedMemory, stream: Stream, before: tuple[int, int]
 ) -> None:
     print("words", 7, file=stream, flush=True)
     stream.buffer.write(b"bytes\n")
     handler = logging.StreamHandler(stream)
     handler.emit(logging.LogRecord("x", logging.INFO, "", 0, "record %d", (8,), None))
 
-    assert slate.log() == "words 7\nbytes\nrecord 8\n"
+    assert memory.log() == "words 7\nbytes\nrecord 8\n"
     assert (stream.fileno(), stream.isatty(), stream.writable()) == (before[1], False, True)
 
 
 def test_between_jobs_it_goes_where_it_always_went(
-    slate: wire.Slate, stream: Stream, before: tuple[int, int]
+    memory: wire.SharedMemory, stream: Stream, before: tuple[int, int]
 ) -> None:
     stream._capture.on = False
     print("to the node", file=stream, flush=True)
 
-    assert slate.log() is None
+    assert memory.log() is None
     assert os.read(before[0], 100) == b"to the node\n"
 
 
-def test_a_huge_text_is_cut_before_it_costs_anything(slate: wire.Slate, stream: Stream) -> None:
+def test_a_huge_text_is_cut_before_it_costs_anything(
+    memory: wire.SharedMemory, stream: Stream
+) -> None:
     stream.write("a" + "é" * 50_000_000 + "z")
 
-    log = slate.log()
+    log = memory.log()
     assert log is not None
     assert len(log) < 70_000
     assert (log[0], log[-1]) == ("a", "z")
 
 
 def test_what_comes_from_other_processes_follows_and_all_is_bounded() -> None:
-    murmur = Murmur()
+    murmur = OtherOutput()
     assert not murmur
     for _ in range(1000):
         murmur.add(b"x" * 999 + b"\n")
@@ -88,10 +90,10 @@ def test_what_comes_from_other_processes_follows_and_all_is_bounded() -> None:
 
 
 @pytest.mark.parametrize(
-    "sizes", [[5], [Murmur.ROOM], [Murmur.ROOM + 3, 4], [1, 2 * Murmur.ROOM - 1]]
+    "sizes", [[5], [OtherOutput.ROOM], [OtherOutput.ROOM + 3, 4], [1, 2 * OtherOutput.ROOM - 1]]
 )
 def test_a_short_murmur_is_kept_whole(sizes: list[int]) -> None:
-    murmur = Murmur()
+    murmur = OtherOutput()
     for i, size in enumerate(sizes):
         murmur.add(b"%d" % i * size)
 

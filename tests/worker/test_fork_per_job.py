@@ -16,8 +16,8 @@ import msgspec
 import pytest
 
 from genba import wire
-from genba.node.processes.channel import Line
-from genba.node.processes.pool import Hello, Pool, Swept, WorkerEnded, WorkerStarted
+from genba.node.processes.channel import Channel
+from genba.node.processes.pool import AppImported, LeftoversSwept, Pool, WorkerEnded, WorkerStarted
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="the process tree is built on Linux calls"
@@ -97,13 +97,13 @@ class Ward:
         self._events: list[Any] = []
         self.slot = 0
         self.pool.start()
-        self.next(Hello)
+        self.next(AppImported)
 
     @contextlib.contextmanager
     def worker(self) -> Iterator[Ward]:
         self.slot += 1
-        self.line = Line(self.slot)
-        self.results: list[wire.Result] = []
+        self.line = Channel(self.slot)
+        self.results: list[wire.JobResult] = []
         self.pid = 0
         try:
             yield self
@@ -125,7 +125,7 @@ class Ward:
     def run(self, *calls: tuple[str, dict[str, Any]]) -> None:
         """Give them, tell the worker to leave after them, and start it."""
         jobs = [
-            wire.Job(n, 1, 7, f"each.{task}", msgspec.json.encode(args), None)
+            wire.JobMessage(n, 1, 7, f"each.{task}", msgspec.json.encode(args), None)
             for n, (task, args) in enumerate(calls, start=1)
         ]
         self.line.give(3, jobs, each=True)
@@ -136,10 +136,10 @@ class Ward:
     def read(self) -> None:
         select.select([self.line.sock], [], [], 0.05)
         found, ready = self.line.receive()
-        self.results += [wire.Result(*each) for each in found]
+        self.results += [wire.JobResult(*each) for each in found]
         self.pid = ready or self.pid
 
-    def until(self, count: int) -> list[wire.Result]:
+    def until(self, count: int) -> list[wire.JobResult]:
         deadline = time.monotonic() + WITHIN
         while len(self.results) < count and time.monotonic() < deadline:
             self.read()
@@ -151,8 +151,8 @@ class Ward:
         deadline = time.monotonic() + WITHIN
         while time.monotonic() < deadline:
             self.read()
-            if self.line.slate.status() == (wire.place(3, index), wire.RUNNING):
-                return self.line.slate.pid()
+            if self.line.memory.status() == (wire.place(3, index), wire.RUNNING):
+                return self.line.memory.pid()
         raise AssertionError(f"job {index} does not run")
 
     def ended(self) -> WorkerEnded:
@@ -198,15 +198,15 @@ def test_a_worker_dies_as_its_job_has_died_and_what_is_behind_it_never_started(w
     assert end.status is not None
     assert end.status & ~0x80 == status  # with or without a core
     assert [result.at for result in ward.results] == [0]
-    assert ward.line.slate.status() == (wire.place(3, 1), wire.RUNNING)
-    assert ward.line.slate.pid() not in (0, ward.pid, ward.results[0].extra["pid"])
+    assert ward.line.memory.status() == (wire.place(3, 1), wire.RUNNING)
+    assert ward.line.memory.pid() not in (0, ward.pid, ward.results[0].extra["pid"])
     assert ward.line.take_back() == 2
 
 
 def test_a_signal_to_the_worker_stops_the_job_and_the_next_one_runs(ward):
     ward.run(("stay", {}), ("who", {}))
     ward.runs(0)
-    ward.line.slate.ask_to_stop(wire.place(3, 0))
+    ward.line.memory.ask_to_stop(wire.place(3, 0))
     ward.pool.signal(ward.slot, signal.SIGTERM)
 
     assert [result.outcome for result in ward.until(2)] == [wire.STOPPED, wire.RETURNED]
@@ -219,8 +219,8 @@ def test_a_doomed_job_is_killed_by_its_worker_who_tells_what_it_has_used(ward):
     deadline = time.monotonic() + WITHIN
     while used(pid) < 20 and time.monotonic() < deadline:  # hundredths of a second
         ward.read()
-    ward.line.slate.ask_to_stop(wire.place(3, 0))
-    ward.line.slate.doom(wire.place(3, 0))
+    ward.line.memory.ask_to_stop(wire.place(3, 0))
+    ward.line.memory.doom(wire.place(3, 0))
     ward.pool.signal(ward.slot, signal.SIGTERM)
     end = ward.ended()
 
@@ -236,7 +236,7 @@ def test_the_job_of_a_killed_worker_goes_with_the_sweep(ward):
     assert ward.ended().status == signal.SIGKILL
     ward.pool.sweep(5)
 
-    assert ward.next(Swept).token == 5
+    assert ward.next(LeftoversSwept).token == 5
     assert gone(pid)
 
 

@@ -20,9 +20,9 @@ import pytest
 from tests.support import eventually, load_module
 
 from genba import wire
-from genba.node.processes.channel import Line
+from genba.node.processes.channel import Channel
 from genba.node.processes.pool import (
-    Hello,
+    AppImported,
     ImportFailed,
     Pool,
     SpawnFailed,
@@ -122,7 +122,7 @@ class Starter:
         self._poll = select.poll()
         self._poll.register(self.pool.sockets[0], select.POLLIN)
         self.pool.start()
-        self.hello = self._next(Hello)
+        self.hello = self._next(AppImported)
 
     def _next(self, kind: Any) -> Any:
         deadline = time.monotonic() + WITHIN
@@ -136,7 +136,7 @@ class Starter:
 
     def round(self, slot: int) -> float:
         """Start a worker and end it; gives the seconds until it was ready for its first job."""
-        line = Line(slot)
+        line = Channel(slot)
         begun = time.perf_counter()
         assert self.pool.spawn(slot, *line.ends())
         assert select.select([line.sock], [], [], WITHIN)[0], "the worker hangs"

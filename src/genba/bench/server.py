@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, LiteralString
 
-from genba.domain.url import scrubbed, split
+from genba.domain.url import scrub_password, split_url
 from genba.errors import GenbaError, StoreUnreachable
 
 Databases = Callable[[], AbstractContextManager[str]]
@@ -84,7 +84,7 @@ def postgres_is_here() -> bool:
 
 @contextmanager
 def _fresh_database(server: str) -> Iterator[str]:
-    parts = split(server)
+    parts = split_url(server)
     name = f"genba_bench_{uuid.uuid4().hex[:12]}"
     query = f"?{parts.query}" if parts.query else ""
     _run(server, "CREATE DATABASE {}", name)
@@ -103,7 +103,7 @@ def _run(server: str, statement: LiteralString, name: str) -> None:
         with psycopg.connect(server, autocommit=True, connect_timeout=5) as conn:
             conn.execute(psycopg.sql.SQL(statement).format(psycopg.sql.Identifier(name)))
     except psycopg.Error as error:
-        text = scrubbed(str(error).strip(), server)
+        text = scrub_password(str(error).strip(), server)
         raise StoreUnreachable(
             f"cannot make a database of our own on that server: {text}"
         ) from None

@@ -16,7 +16,7 @@ from urllib.parse import unquote
 import click
 
 from genba.cli.output import Asked, common, note, pass_asked, say, say_json, table
-from genba.domain.url import masked, split
+from genba.domain.url import mask_password, split_url
 from genba.errors import BadOption
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def _engines(
     wanted = ("sqlite", "postgres") if (engine or named or "both") == "both" else (engine or named,)
     if "sqlite" in wanted:
         folder = (
-            Path(unquote(split(url).path)[1:]).absolute().parent
+            Path(unquote(split_url(url).path)[1:]).absolute().parent
             if url and named == "sqlite"
             else None
         )
@@ -118,10 +118,10 @@ def _engines(
 
 def _engine_of(url: str) -> str:
     names = {"sqlite": "sqlite", "postgresql": "postgres", "postgres": "postgres"}
-    scheme = split(url).scheme
+    scheme = split_url(url).scheme
     if scheme not in names:
         raise BadOption(
-            f"{masked(url)!r} is no database URL: use sqlite:///file.db or postgresql://…"
+            f"{mask_password(url)!r} is no database URL: use sqlite:///file.db or postgresql://…"
         )
     return names[scheme]
 

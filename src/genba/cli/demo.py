@@ -139,7 +139,7 @@ class Row:
 
 
 @dataclass
-class Stage:
+class Demo:
     """The node, its folder, and the jobs on show."""
 
     app: Genba
@@ -204,18 +204,18 @@ class Stage:
 
 
 @contextmanager
-def _stage() -> Iterator[Stage]:
+def _stage() -> Iterator[Demo]:
     from genba.cli.demo_app import app, cases
 
     folder = Path(tempfile.mkdtemp(prefix="genba-demo-"))
-    stage: Stage | None = None
+    stage: Demo | None = None
     with _signals_as_exceptions():
         try:
             app.settings = replace(
                 app.settings, url=f"sqlite:///{folder / 'genba.db'}", namespace="demo"
             )
             app.install()
-            stage = Stage(app, _start_node(app, folder), folder / "node.log")
+            stage = Demo(app, _start_node(app, folder), folder / "node.log")
             listed = cases()
             jobs = app.enqueue_many([case.call for case in listed])
             stage.rows = [Row(case, job) for case, job in zip(listed, jobs, strict=True)]
@@ -302,12 +302,12 @@ def _signals_later() -> Iterator[None]:
 # what is seen
 
 
-def _watch_silently(stage: Stage) -> None:
+def _watch_silently(stage: Demo) -> None:
     for _ in stage.looks():
         pass
 
 
-def _watch_lines(stage: Stage) -> None:
+def _watch_lines(stage: Demo) -> None:
     say(f"{len(stage.rows)} jobs, one node, SQLite in a temporary folder")
     for changed in stage.looks():
         for row in changed:
@@ -316,7 +316,7 @@ def _watch_lines(stage: Stage) -> None:
         sys.stdout.flush()
 
 
-def _watch_live(stage: Stage) -> None:
+def _watch_live(stage: Demo) -> None:
     from rich.live import Live
 
     with Live(auto_refresh=False) as live:
@@ -324,7 +324,7 @@ def _watch_live(stage: Stage) -> None:
             live.update(_picture(stage, live.console.width), refresh=True)
 
 
-def _picture(stage: Stage, width: int) -> Table:
+def _picture(stage: Demo, width: int) -> Table:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
@@ -371,7 +371,7 @@ def _cells(row: Row) -> list[RenderableType]:
     ]
 
 
-def _sum_up(stage: Stage) -> None:
+def _sum_up(stage: Demo) -> None:
     say()
     if not sys.stdout.isatty():
         rows = [

@@ -399,14 +399,16 @@ def run_job(asked: Asked, id: int, here: bool, target: str) -> int:
     Example:
       genba job run 42 --here --app tasks:app
     """
-    from genba.node.foreground import Here
-    from genba.worker.foreground import run_here
+    from genba.node.foreground import ForegroundNode
+    from genba.worker.foreground import run_in_foreground
 
     app = asked.app(target)
     found = app.job(id)
     if found.task not in app.task_table():
         raise UnknownTask(f"{target} has no task {found.task!r}, which job {id} is of")
-    finished = Here(app.store, app.settings.lease).run(id, lambda *given: run_here(app, *given))
+    finished = ForegroundNode(app.store, app.settings.lease).run(
+        id, lambda *given: run_in_foreground(app, *given)
+    )
     found.refresh()
     if asked.json:
         say_json({**job_json(found), "attempts": [attempt_json(one) for one in found.attempts]})

@@ -18,8 +18,8 @@ from genba.domain.pool_settings import POOLS
 from genba.errors import BadOption
 from genba.log_lines import FORMATS
 from genba.node.settings import SPAWNS, NodeSettings
-from genba.node.watch.load_gate import Gate
-from genba.options.parse import NAME, size
+from genba.node.watch.load_gate import LoadGate
+from genba.options.parse import NAME_PATTERN, parse_size
 
 _TARGET = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*(:[^\W\d]\w*(\.[^\W\d]\w*)*)?")
 _LONGEST_NAME = 200
@@ -157,8 +157,8 @@ def _settings(target: str, given: dict[str, Any]) -> NodeSettings:
         "pool": said.get("pool"),
         **{name: _whole(name, said.get(name)) for name in ("min", "max", "max_dedicated")},
         "grace": duration(said["grace"]) if "grace" in said else None,
-        "gate": Gate(
-            _load(said.get("max_load")), size("min_free_memory", said.get("min_free_memory"))
+        "gate": LoadGate(
+            _load(said.get("max_load")), parse_size("min_free_memory", said.get("min_free_memory"))
         ),
         **_recycling(said.get("recycle_after", ())),
         "metrics": _address(said["metrics"]) if "metrics" in said else None,
@@ -226,7 +226,7 @@ def _recycling(values: Any) -> dict[str, int | None]:
         if value.isdecimal():
             found["recycle_jobs"] = int(value)
         else:
-            found["recycle_memory"] = size("recycle_after", value)
+            found["recycle_memory"] = parse_size("recycle_after", value)
     return found
 
 
@@ -260,7 +260,7 @@ def _queues(text: str) -> dict[str, int | None]:
                 f"-q: {part!r}: after the last colon stands how many slots, a whole number; a queue whose name has a "
                 f"colon is written with its slots ({part}:8), or with a colon behind it ({part}:)"
             )
-        if not NAME.fullmatch(name):
+        if not NAME_PATTERN.fullmatch(name):
             raise BadOption(
                 f"-q: {name!r} is no queue: a letter or _, then letters, digits, _ . : # -"
             )

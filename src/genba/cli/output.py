@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from genba.domain.terminal_text import clean as clean
-from genba.domain.untrusted_json import shown
+from genba.domain.untrusted_json import read_any_json
 from genba.errors import BadOption
 
 if TYPE_CHECKING:
@@ -194,7 +194,7 @@ def job_json(job: Job[Any]) -> dict[str, Any]:
         "key": job.key,
         "tags": job.tags,
         "args": job.args,
-        "result": shown(record.result),
+        "result": read_any_json(record.result),
         "error": job.error,
         "reason": job.reason,
         "progress": {

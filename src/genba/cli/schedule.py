@@ -12,7 +12,7 @@ import click
 from genba.cli.job import read_arguments
 from genba.cli.name_arguments import NameOf
 from genba.cli.output import Asked, common, moment_text, pass_asked, say, say_json, table
-from genba.domain.schedule import plain
+from genba.domain.schedule import rule_to_json
 from genba.domain.untrusted_json import UNREADABLE
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def schedule() -> None:
     """
 
 
-def when(command: Any) -> Any:
+def rule_options(command: Any) -> Any:
     """The options that say when."""
     for option in reversed(
         [
@@ -89,7 +89,7 @@ def _given(options: dict[str, Any], without: Sequence[str] = ()) -> When:
 @click.argument("name", type=NameOf("schedule"))
 @click.argument("task")
 @click.argument("words", nargs=-1, metavar="[ARGS]…")
-@when
+@rule_options
 @common
 @pass_asked
 def add(asked: Asked, /, name: str, task: str, words: Sequence[str], **options: Any) -> None:
@@ -110,7 +110,7 @@ def add(asked: Asked, /, name: str, task: str, words: Sequence[str], **options: 
 
 @schedule.command("set")
 @click.argument("name", type=NameOf("schedule"))
-@when
+@rule_options
 @click.option(
     "--without",
     multiple=True,
@@ -306,7 +306,7 @@ def _json(one: Schedule) -> dict[str, Any]:
         "task": one.task,
         "queue": None if one.fault else one.queue,
         "args": one.args,
-        "rule": None if one.fault else plain(one.rule),
+        "rule": None if one.fault else rule_to_json(one.rule),
         "paused": one.paused,
         "reason": one.reason,
         "runs": one.runs,

@@ -16,7 +16,7 @@ import click
 from genba.cli.node import check_target
 from genba.cli.output import Asked, common, note, pass_asked, say, say_json
 from genba.domain.duration import duration
-from genba.domain.url import masked
+from genba.domain.url import mask_password
 from genba.errors import BadOption
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
@@ -40,7 +40,7 @@ class Service:
     logs: Path
 
 
-def given(command: Any) -> Any:
+def unit_options(command: Any) -> Any:
     """What both kinds are told."""
     for option in (
         click.option(
@@ -87,7 +87,7 @@ def unit() -> None:
 
 
 @unit.command()
-@given
+@unit_options
 @common
 @pass_asked
 def systemd(asked: Asked, /, **options: Any) -> None:
@@ -106,7 +106,7 @@ def systemd(asked: Asked, /, **options: Any) -> None:
 
 
 @unit.command()
-@given
+@unit_options
 @common
 @pass_asked
 def supervisor(asked: Asked, /, **options: Any) -> None:
@@ -139,7 +139,7 @@ def _service(asked: Asked, target: str, words: Sequence[str], **options: Any) ->
         asked.namespace or os.environ.get("GENBA_NAMESPACE"),
     )
     environment = {"GENBA_URL": url, "GENBA_NAMESPACE": namespace, "PYTHONUNBUFFERED": "1"}
-    secret = url is not None and masked(url) != url
+    secret = url is not None and mask_password(url) != url
     if secret:
         del environment["GENBA_URL"]
     script = Path(sys.executable).with_name("genba")

@@ -11,15 +11,15 @@ from typing_extensions import ParamSpec, Unpack
 
 from genba.client.async_methods import twin
 from genba.client.client import Client
-from genba.client.event_reader import Callback, Names, importing
+from genba.client.event_reader import Callback, EventNames, importing
 from genba.client.job import options_of
 from genba.client.node_handle import NodeHandle
 from genba.client.registry import TaskDecorator
 from genba.client.schedule import Schedule, When
-from genba.client.task import Call, Runs, Task
+from genba.client.task import Call, RunClass, Task
 
 if TYPE_CHECKING:
-    from genba.storage.schedules.rows import Wanted
+    from genba.storage.schedules.rows import NewSchedule
     from genba.testing import Testing
 
 P = ParamSpec("P")
@@ -45,7 +45,7 @@ class Genba(Client):
         self, fn: Callable[P, Coroutine[Any, Any, R]], /
     ) -> Task[P, R, Coroutine[Any, Any, R]]: ...
     @overload
-    def task(self, fn: type[Runs[P, R]], /) -> Task[P, R, Any]: ...
+    def task(self, fn: type[RunClass[P, R]], /) -> Task[P, R, Any]: ...
     @overload
     def task(self, fn: Callable[P, R], /) -> Task[P, R, R]: ...
     @overload
@@ -105,11 +105,11 @@ class Genba(Client):
     arecur = twin(recur)
 
     @overload
-    def on(self, name: Names, callback: Callback, /) -> Genba: ...
+    def on(self, name: EventNames, callback: Callback, /) -> Genba: ...
     @overload
-    def on(self, name: Names, /) -> Callable[[F], F]: ...
+    def on(self, name: EventNames, /) -> Callable[[F], F]: ...
 
-    def on(self, name: Names, callback: Callback | None = None, /) -> Any:
+    def on(self, name: EventNames, callback: Callback | None = None, /) -> Any:
         """Call back for each event of this name ("*": all) that happens from now on, in a thread of this process.
 
         Registered while a module of the app is imported, it runs with the nodes instead, for what each node does.
@@ -160,7 +160,7 @@ class Genba(Client):
             "conditions": sorted(registry.conditions.named),
         }
 
-    def declared_schedules(self) -> list[Wanted]:
+    def declared_schedules(self) -> list[NewSchedule]:
         """Those in code, which nodes write."""
         registry = self.registry
         found = [

@@ -11,43 +11,43 @@ from typing_extensions import ParamSpec, Unpack
 from genba.client import operators
 from genba.client import settings as settings_module
 from genba.client.async_methods import twin
-from genba.client.connection import Opened
+from genba.client.connection import ClientConnection
 from genba.client.current_job import RunningJob
 from genba.client.event import Event
 from genba.client.event_reader import (
     Callback,
-    Handlers,
-    Names,
-    Reader,
-    atell_until_true,
-    tell_until_true,
+    EventHandlers,
+    EventNames,
+    EventReader,
+    acall_until_true,
+    call_until_true,
 )
-from genba.client.filters import Several, Which, read_filter
+from genba.client.filters import JobFilters, OneOrMany, read_filter
 from genba.client.job import Group, Job, Jobs, each_job
-from genba.client.lock import Keyring, Lock, LockState, checked_name, lock_states
-from genba.client.message import Inbox, Subscription, encode
+from genba.client.lock import HeldLocks, Lock, LockState, checked_name, lock_states
+from genba.client.message import JobInbox, Subscription, encode
 from genba.client.operators import Queues, Tasks, who
 from genba.client.registry import AnyTask, Registry
 from genba.client.schedule import Schedule, When
 from genba.client.task import Call, Task, listed
-from genba.client.waiting import Waiter
+from genba.client.waiting import WaitThread
 from genba.domain.duration import Duration, duration
 from genba.domain.states import FINAL, State
-from genba.domain.untrusted_json import BROKEN, UNREADABLE
-from genba.enqueue.arguments import STAR, Arguments, by_name
-from genba.enqueue.new_job import Intake
+from genba.domain.untrusted_json import DECODE_ERRORS, UNREADABLE
+from genba.enqueue.arguments import POSITIONAL_KEY, Arguments, by_name
+from genba.enqueue.new_job import NewJobs
 from genba.errors import (
     BadOption,
     JobNotFound,
 )
-from genba.options.parse import read_id, read_reason, read_text
+from genba.options.parse import parse_job_id, parse_reason, parse_text
 from genba.reports.doctor import Finding, examine
 from genba.reports.explain import Explanation, explain
-from genba.reports.overview import Overview, look
-from genba.storage.events import Position
+from genba.reports.overview import Overview, read_overview
+from genba.storage.events import EventPosition
 from genba.storage.jobs.search import Filter
 from genba.storage.records import NodeRecord
-from genba.storage.schedules.rows import Wanted
+from genba.storage.schedules.rows import NewSchedule
 
 if TYPE_CHECKING:
     pass
@@ -60,7 +60,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 Tell = Callable[[int], None] | None  # who wants to know how far it is
 
 
-class Client(Opened):
+class Client(ClientConnection):
     """Everything that acts on the store.  An app is one, with code of its own."""
 
     def __init__(
@@ -83,10 +83,10 @@ class Client(Opened):
         self.registry = Registry(self)
         self.conditions, self.lifespans = self.registry.conditions, self.registry.lifespans
         self.middlewares = self.registry.middlewares
-        self._intake = Intake(self, self.registry)
-        self.keyring = Keyring()
-        self._waiter = Waiter(lambda: self.store)
-        self.handlers = Handlers(self)
+        self._intake = NewJobs(self, self.registry)
+        self.held_locks = HeldLocks()
+        self._waiter = WaitThread(lambda: self.store)
+        self.handlers = EventHandlers(self)
         if defaults:
             self.registry.set_defaults(defaults)
 
@@ -126,7 +126,7 @@ class Client(Opened):
         try:
             return self._by_name(task, payload)
         except (
-            *BROKEN,
+            *DECODE_ERRORS,
             LookupError,
         ):  # somebody else has written them, or what is told of the task
             return {UNREADABLE: None}
@@ -136,7 +136,7 @@ class Client(Opened):
         if known is not None:
             return known.by_name(payload)
         plain = by_name(payload, ())
-        told = self.store.definitions([task]) if STAR in plain else {}
+        told = self.store.definitions([task]) if POSITIONAL_KEY in plain else {}
         parameters = told[task].get("parameters", ()) if task in told else ()
         return (
             by_name(payload, ((one["name"], one["kind"]) for one in parameters))
@@ -178,7 +178,7 @@ class Client(Opened):
 
     def wake(self) -> None:
         """Tell idle nodes to look; after the commit of a transaction that `conn=` enqueued in."""
-        self.store.presence.ring(self.settings.namespace, None)
+        self.store.node_wakeups.ring(self.settings.namespace, None)
 
     awake = twin(wake)
 
@@ -189,9 +189,9 @@ class Client(Opened):
         if (id is None) == (key is None):
             raise BadOption("job() takes an id, or key=…")
         record = (
-            self.store.job(read_id("id", id))
+            self.store.job(parse_job_id("id", id))
             if key is None
-            else self.store.job(key=read_text("key", key))
+            else self.store.job(key=parse_text("key", key))
         )
         if record is None:
             raise JobNotFound(f"there is no job {id if key is None else f'with key {key!r}'}")
@@ -205,7 +205,7 @@ class Client(Opened):
         limit: int = 50,
         before: int | None = None,
         order: str = "newest",
-        **wanted: Unpack[Which],
+        **wanted: Unpack[JobFilters],
     ) -> list[Job[Any]]:
         """Those that fit, open ones by default, the newest first (or the "oldest").
 
@@ -221,7 +221,7 @@ class Client(Opened):
 
     ajobs = twin(jobs)
 
-    def count(self, **wanted: Unpack[Which]) -> int:
+    def count(self, **wanted: Unpack[JobFilters]) -> int:
         found = read_filter(self, wanted)
         self.store.install()
         return self.store.search.count(found)
@@ -230,7 +230,7 @@ class Client(Opened):
 
     def overview(self, limit: int = 20) -> Overview:
         """Queues, nodes, and the newest `limit` of the jobs that run and that have failed, at one look."""
-        return look(self, limit)
+        return read_overview(self, limit)
 
     aoverview = twin(overview)
 
@@ -264,7 +264,7 @@ class Client(Opened):
 
     atell_node = twin(tell_node)
 
-    def wanted(self, name: str, call: Call[Any], when: When) -> Wanted:
+    def wanted(self, name: str, call: Call[Any], when: When) -> NewSchedule:
         """The schedule `name` for `call`; BadOption for what makes no sense."""
         return self._intake.wanted(name, call, when, self._clock.now())
 
@@ -335,10 +335,10 @@ class Client(Opened):
 
     asubscribe = twin(subscribe)
 
-    def inbox(self, job: RunningJob) -> Inbox:
+    def inbox(self, job: RunningJob) -> JobInbox:
         """For the worker: the messages to the job that it runs."""
         self.store.install()
-        return Inbox(self, job)
+        return JobInbox(self, job)
 
     def update(self, id: int, changes: Mapping[str, Any]) -> bool:
         """What `job.update` does."""
@@ -352,29 +352,29 @@ class Client(Opened):
         reason: str | None = None,
         dry_run: bool = False,
         tell: Tell = None,
-        **wanted: Unpack[Which],
+        **wanted: Unpack[JobFilters],
     ) -> int:
         """Cancel all that fit, or ask them to stop; how many.  With `dry_run`: how many it would be.
 
         `tell` is called after every few hundred, with how many there were.
         """
-        found, why = read_filter(self, wanted), read_reason(reason)
+        found, why = read_filter(self, wanted), parse_reason(reason)
         return self._each(found, lambda ids: self.store.cancel_all(ids, why), dry_run, tell)
 
     acancel_many = twin(cancel_many)
 
     def hold_many(
-        self, *, reason: str, dry_run: bool = False, tell: Tell = None, **wanted: Unpack[Which]
+        self, *, reason: str, dry_run: bool = False, tell: Tell = None, **wanted: Unpack[JobFilters]
     ) -> int:
         """Hold all that fit and have not started; how many."""
         found = read_filter(self, {"state": ("blocked", "scheduled", "waiting"), **wanted})
-        why = read_text("reason", reason)
+        why = parse_text("reason", reason)
         return self._each(found, lambda ids: self.store.bulk.hold(ids, why), dry_run, tell)
 
     ahold_many = twin(hold_many)
 
     def resume_many(
-        self, *, dry_run: bool = False, tell: Tell = None, **wanted: Unpack[Which]
+        self, *, dry_run: bool = False, tell: Tell = None, **wanted: Unpack[JobFilters]
     ) -> int:
         """Let all that fit and are held go on; how many."""
         return self._each(
@@ -384,7 +384,7 @@ class Client(Opened):
     aresume_many = twin(resume_many)
 
     def requeue_many(
-        self, *, dry_run: bool = False, tell: Tell = None, **wanted: Unpack[Which]
+        self, *, dry_run: bool = False, tell: Tell = None, **wanted: Unpack[JobFilters]
     ) -> int:
         """Run again all that fit and are final, by default those that have not succeeded; how many."""
         found = read_filter(self, {"state": ("failed", "timed_out", "cancelled"), **wanted})
@@ -393,7 +393,7 @@ class Client(Opened):
     arequeue_many = twin(requeue_many)
 
     def delete_many(
-        self, *, dry_run: bool = False, tell: Tell = None, **wanted: Unpack[Which]
+        self, *, dry_run: bool = False, tell: Tell = None, **wanted: Unpack[JobFilters]
     ) -> int:
         """Delete all that fit, by default the final ones, with their history; never one that runs.  How many."""
         found = read_filter(self, {"state": "final", **wanted})
@@ -404,7 +404,7 @@ class Client(Opened):
     adelete_many = twin(delete_many)
 
     def flush(
-        self, *, running: bool = False, schedules: bool = False, queue: Several = None
+        self, *, running: bool = False, schedules: bool = False, queue: OneOrMany = None
     ) -> int:
         """Delete every job that is open and does not run, of all queues or some; how many.
 
@@ -485,9 +485,9 @@ class Client(Opened):
         self,
         *,
         after: str | None = None,
-        kinds: Names = None,
+        kinds: EventNames = None,
         job: Any = None,
-        task: Names = None,
+        task: EventNames = None,
         block: bool = False,
     ) -> Iterator[Event]:
         """What has happened, in order for each job; nothing that commits late is skipped.
@@ -501,43 +501,49 @@ class Client(Opened):
         self,
         *,
         after: str | None = None,
-        kinds: Names = None,
+        kinds: EventNames = None,
         job: Any = None,
-        task: Names = None,
+        task: EventNames = None,
         block: bool = False,
     ) -> AsyncIterator[Event]:
         return self._reader(after, kinds, job, task).afollow(block)
 
-    def _reader(self, after: str | None, kinds: Names, job: Any, task: Names) -> Reader:
+    def _reader(
+        self, after: str | None, kinds: EventNames, job: Any, task: EventNames
+    ) -> EventReader:
         self.store.install()
-        return Reader(self, Position() if after is None else Position.of(after), kinds, job, task)
+        return EventReader(
+            self, EventPosition() if after is None else EventPosition.of(after), kinds, job, task
+        )
 
     def listen(
         self,
         callback: Callback,
         *,
         after: str | None = None,
-        kinds: Names = None,
+        kinds: EventNames = None,
         job: Any = None,
-        task: Names = None,
+        task: EventNames = None,
     ) -> None:
         """Call back for what happens from now on (of a `job`: from its beginning), until it returns something true."""
-        tell_until_true(self._from_now(after, kinds, job, task).follow(True), callback)
+        call_until_true(self._from_now(after, kinds, job, task).follow(True), callback)
 
     async def alisten(
         self,
         callback: Callback,
         *,
         after: str | None = None,
-        kinds: Names = None,
+        kinds: EventNames = None,
         job: Any = None,
-        task: Names = None,
+        task: EventNames = None,
     ) -> None:
         reader = await self.threads(self._from_now, after, kinds, job, task)
-        await atell_until_true(reader.afollow(True), callback)
+        await acall_until_true(reader.afollow(True), callback)
 
-    def _from_now(self, after: str | None, kinds: Names, job: Any, task: Names) -> Reader:
+    def _from_now(
+        self, after: str | None, kinds: EventNames, job: Any, task: EventNames
+    ) -> EventReader:
         if after is not None or job is not None:
             return self._reader(after, kinds, job, task)
         self.store.install()
-        return Reader(self, self.store.events.end(), kinds, job, task)
+        return EventReader(self, self.store.events.end(), kinds, job, task)

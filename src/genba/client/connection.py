@@ -15,15 +15,15 @@ from genba.client.current_job import find_job
 from genba.client.settings import Settings
 from genba.domain.clock import Clock, SystemClock
 from genba.domain.duration import duration, moment
-from genba.domain.url import masked
+from genba.domain.url import mask_password
 from genba.errors import (
     BadOption,
 )
 from genba.storage.engines.postgres.create import create_database
 from genba.storage.engines.postgres.roles import grant
-from genba.storage.events import operator
+from genba.storage.events import current_operator
 from genba.storage.store import Store, open_store
-from genba.storage.verify import Certificate
+from genba.storage.verify import VerifyReport
 
 if TYPE_CHECKING:
     from genba.testing import Testing
@@ -34,7 +34,7 @@ T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class Opened:
+class ClientConnection:
     """What all that an app does stands on."""
 
     def __init__(self, settings: Settings) -> None:
@@ -88,7 +88,7 @@ class Opened:
     @property
     def shown_url(self) -> str:
         """The URL without its password."""
-        return masked(self.url)
+        return mask_password(self.url)
 
     def install(
         self, create: bool = False, tell: Callable[[int, int], None] = lambda done, of: None
@@ -109,7 +109,7 @@ class Opened:
         """On PostgreSQL: make `role` a producer, worker, reader or admin of our tables, and nothing more."""
         grant(self.url, role, kind)
 
-    def verify(self) -> Certificate:
+    def verify(self) -> VerifyReport:
         """Replay the history: is no job lost or finished twice, no limit exceeded, no move illegal?  What is wrong."""
         return self.store.verify()
 
@@ -159,4 +159,4 @@ class Opened:
 def _who() -> str:
     """For the history: the job that runs here, or whoever this is."""
     job = find_job()
-    return operator() if job is None else f"job {job.id}"
+    return current_operator() if job is None else f"job {job.id}"

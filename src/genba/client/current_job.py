@@ -14,12 +14,12 @@ from typing import Any, Protocol
 import msgspec
 
 from genba.domain.duration import Duration, duration
-from genba.domain.outcome import Fence, Report, Wish
+from genba.domain.outcome import AttemptReport, Fence, OutcomeRequest
 from genba.enqueue.arguments import encode_checkpoint
 from genba.errors import BadOption, GenbaError, IllegalMove, Stopped, WaitWouldDeadlock
-from genba.options.table import Snapshot
-from genba.signal_safe import unbroken
-from genba.wire import NOTE_LIMIT, Job, Slate
+from genba.options.table import OptionsSnapshot
+from genba.signal_safe import defer_stop
+from genba.wire import NOTE_LIMIT, JobMessage, SharedMemory
 
 _current: ContextVar[Callable[[], RunningJob] | None] = ContextVar("genba_job", default=None)
 _only: list[Callable[[], RunningJob] | None] = [
@@ -30,15 +30,17 @@ _only: list[Callable[[], RunningJob] | None] = [
 _NOTHING = object()  # no result given: what the function returns is the result
 
 
-class Inside(Protocol):
+class OwnJobWrites(Protocol):
     """The store, as far as a running job may write about itself."""
 
     def save(self, fence: Fence, checkpoint: bytes, within: Any = None) -> None: ...
 
-    def end(self, fence: Fence, wish: Wish, report: Report, jitter: float) -> None: ...
+    def end(
+        self, fence: Fence, wish: OutcomeRequest, report: AttemptReport, jitter: float
+    ) -> None: ...
 
     def transaction(
-        self, fence: Fence, told: Callable[[], tuple[Wish, Report, float]]
+        self, fence: Fence, told: Callable[[], tuple[OutcomeRequest, AttemptReport, float]]
     ) -> AbstractContextManager[Any]: ...
 
 
@@ -52,13 +54,13 @@ class Inbox(Protocol):
     def close(self) -> None: ...
 
 
-class Host(Protocol):
+class JobHost(Protocol):
     """What a running job needs of its worker."""
 
     @property
-    def slate(self) -> Slate: ...
+    def memory(self) -> SharedMemory: ...
 
-    def inside(self) -> Inside: ...
+    def inside(self) -> OwnJobWrites: ...
 
     def deps(self, job_id: int) -> dict[int, Any]: ...
 
@@ -72,7 +74,7 @@ class Host(Protocol):
 
     def by_name(self, task: str, payload: bytes) -> dict[str, Any]: ...
 
-    def report(self, progress: str | None) -> Report: ...
+    def report(self, progress: str | None) -> AttemptReport: ...
 
     def log(self, text: str) -> None: ...
 
@@ -87,12 +89,12 @@ class Host(Protocol):
         ...
 
 
-class Outcome:
+class RequestedOutcome:
     """What a job has asked to end with: so it ends when its function returns, or at once by `apply()`."""
 
     __slots__ = ("_job", "wish")
 
-    def __init__(self, wish: Wish, job: RunningJob) -> None:
+    def __init__(self, wish: OutcomeRequest, job: RunningJob) -> None:
         self.wish = wish
         self._job = job
 
@@ -113,15 +115,15 @@ class Outcome:
 class RunningJob:
     """The job that this code is part of."""
 
-    def __init__(self, job: Job, place: int, host: Host) -> None:
+    def __init__(self, job: JobMessage, place: int, host: JobHost) -> None:
         self._job = job
         self._place = place
         self._host = host
-        self._slate = host.slate
+        self._memory = host.memory
         self._extra = job.extra or (None, 0, 0, None)
         self._saved: bytes | None = self._extra[3]
         self._told: tuple[float, float, bytes] | None = None
-        self._asked: Outcome | None = None
+        self._asked: RequestedOutcome | None = None
         self._options: dict[str, Any] | None = None
         self._applied = False
         self.clones: list[bytes] = []
@@ -164,7 +166,7 @@ class RunningJob:
     @property
     def traceparent(self) -> str | None:
         """The trace that this job belongs to, as W3C writes it: for a header of your own; None if nobody traces it."""
-        return Snapshot.read(self._extra[0].encode()).trace if self._extra[0] else None
+        return OptionsSnapshot.read(self._extra[0].encode()).trace if self._extra[0] else None
 
     @property
     def retries(self) -> int:
@@ -194,12 +196,12 @@ class RunningJob:
     @property
     def should_stop(self) -> bool:
         """True when this job was asked to stop, its node drains, or its task was disabled: finish what is at hand."""
-        return self._slate.should_stop(self._place)
+        return self._memory.should_stop(self._place)
 
     @property
     def cancel_requested(self) -> bool:
         """True when this very job was asked to stop."""
-        return self._slate.asked_to_stop() == self._place
+        return self._memory.asked_to_stop() == self._place
 
     def progress(self, done: float, total: float = 100, note: str | None = None) -> None:
         """Tell how far it is; cheap enough for every turn of a loop."""
@@ -207,11 +209,11 @@ class RunningJob:
             raise ValueError(f"progress must lie between 0 and {total}, not {done!r}")
         text = b"" if note is None else note.encode(errors="replace")[:NOTE_LIMIT]
         self._told = done, total, text
-        self._slate.note(self._place, done, total, text)
+        self._memory.note(self._place, done, total, text)
 
     def heartbeat(self) -> None:
         """Say that it is alive, and leave the progress alone."""
-        self._slate.beat()
+        self._memory.beat()
 
     def log(self, *words: object) -> None:
         """A line for the log of this attempt, with the time; `print` and `logging` go there too."""
@@ -272,29 +274,29 @@ class RunningJob:
 
     # how it shall end
 
-    def succeed(self, result: Any = _NOTHING) -> Outcome:
+    def succeed(self, result: Any = _NOTHING) -> RequestedOutcome:
         """Ask to end well, with this result; an exception that comes later is stronger, as it is than any request."""
         if result is _NOTHING:
-            return self._ask(Wish(wants="succeed"))
+            return self._ask(OutcomeRequest(wants="succeed"))
         payload, lost = self._host.encode_result(self._job.task, result)
         reason = f"the result could not be kept: {lost}" if lost else None
-        return self._ask(Wish(wants="succeed", result=payload or b"null", reason=reason))
+        return self._ask(OutcomeRequest(wants="succeed", result=payload or b"null", reason=reason))
 
-    def fail(self, reason: str) -> Outcome:
+    def fail(self, reason: str) -> RequestedOutcome:
         """Ask to fail for good, whatever the retry budget says."""
-        return self._ask(Wish(wants="fail", reason=_clean(reason)))
+        return self._ask(OutcomeRequest(wants="fail", reason=_clean(reason)))
 
-    def hold(self, reason: str) -> Outcome:
+    def hold(self, reason: str) -> RequestedOutcome:
         """Ask to be held until a person resumes it."""
-        return self._ask(Wish(wants="hold", reason=_clean(reason)))
+        return self._ask(OutcomeRequest(wants="hold", reason=_clean(reason)))
 
     def retry(
         self, at: Any = None, *, delay: Any = None, free: bool = True, reason: str | None = None
-    ) -> Outcome:
+    ) -> RequestedOutcome:
         """Ask for another attempt; `free` takes nothing from the budget.  Without a time, by the job's retry rule."""
         if at is not None and delay is not None:
             raise BadOption("at and delay exclude each other; give one of them")
-        wish = Wish(
+        wish = OutcomeRequest(
             wants="retry",
             reason=_clean(reason) if reason else None,
             at=None if at is None else self._host.moment(at),
@@ -303,13 +305,13 @@ class RunningJob:
         )
         return self._ask(wish)
 
-    def _ask(self, wish: Wish) -> Outcome:
+    def _ask(self, wish: OutcomeRequest) -> RequestedOutcome:
         self._refuse_after_apply()
-        self._asked = Outcome(wish, self)
+        self._asked = RequestedOutcome(wish, self)
         return self._asked
 
-    @unbroken
-    def _apply(self, outcome: Outcome) -> None:
+    @defer_stop
+    def _apply(self, outcome: RequestedOutcome) -> None:
         self._refuse_after_apply()
         if outcome is not self._asked:
             raise IllegalMove(f"job {self.id}: a later request has replaced this one")
@@ -326,10 +328,10 @@ class RunningJob:
                 f"job {self.id}: the outcome of attempt {self.attempt} is applied already"
             )
 
-    def _last_words(self) -> tuple[Wish, Report, float]:
-        wish = self._asked.wish if self._asked else Wish(wants="succeed")
+    def _last_words(self) -> tuple[OutcomeRequest, AttemptReport, float]:
+        wish = self._asked.wish if self._asked else OutcomeRequest(wants="succeed")
         if wish.wants == "succeed" and wish.result is None:
-            wish = Wish(wants="succeed", result=b"null", reason=wish.reason)
+            wish = OutcomeRequest(wants="succeed", result=b"null", reason=wish.reason)
         if wish.wants == "succeed" and self.clones:
             wish = replace(wish, clones=tuple(self.clones))
         return wish, self._host.report(self.told), random.random()  # noqa: S311  spreads retries
@@ -356,22 +358,22 @@ class RunningJob:
 
     def lock(self) -> None:
         """Let the node know that this attempt takes locks."""
-        self._slate.lock(self._place)
+        self._memory.lock(self._place)
 
     # for one who waits here for other jobs
 
     @contextmanager
     def lending(self) -> Iterator[None]:
         """Let the node give this job's slot to others."""
-        self._slate.wait(self._place)
+        self._memory.wait(self._place)
         try:
             yield
         finally:
-            self._slate.wait(None)
+            self._memory.wait(None)
 
     def check_loan(self) -> None:
         """WaitWouldDeadlock if the node has no slot to lend any more."""
-        if self._slate.refused(self._place):
+        if self._memory.refused(self._place):
             raise WaitWouldDeadlock(
                 f"job {self.id} waits for others, and so do eight more on this node: nobody could run what they wait "
                 "for; give it more workers, or use after= instead of waiting in a job"
@@ -384,7 +386,7 @@ class RunningJob:
         return self._applied
 
     @property
-    def wish(self) -> Wish | None:
+    def wish(self) -> OutcomeRequest | None:
         return self._asked.wish if self._asked else None
 
     @property
@@ -430,7 +432,7 @@ class OwnTransaction:
                 job._host.stopping()
             raise
 
-    @unbroken
+    @defer_stop
     def __exit__(
         self,
         kind: type[BaseException] | None,
@@ -473,18 +475,18 @@ def find_job() -> RunningJob | None:
     return None if make is None else make()
 
 
-def find_slate() -> Slate | None:
+def find_memory() -> SharedMemory | None:
     """The shared memory of the job that is running here."""
     job = find_job()
-    return None if job is None else job._slate
+    return None if job is None else job._memory
 
 
-def enter_task(make: Callable[[], RunningJob]) -> None:
+def set_current_job_of_task(make: Callable[[], RunningJob]) -> None:
     """For a worker that runs several at a time: who to ask for the job of this asyncio task, and of what it starts."""
     _current.set(make)
 
 
-def enter(make: Callable[[], RunningJob] | None) -> Callable[[], RunningJob] | None:
+def set_current_job(make: Callable[[], RunningJob] | None) -> Callable[[], RunningJob] | None:
     """For a worker that runs one job at a time: who to ask for it (made only if asked); gives whom it replaces."""
     before, _only[0] = _only[0], make
     return before

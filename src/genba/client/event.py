@@ -110,7 +110,7 @@ def _kind(name: object) -> str:
     raise BadOption(f"there is no event {name!r}{meant}")
 
 
-class Place(Protocol):
+class EventCursor(Protocol):
     """Where a reader stands."""
 
     @property
@@ -126,7 +126,7 @@ class Event:
     at: datetime
     data: dict[str, Any]
     node: int | None  # whose doing it was; None: a client's
-    place: Place = field(repr=False, compare=False)
+    place: EventCursor = field(repr=False, compare=False)
     _handle: Any = field(default=None, repr=False, compare=False)
 
     @property
@@ -141,7 +141,7 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class JobEvent:
     """What one row says of one job, or of something else."""
 
     kind: str
@@ -154,20 +154,20 @@ class Told:
         return to_datetime(self.at)
 
 
-def unfold(kind: str, at: Micros, job_id: int | None, data: bytes | None) -> Iterator[Told]:
+def unfold(kind: str, at: Micros, job_id: int | None, data: bytes | None) -> Iterator[JobEvent]:
     """The events of one row, always in the same order.
 
     A short job's start is written with its end, as `started`: it is an event of its own, before the end.
     """
-    more = untrusted_json.read(
+    more = untrusted_json.read_json(
         data, dict[str, Any], {"data": untrusted_json.UNREADABLE} if data else {}
     )
     if job_id is not None:
         yield from _of_one(kind, at, job_id, more)
         return
-    many = untrusted_json.read(data, _Many, _NONE) if "jobs" in more else _NONE
+    many = untrusted_json.read_json(data, _Many, _NONE) if "jobs" in more else _NONE
     if many is _NONE:
-        yield Told(kind, None, at, more)
+        yield JobEvent(kind, None, at, more)
         return
     rest = {name: value for name, value in more.items() if name not in ("jobs", "each")}
     for i, job in enumerate(many.jobs):
@@ -189,9 +189,9 @@ class _Many(msgspec.Struct):
 _NONE = _Many()
 
 
-def _of_one(kind: str, at: Micros, job: int, data: dict[str, Any]) -> Iterator[Told]:
+def _of_one(kind: str, at: Micros, job: int, data: dict[str, Any]) -> Iterator[JobEvent]:
     started = data.pop("started", None)
     if isinstance(started, int) and kind != "running":
         attempt = {"attempt": data["attempt"]} if "attempt" in data else {}
-        yield Told("running", job, min(started, at), attempt)
-    yield Told(kind, job, at, data)
+        yield JobEvent("running", job, min(started, at), attempt)
+    yield JobEvent(kind, job, at, data)

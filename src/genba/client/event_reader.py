@@ -13,31 +13,31 @@ from typing import TYPE_CHECKING, Any
 from genba.client.event import Event, kinds_of, unfold
 from genba.client.job import Job
 from genba.errors import BadOption, CursorExpired, GenbaError
-from genba.options.parse import read_id
+from genba.options.parse import parse_job_id
 
 if TYPE_CHECKING:
     from genba.client.client import Client
-    from genba.storage.events import Position
+    from genba.storage.events import EventPosition
 
 log = logging.getLogger("genba.events")
 
-Names = str | Iterable[str] | None
+EventNames = str | Iterable[str] | None
 Callback = Callable[[Event], Any]
-Handler = tuple[frozenset[str] | None, Callback]  # of these kinds; None: of all
+EventHandler = tuple[frozenset[str] | None, Callback]  # of these kinds; None: of all
 
 _PAUSES = (0.005, 0.2)  # seconds between two looks: from, to
 
 
-class Reader:
+class EventReader:
     """One reader of the stream: what it has given, it does not give again."""
 
     def __init__(
         self,
         app: Client,
-        at: Position,
-        kinds: Names = None,
+        at: EventPosition,
+        kinds: EventNames = None,
         job: Any = None,
-        task: Names = None,
+        task: EventNames = None,
         node: int | None = None,
     ) -> None:
         self._app = app
@@ -57,7 +57,7 @@ class Reader:
     def read(self) -> list[Event]:
         """What has come since the last call, or some of it; `caught_up` tells whether there is more."""
         store = self._app.store
-        mark = store.mark_of_writes()
+        mark = store.write_marker()
         if self.caught_up and mark == self._mark:
             return []
         page = store.events.page(self._at, self._job)
@@ -130,7 +130,7 @@ class Reader:
                 return
 
 
-class Handlers:
+class EventHandlers:
     """The callbacks of `app.on`: one thread for all of them, in the process that has called it.
 
     Those of the app's module are for the listeners of the nodes, and true says that there are such.
@@ -138,8 +138,8 @@ class Handlers:
 
     def __init__(self, app: Client) -> None:
         self._app = app
-        self._ours: list[Handler] = []
-        self._of_nodes: list[Handler] = []
+        self._ours: list[EventHandler] = []
+        self._of_nodes: list[EventHandler] = []
         self._thread: threading.Thread | None = None
         self._pid = 0
         self._over = threading.Event()
@@ -147,7 +147,7 @@ class Handlers:
     def __bool__(self) -> bool:
         return bool(self._of_nodes)
 
-    def add(self, name: Names, callback: Callback, *, importing: bool) -> None:
+    def add(self, name: EventNames, callback: Callback, *, importing: bool) -> None:
         """What a module of the app registers while it is imported is for the nodes, not for who imports it."""
         if not callable(callback):
             raise BadOption(f"a handler of events is a function, not {callback!r}")
@@ -164,7 +164,7 @@ class Handlers:
         if self.listening:
             return
         self._app.store.install()
-        reader = Reader(self._app, self._app.store.events.end())
+        reader = EventReader(self._app, self._app.store.events.end())
         self._over, self._pid = threading.Event(), os.getpid()
         self._thread = threading.Thread(
             target=_serve, args=(reader, self._ours, self._over), name="genba-events", daemon=True
@@ -174,7 +174,7 @@ class Handlers:
     def serve(self, node: int, ready: Callable[[], None]) -> None:
         """For ever, in this thread: what this node does after `ready` was called."""
         self._app.store.install()
-        reader = Reader(self._app, self._app.store.events.end(), node=node)
+        reader = EventReader(self._app, self._app.store.events.end(), node=node)
         ready()
         _serve(reader, self._of_nodes, threading.Event())
 
@@ -183,7 +183,7 @@ class Handlers:
         self._thread = None
 
 
-def _serve(reader: Reader, handlers: list[Handler], over: threading.Event) -> None:
+def _serve(reader: EventReader, handlers: list[EventHandler], over: threading.Event) -> None:
     while not over.is_set():
         try:
             for event in reader.follow(True, over.is_set):
@@ -196,7 +196,7 @@ def _serve(reader: Reader, handlers: list[Handler], over: threading.Event) -> No
             over.wait(1.0)
 
 
-def _give(event: Event, handlers: list[Handler]) -> None:
+def _give(event: Event, handlers: list[EventHandler]) -> None:
     for kinds, callback in list(handlers):
         if kinds is None or event.kind in kinds:
             try:
@@ -214,13 +214,13 @@ def importing(depth: int = 2) -> bool:
     return frame.f_code.co_name == "<module>" or bool(getattr(spec, "_initializing", False))
 
 
-def tell_until_true(events: Iterator[Event], callback: Callback) -> None:
+def call_until_true(events: Iterator[Event], callback: Callback) -> None:
     for event in events:
         if callback(event):
             return
 
 
-async def atell_until_true(events: AsyncIterator[Event], callback: Callback) -> None:
+async def acall_until_true(events: AsyncIterator[Event], callback: Callback) -> None:
     async for event in events:
         answer = callback(event)
         if isinstance(answer, Awaitable):
@@ -238,4 +238,4 @@ def _task_name(value: Any) -> str:
 
 
 def _job_id(job: Any) -> int | None:
-    return None if job is None else read_id("job", job)
+    return None if job is None else parse_job_id("job", job)

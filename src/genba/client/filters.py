@@ -11,7 +11,7 @@ from genba.client.task import Task
 from genba.domain.duration import Duration, duration
 from genba.domain.states import panics_only, parse_states
 from genba.errors import BadOption
-from genba.options.parse import read_id, read_text
+from genba.options.parse import parse_job_id, parse_text
 from genba.storage.jobs.search import Filter
 
 if TYPE_CHECKING:
@@ -19,29 +19,29 @@ if TYPE_CHECKING:
     from genba.client.current_job import RunningJob
     from genba.client.job import Job
 
-Several = str | Iterable[str] | None
+OneOrMany = str | Iterable[str] | None
 OfTasks = str | Task[..., Any, Any] | Iterable[str | Task[..., Any, Any]] | None
 
 
-class Which(TypedDict, total=False):
+class JobFilters(TypedDict, total=False):
     """What a job must be; one value of a kind, or several of which one must fit."""
 
     state: (
         str | Iterable[str]
     )  # "open" unless it is said; also "final", "any", and the names of the ancestors
     task: OfTasks
-    queue: Several
-    tag: Several
-    key: Several
-    schedule: Several
-    node: Several  # that runs it now
+    queue: OneOrMany
+    tag: OneOrMany
+    key: OneOrMany
+    schedule: OneOrMany
+    node: OneOrMany  # that runs it now
     parent: Job[Any] | RunningJob | int | None
     since: Duration | datetime | None  # enqueued in this last time, or from this moment on
     until: Duration | datetime | None  # enqueued before that
     error: str | None  # a text in its last error
 
 
-_NAMES = tuple(Which.__annotations__)
+_NAMES = tuple(JobFilters.__annotations__)
 
 
 def read_filter(
@@ -59,7 +59,7 @@ def read_filter(
     if order not in ("newest", "oldest"):
         raise BadOption(f'order is "newest" or "oldest", not {order!r}')
     error = wanted.get("error")
-    if error is not None and not read_text("error", error):
+    if error is not None and not parse_text("error", error):
         raise BadOption("error must be a text that is not empty")
     named = wanted.get("state") or "open"
     names = list(named) if isinstance(named, Iterable) and not isinstance(named, str) else [named]
@@ -74,11 +74,11 @@ def read_filter(
         keys=_several("key", wanted),
         schedules=_several("schedule", wanted),
         nodes=_several("node", wanted),
-        parents=None if parent is None else [read_id("parent", parent)],
+        parents=None if parent is None else [parse_job_id("parent", parent)],
         since=_moment(app, wanted.get("since")),
         until=_moment(app, wanted.get("until")),
         error=error,
-        last_id=None if before is None else read_id("before", before),
+        last_id=None if before is None else parse_job_id("before", before),
         oldest_first=order == "oldest",
     )
 
@@ -96,7 +96,7 @@ def _several(name: str, wanted: Mapping[str, Any]) -> list[str] | None:
     )
     if name == "task":
         listed = [one.name if isinstance(one, Task) else one for one in listed]
-    return [read_text(name, one) for one in listed]
+    return [parse_text(name, one) for one in listed]
 
 
 def _moment(app: Client, value: Duration | datetime | None) -> int | None:

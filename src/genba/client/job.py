@@ -16,11 +16,11 @@ from genba.client.message import encode
 from genba.client.task import Call, Task
 from genba.domain.duration import Duration, to_datetime
 from genba.domain.states import FINAL, State
-from genba.domain.untrusted_json import UNREADABLE, read
+from genba.domain.untrusted_json import UNREADABLE, read_json
 from genba.domain.verdict import LOWEST_PRIORITY
 from genba.errors import BadOption, JobCancelled, JobFailed, JobGone, JobTimedOut
-from genba.options.parse import OPTION_READERS, read_reason, read_text
-from genba.options.table import DEFAULT_OPTIONS, Options, Snapshot, shown
+from genba.options.parse import OPTION_PARSERS, parse_reason, parse_text
+from genba.options.table import DEFAULT_OPTIONS, Options, OptionsSnapshot, changed_options
 from genba.options.values import Limit, Rate
 from genba.storage.records import AttemptRecord, JobRecord
 
@@ -41,7 +41,7 @@ class Progress(float):
 
     @classmethod
     def of(cls, text: str | None, state: str) -> Progress:
-        done, total, note = read(
+        done, total, note = read_json(
             text, tuple[float, float, str], (0.0, 100.0, UNREADABLE if text else "")
         )
         percent = 100.0 if state == State.SUCCEEDED else done / total * 100 if total else 0.0
@@ -103,7 +103,7 @@ class Attempt:
 def _error(written: str | None) -> dict[str, Any] | None:
     if not written:
         return None
-    told = read(written, dict[str, Any], {"type": UNREADABLE})
+    told = read_json(written, dict[str, Any], {"type": UNREADABLE})
     whole: dict[str, Any] = {"type": "?", "message": "", **told}
     return whole if isinstance(whole.get("traceback", ""), str) else {**whole, "traceback": ""}
 
@@ -170,7 +170,7 @@ class Job(Generic[R]):
 
     @property
     def tags(self) -> list[str]:
-        return read(self.record.tags, list[str], [UNREADABLE] if self.record.tags else [])
+        return read_json(self.record.tags, list[str], [UNREADABLE] if self.record.tags else [])
 
     @property
     def args(self) -> dict[str, Any]:
@@ -288,7 +288,7 @@ class Job(Generic[R]):
 
         `series` ends the schedule too that made this job, if one did.
         """
-        reason = read_reason(reason)
+        reason = parse_reason(reason)
         schedule = self.record.schedule_id if series else None
         if schedule is None:
             return self._app.store.cancel(self.id, reason)
@@ -300,13 +300,13 @@ class Job(Generic[R]):
 
     def kill(self, reason: str | None = None) -> bool:
         """As cancel, but a running one gets no time to end by itself."""
-        return self._app.store.cancel(self.id, read_reason(reason), "kill")
+        return self._app.store.cancel(self.id, parse_reason(reason), "kill")
 
     akill = handle_twin(kill)
 
     def hold(self, reason: str) -> bool:
         """Keep it from starting until `resume`; False if it has started or ended."""
-        return self._app.store.hold(self.id, read_text("reason", reason))
+        return self._app.store.hold(self.id, parse_text("reason", reason))
 
     ahold = handle_twin(hold)
 
@@ -351,7 +351,7 @@ def copy_of(task: Task[..., Any, Any], record: JobRecord, changes: Mapping[str, 
     others = {name: value for name, value in changes.items() if name not in given}
     bound.arguments.update(given)
     if more is not None:
-        own = {name: others.pop(name) for name in list(others) if name not in OPTION_READERS}
+        own = {name: others.pop(name) for name in list(others) if name not in OPTION_PARSERS}
         bound.arguments[more] = {**bound.arguments.get(more, {}), **own}
     options = replace(
         _options(record, task.options), at=None, expires=None, after=(), on_conflict="return"
@@ -367,17 +367,17 @@ def options_of(record: JobRecord, limits: tuple[Limit | Rate, ...]) -> dict[str,
     return {
         "queue": record.queue,
         "priority": record.priority,
-        **shown(replace(options, expires=expires)),
+        **changed_options(replace(options, expires=expires)),
     }
 
 
 def _options(record: JobRecord, base: Options) -> Options:
     return replace(
-        Snapshot.read(record.options.encode() if record.options else None).onto(base),
+        OptionsSnapshot.read(record.options.encode() if record.options else None).onto(base),
         queue=record.queue,
         priority=record.priority,
         key=record.key,
-        tags=tuple(read(record.tags, list[str], [])),
+        tags=tuple(read_json(record.tags, list[str], [])),
         parent=record.parent_id,
     )
 
@@ -432,7 +432,7 @@ class Group(Sequence[Job[R]]):
 
     def cancel(self, reason: str | None = None) -> int:
         """Cancel all that have not ended, running ones are asked to stop; how many there were."""
-        return self._app.store.cancel_all([job.id for job in self], read_reason(reason))
+        return self._app.store.cancel_all([job.id for job in self], parse_reason(reason))
 
     acancel = handle_twin(cancel)
 

@@ -18,16 +18,26 @@ from typing import TYPE_CHECKING, Any
 from genba.client.current_job import RunningJob, find_job
 from genba.domain.duration import Duration, duration, to_datetime
 from genba.errors import BadOption, GenbaError, IllegalMove, LockLost, LockTimeout, StoreError
-from genba.storage.clients.locks import LockRow, Owner, SessionOver, Taken, Waiting, lost
+from genba.storage.clients.locks import (
+    LockOwner,
+    LockRow,
+    LockTaken,
+    LockWaiting,
+    SessionOver,
+    lock_lost_error,
+)
 from genba.storage.clients.sessions import boot_id
-from genba.storage.nodes.dead_nodes import Patience
-from genba.storage.nodes.take_over import bury_dead
+from genba.storage.nodes.dead_nodes import DatabaseContact
+from genba.storage.nodes.take_over import take_over_dead_nodes
 
 if TYPE_CHECKING:
     from genba.client.client import Client
     from genba.storage.store import Store
 
-NEAR, FAR = 0.25, 1.0  # seconds between two looks of the first in line, and of the others
+FIRST_WAITER_POLL_SECONDS, OTHER_WAITER_POLL_SECONDS = (
+    0.25,
+    1.0,
+)  # seconds between two looks of the first in line, and of the others
 _LONGEST_NAME = 200
 
 
@@ -36,11 +46,11 @@ class Grant:
     """A place that we have."""
 
     token: int
-    owner: Owner
+    owner: LockOwner
     job: RunningJob | None
 
 
-class Keyring:
+class HeldLocks:
     """What the jobs of this process hold: inside one job a lock is taken once, and given back with its last use."""
 
     def __init__(self) -> None:
@@ -49,7 +59,7 @@ class Keyring:
     def _start_anew(self) -> None:
         self._pid = os.getpid()
         self._lock = threading.RLock()
-        self._uses: dict[tuple[Owner, str], list[int]] = {}
+        self._uses: dict[tuple[LockOwner, str], list[int]] = {}
 
     @property
     def lock(self) -> threading.RLock:
@@ -58,7 +68,7 @@ class Keyring:
             self._start_anew()  # what the parent has is not the child's
         return self._lock
 
-    def taken(self, owner: Owner, name: str, token: int | None = None) -> int | None:
+    def taken(self, owner: LockOwner, name: str, token: int | None = None) -> int | None:
         """The token, if the job has it (or has just got it), with one use more."""
         uses = self._uses.setdefault((owner, name), [token or 0, 0])
         if not uses[0]:
@@ -67,7 +77,7 @@ class Keyring:
         uses[1] += 1
         return uses[0]
 
-    def given_back(self, owner: Owner, name: str) -> bool:
+    def given_back(self, owner: LockOwner, name: str) -> bool:
         """True if that was its last use."""
         uses = self._uses.get((owner, name), [0, 1])
         uses[1] -= 1
@@ -113,26 +123,26 @@ class Lock:
 
     def acquire(self) -> bool:
         """True when we have it; LockTimeout when the wait is over, with `wait=0` False."""
-        asking = Asking(self, find_job())
+        asking = LockRequest(self, find_job())
         try:
             while (pause := asking.step()) is not None:
-                self._app.store.ear.wait(asking.mark, pause)
+                self._app.store.listener.wait(asking.mark, pause)
         except BaseException:  # also Ctrl-C and a stop must leave the line; raised again
             asking.abandon()
             raise
         return self._decided(asking)
 
     async def aacquire(self) -> bool:
-        asking = Asking(self, find_job())
+        asking = LockRequest(self, find_job())
         try:
             while (pause := await self._app.threads(asking.step)) is not None:
-                await self._app.store.ear.await_(asking.mark, pause)
+                await self._app.store.listener.await_(asking.mark, pause)
         except BaseException:  # also Ctrl-C and a stop must leave the line; raised again
             await asyncio.shield(self._app.threads(asking.abandon))
             raise
         return self._decided(asking)
 
-    def _decided(self, asking: Asking) -> bool:
+    def _decided(self, asking: LockRequest) -> bool:
         grant = asking.end()
         if grant is not None:
             self._grants.append(grant)
@@ -166,10 +176,10 @@ class Lock:
         grant = self._last_grant()
         self._check_process(grant)
         session = grant.owner.session_id
-        if session is not None and self._app.store.ear.lost(session):
-            raise lost(self.name, grant.token)
+        if session is not None and self._app.store.listener.lost(session):
+            raise lock_lost_error(self.name, grant.token)
         if not self._app.store.locks.held(self.name, grant.token):
-            raise lost(self.name, grant.token)
+            raise lock_lost_error(self.name, grant.token)
 
     async def acheck(self) -> None:
         await self._app.threads(self.check)
@@ -225,7 +235,7 @@ class Lock:
                 await self.arelease()
 
 
-class Asking:
+class LockRequest:
     """One who wants a lock: `step` until it is decided.  Its steps may run in different threads, one at a time."""
 
     def __init__(self, lock: Lock, job: RunningJob | None) -> None:
@@ -240,7 +250,7 @@ class Asking:
         self._seq: int | None = None if lock._wait == 0 else 0
         self._ahead = 0
         self._grant: Grant | None = None
-        self._patience = Patience()
+        self._patience = DatabaseContact()
         self._began: float | None = None
         self._over = False
         self._turn = threading.Lock()
@@ -248,7 +258,7 @@ class Asking:
         self._wish = (
             secrets.randbits(62) + 1
         )  # tells the rows of this one from others of its session
-        self._owner: Owner | None = None  # the session's, when it has asked
+        self._owner: LockOwner | None = None  # the session's, when it has asked
         self.mark = 0
 
     def step(self) -> float | None:
@@ -261,7 +271,7 @@ class Asking:
                 store.install()
                 self._began = time.monotonic()
                 self._patience.gap = store.sessions.lease // 2
-                store.ear.enter()
+                store.listener.enter()
                 if self._job is not None:
                     self._job.lock()
                 ahead = self._ask(store)
@@ -272,11 +282,11 @@ class Asking:
             left = None if self._limit is None else self._began + self._limit - time.monotonic()
             if left is not None and left <= 0:
                 return None
-            pause = FAR if ahead else NEAR
+            pause = OTHER_WAITER_POLL_SECONDS if ahead else FIRST_WAITER_POLL_SECONDS
             return pause if left is None else min(pause, left)
 
     def _look(self, store: Store) -> int:
-        rung, mark = self.mark != store.ear.mark(), store.ear.mark()
+        rung, mark = self.mark != store.listener.mark(), store.listener.mark()
         self._tidy(store)
         if rung or store.locks.look(self._name, self._n, self._seq or 0):
             return self._ask(store)
@@ -295,42 +305,52 @@ class Asking:
             store.sessions.sweep(lasted)
             nodes = store.locks.nodes_in_the_way(self._name)
             if nodes:
-                bury_dead(store.nodes, 0, boot_id() if store.lanes == 1 else None, lasted, nodes)
+                take_over_dead_nodes(
+                    store.nodes,
+                    0,
+                    boot_id() if store.parallel_writers == 1 else None,
+                    lasted,
+                    nodes,
+                )
             store.locks.sweep()
             self._patience.seen(now)
 
     def _ask(self, store: Store) -> int:
-        self.mark = store.ear.mark()
+        self.mark = store.listener.mark()
         owner, answer = (
             self._ask_as_session(store) if self._job is None else self._ask_as_job(store, self._job)
         )
-        if isinstance(answer, Taken):
+        if isinstance(answer, LockTaken):
             self._grant, self._seq, self._ahead = Grant(answer.token, owner, self._job), None, 0
         else:
             self._seq = None if self._seq is None else answer.seq
             self._ahead = answer.ahead
         return self._ahead
 
-    def _ask_as_job(self, store: Store, job: RunningJob) -> tuple[Owner, Taken | Waiting]:
-        owner = Owner(*job.fence, None, self._pid)
-        keys = self._app.keyring
+    def _ask_as_job(
+        self, store: Store, job: RunningJob
+    ) -> tuple[LockOwner, LockTaken | LockWaiting]:
+        owner = LockOwner(*job.fence, None, self._pid)
+        keys = self._app.held_locks
         with keys.lock:
             token = keys.taken(owner, self._name)
             if token is not None:
-                return owner, Taken(token)
-            answer = store.locks.take(owner, self._name, self._n, self._seq, store.ear.id)
-            if isinstance(answer, Taken):
+                return owner, LockTaken(token)
+            answer = store.locks.take(owner, self._name, self._n, self._seq, store.listener.id)
+            if isinstance(answer, LockTaken):
                 keys.taken(owner, self._name, answer.token)
             return owner, answer
 
-    def _ask_as_session(self, store: Store) -> tuple[Owner, Taken | Waiting]:
+    def _ask_as_session(self, store: Store) -> tuple[LockOwner, LockTaken | LockWaiting]:
         while True:
-            session = store.ear.session()
-            self._owner = owner = Owner(None, None, self._wish, session, self._pid)
+            session = store.listener.session()
+            self._owner = owner = LockOwner(None, None, self._wish, session, self._pid)
             try:
-                return owner, store.locks.take(owner, self._name, self._n, self._seq, store.ear.id)
+                return owner, store.locks.take(
+                    owner, self._name, self._n, self._seq, store.listener.id
+                )
             except SessionOver:
-                store.ear.forget(session)
+                store.listener.forget(session)
             except StoreError:
                 self._withdraw_later()
                 raise
@@ -339,7 +359,7 @@ class Asking:
         """There may be rows of ours that we do not know of: this process may live for long, and wait for itself."""
         owner, store = self._owner, self._app.store
         if owner is not None:
-            store.ear.later(lambda: store.locks.withdraw(self._name, owner))
+            store.listener.later(lambda: store.locks.withdraw(self._name, owner))
 
     def end(self) -> Grant | None:
         """What it came to; out of the line."""
@@ -359,7 +379,7 @@ class Asking:
             if (
                 grant is None or grant.job is not None
             ):  # what a session holds, its ear has to keep alive
-                store.ear.leave()
+                store.listener.leave()
         return grant
 
     def abandon(self) -> None:
@@ -377,22 +397,22 @@ def _give_back(app: Client, name: str, grant: Grant) -> None:
     if grant.job is None:
         try:
             if not store.locks.release(name, grant.token):
-                raise lost(name, grant.token)
+                raise lock_lost_error(name, grant.token)
         except StoreError:
-            store.ear.later(
+            store.listener.later(
                 lambda: store.locks.release(name, grant.token)
             )  # this process may live for long
             raise
         finally:
-            store.ear.leave()
+            store.listener.leave()
         return
-    with app.keyring.lock:
-        if not app.keyring.given_back(grant.owner, name):
+    with app.held_locks.lock:
+        if not app.held_locks.given_back(grant.owner, name):
             return
         if grant.job.applied:
             return  # it went with the end of the job
         if not store.locks.release(name, grant.token):
-            raise lost(name, grant.token)
+            raise lock_lost_error(name, grant.token)
 
 
 # what there is to see

@@ -15,18 +15,18 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from genba.domain.duration import Duration, duration
-from genba.domain.untrusted_json import read
+from genba.domain.untrusted_json import read_json
 from genba.enqueue.arguments import encode_plain
 from genba.errors import GenbaError, StoreError
-from genba.storage.clients.messages import Listening
+from genba.storage.clients.messages import TopicSubscription
 
 if TYPE_CHECKING:
     from genba.client.client import Client
     from genba.client.current_job import RunningJob
     from genba.storage.store import Store
 
-POLL = 1.0  # seconds between two looks that nobody has rung for
-GLANCE = 0.2  # between two looks whether the job should stop
+POLL_SECONDS = 1.0  # seconds between two looks that nobody has rung for
+STOP_CHECK_SECONDS = 0.2  # between two looks whether the job should stop
 
 
 def encode(message: Any) -> bytes:
@@ -40,16 +40,16 @@ def decode(data: bytes) -> Any:
 
 def _is_whole(data: bytes) -> bool:
     """What somebody has written by hand, and is no message, is as if it had not been sent."""
-    return "message" in read(data, dict[str, Any], {})
+    return "message" in read_json(data, dict[str, Any], {})
 
 
-class Reading:
+class MessageWait:
     """One who waits for a message: `step` until it is decided.  Its steps may run in different threads."""
 
     def __init__(
         self,
         app: Client,
-        box: Inbox | Subscription,
+        box: JobInbox | Subscription,
         timeout: Duration | None,
         given_up: Callable[[], bool],
     ) -> None:
@@ -59,7 +59,7 @@ class Reading:
             None if timeout is None else time.monotonic() + duration(timeout) / 1_000_000
         )
         self._given_up = given_up
-        self._looked = -POLL
+        self._looked = -POLL_SECONDS
         self._mark = -1
         self._over = False
         self.found: list[bytes] = []
@@ -69,8 +69,10 @@ class Reading:
         with self._box.turn:
             if self._over:
                 return None
-            ear, now = self._app.store.ear, time.monotonic()
-            if not self._box.buffer and (self._mark != ear.mark() or now - self._looked >= POLL):
+            ear, now = self._app.store.listener, time.monotonic()
+            if not self._box.buffer and (
+                self._mark != ear.mark() or now - self._looked >= POLL_SECONDS
+            ):
                 self._mark, self._looked = ear.mark(), now
                 self._box.fill()
             while self._box.buffer and not self.found:
@@ -79,8 +81,8 @@ class Reading:
                     self.found.append(one)
             if self.found or self._given_up():
                 return None
-            left = POLL if self._deadline is None else self._deadline - time.monotonic()
-            return None if left <= 0 else min(GLANCE, left)
+            left = POLL_SECONDS if self._deadline is None else self._deadline - time.monotonic()
+            return None if left <= 0 else min(STOP_CHECK_SECONDS, left)
 
     def abandon(self) -> None:
         """Nobody takes it any more: it stays for the next one."""
@@ -91,7 +93,7 @@ class Reading:
     def run(self) -> Any:
         try:
             while (pause := self.step()) is not None:
-                self._app.store.ear.wait(self._mark, pause)
+                self._app.store.listener.wait(self._mark, pause)
         except BaseException:  # also Ctrl-C and a stop must leave the line; raised again
             self.abandon()
             raise
@@ -100,14 +102,14 @@ class Reading:
     async def arun(self) -> Any:
         try:
             while (pause := await self._app.threads(self.step)) is not None:
-                await self._app.store.ear.await_(self._mark, pause)
+                await self._app.store.listener.await_(self._mark, pause)
         except BaseException:  # also Ctrl-C and a stop must leave the line; raised again
             await asyncio.shield(self._app.threads(self.abandon))
             raise
         return decode(self.found[0]) if self.found else None
 
 
-class Inbox:
+class JobInbox:
     """The messages to a running job."""
 
     def __init__(self, app: Client, job: RunningJob) -> None:
@@ -123,17 +125,17 @@ class Inbox:
     async def aget(self, timeout: Duration | None) -> Any:
         return await self._reading(timeout).arun()
 
-    def _reading(self, timeout: Duration | None) -> Reading:
+    def _reading(self, timeout: Duration | None) -> MessageWait:
         if self._job.in_transaction:
             timeout = 0  # everybody else waits for this transaction
-        return Reading(self._app, self, timeout, lambda: self._job.should_stop)
+        return MessageWait(self._app, self, timeout, lambda: self._job.should_stop)
 
     def fill(self) -> None:
         """One message, if there is one; who finds none hears of the next."""
         if not self._take() and self._listener is None and not self._job.in_transaction:
             store = self._app.store
-            store.ear.enter()
-            self._listener = store.messages.await_mail(self._job.id, store.ear.id)
+            store.listener.enter()
+            self._listener = store.messages.await_mail(self._job.id, store.listener.id)
             self._take()
 
     def _take(self) -> bool:
@@ -148,7 +150,7 @@ class Inbox:
             store = self._app.store
             with suppress(StoreError):  # it is forgotten with the job
                 store.messages.stop(self._listener)
-            store.ear.leave()
+            store.listener.leave()
 
 
 class Subscription:
@@ -163,21 +165,21 @@ class Subscription:
         self.turn = threading.Lock()
         self.buffer: deque[bytes] = deque()
         self._pid = os.getpid()
-        self._listening: Listening | None = None
+        self._listening: TopicSubscription | None = None
         store = app.store
         store.install()
-        store.ear.enter()
+        store.listener.enter()
         try:
             self._listening = self._subscribe(store)
         finally:
             if self._listening is None:
-                store.ear.leave()
+                store.listener.leave()
 
     def __repr__(self) -> str:
         return f"<Subscription to {self.topic!r}{'' if self._listening else ', closed'}>"
 
-    def _subscribe(self, store: Store) -> Listening:
-        return store.messages.subscribe(self.topic, store.ear.session(), store.ear.id)
+    def _subscribe(self, store: Store) -> TopicSubscription:
+        return store.messages.subscribe(self.topic, store.listener.session(), store.listener.id)
 
     def get(self, timeout: Duration | None = None) -> Any:
         """The next message; None when the time is over."""
@@ -186,8 +188,8 @@ class Subscription:
     async def aget(self, timeout: Duration | None = None) -> Any:
         return await self._reading(timeout).arun()
 
-    def _reading(self, timeout: Duration | None) -> Reading:
-        return Reading(self._app, self, timeout, lambda: self._listening is None)
+    def _reading(self, timeout: Duration | None) -> MessageWait:
+        return MessageWait(self._app, self, timeout, lambda: self._listening is None)
 
     def fill(self) -> None:
         if self._listening is None:
@@ -207,7 +209,7 @@ class Subscription:
             try:
                 store.messages.unsubscribe(listening)
             finally:
-                store.ear.leave()
+                store.listener.leave()
 
     async def aclose(self) -> None:
         await self._app.threads(self.close)

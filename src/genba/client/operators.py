@@ -17,27 +17,27 @@ from genba.client.schedule import When, wanted
 from genba.client.task import Call, Task
 from genba.domain.duration import to_datetime
 from genba.domain.fairness import key_of
-from genba.domain.pool_settings import Staff, check_changes, check_pool
-from genba.domain.untrusted_json import UNREADABLE, read
+from genba.domain.pool_settings import PoolSettings, check_changes, check_pool
+from genba.domain.untrusted_json import UNREADABLE, read_json
 from genba.errors import BadOption, GenbaError, ScheduleNotFound, TaskDisabled, UnknownTask
-from genba.options.parse import NAME, Keep, read_reason
+from genba.options.parse import NAME_PATTERN, KeepTimes, parse_reason
 from genba.options.table import (
     DEFAULT_POLICY,
-    WHEN,
+    SCHEDULE_OPTIONS,
     Options,
     Policy,
-    check_together,
-    overridden,
+    check_against_definition,
+    merge_overrides,
     override,
-    own_when,
-    replaced,
-    updated,
+    read_update,
+    task_schedule,
+    with_overrides,
 )
 from genba.options.values import Dep
-from genba.storage.jobs.bulk import merged
-from genba.storage.operators import QueueRecord, Rules, RulesChanged, TaskRecord, kept_for
-from genba.storage.records import NAMED, Enqueued, Micros, NewJob
-from genba.storage.schedules.rows import ScheduleRecord, Wanted
+from genba.storage.jobs.bulk import merge_options
+from genba.storage.operators import OperatorRules, QueueRecord, RulesChanged, TaskRecord, keep_of
+from genba.storage.records import EXACT_MOMENT, Enqueued, Micros, NewJob
+from genba.storage.schedules.rows import NewSchedule, ScheduleRecord
 from genba.storage.schedules.schedules import BY_CODE
 from genba.storage.store import Store
 
@@ -50,7 +50,7 @@ _PATIENCE = 20  # operators that change something, one after the other, while on
 def obey(
     store: Store,
     calls: Sequence[Call[Any]],
-    rows: Callable[[Sequence[Call[Any]], Rules], list[NewJob]],
+    rows: Callable[[Sequence[Call[Any]], OperatorRules], list[NewJob]],
     conn: Any,
 ) -> list[Enqueued]:
     """Enqueue by what operators say now; TaskDisabled if one has switched a task off."""
@@ -63,7 +63,7 @@ def obey(
     raise RulesChanged("the rules of tasks and queues change faster than a job can be enqueued")
 
 
-def _ruled(calls: Sequence[Call[Any]], rules: Rules) -> Sequence[Call[Any]]:
+def _ruled(calls: Sequence[Call[Any]], rules: OperatorRules) -> Sequence[Call[Any]]:
     """The calls with the options that operators want for them."""
     if not rules.concern_tasks:
         return calls
@@ -85,7 +85,7 @@ def _ruled(calls: Sequence[Call[Any]], rules: Rules) -> Sequence[Call[Any]]:
                 call.task,
             )  # most calls of a batch share all
             if same not in shared:
-                shared[same] = overridden(options, policy, call.said, changes)
+                shared[same] = with_overrides(options, policy, call.said, changes)
             options, policy = shared[same]
         if any(
             id(dep.job) in ruled for dep in options.after
@@ -101,7 +101,7 @@ Values = Callable[[Call[Any]], Mapping[str, Any]]  # the arguments of a call by 
 
 
 def fair(
-    calls: Sequence[Call[Any]], jobs: list[NewJob], rules: Rules, values: Values
+    calls: Sequence[Call[Any]], jobs: list[NewJob], rules: OperatorRules, values: Values
 ) -> list[NewJob]:
     """The jobs, those of fair queues with the key by which they take turns; without one, a task is its own."""
     if not rules.fair and all(call.policy.fair_by is None for call in calls):
@@ -109,7 +109,7 @@ def fair(
     return [_keyed(call, job, rules, values) for call, job in zip(calls, jobs, strict=True)]
 
 
-def _keyed(call: Call[Any], job: NewJob, rules: Rules, values: Values) -> NewJob:
+def _keyed(call: Call[Any], job: NewJob, rules: OperatorRules, values: Values) -> NewJob:
     fair_by = call.policy.fair_by or rules.fair.get(job.queue)
     if fair_by is None:
         return job
@@ -128,10 +128,10 @@ def who() -> str:
 
 
 class _Kept(msgspec.Struct):
-    keep: Keep = DEFAULT_POLICY.keep
+    keep: KeepTimes = DEFAULT_POLICY.keep
 
 
-def prune(store: Store, age: Micros | None, code: Mapping[str, Keep]) -> int:
+def prune(store: Store, age: Micros | None, code: Mapping[str, KeepTimes]) -> int:
     """Delete final jobs that are as old as `age`, or as long as their task wants them kept.
 
     `code` is how long that is by our own; what nodes have told is stronger.
@@ -144,8 +144,8 @@ def prune(store: Store, age: Micros | None, code: Mapping[str, Keep]) -> int:
         return gone
     keeps = dict(code)
     for record in store.policy.tasks():
-        said = read(record.definition, _Kept, _Kept()).keep
-        keeps[record.name] = kept_for(said, read(record.override, dict[str, Any], {}))
+        said = read_json(record.definition, _Kept, _Kept()).keep
+        keeps[record.name] = keep_of(said, read_json(record.override, dict[str, Any], {}))
     store.pruner.begin(keeps, now, whole=True)
     while (went := store.pruner.step()) is not None:
         gone += went
@@ -154,7 +154,7 @@ def prune(store: Store, age: Micros | None, code: Mapping[str, Keep]) -> int:
 
 def update(store: Store, id: int, changes: Mapping[str, Any], zone: ZoneInfo) -> bool:
     """Other options for a job that has not started; False if it has."""
-    options, stored = updated(changes)
+    options, stored = read_update(changes)
     columns = {name: getattr(options, name) for name in ("queue", "priority") if name in changes}
     if "nice" in changes:
         columns["priority"] = options.priority
@@ -162,10 +162,13 @@ def update(store: Store, id: int, changes: Mapping[str, Any], zone: ZoneInfo) ->
     if "at" in changes or "delay" in changes:
         due = options.due_at(now, zone)
         named = due is not None and due > now and due == options.due_at(now + 1, zone)
-        columns["due_at"], columns["due_from"] = max(now, due or now), NAMED if named else now
+        columns["due_at"], columns["due_from"] = (
+            max(now, due or now),
+            EXACT_MOMENT if named else now,
+        )
     if "expires" in changes:
         columns["expires_at"] = options.expires_at(now, zone)
-    return store.bulk.change(id, columns, lambda old: merged(old, stored))
+    return store.bulk.change(id, columns, lambda old: merge_options(old, stored))
 
 
 def tell_node(store: Store, name: str, verb: str, changes: Mapping[str, Any] | None) -> None:
@@ -178,7 +181,9 @@ def tell_node(store: Store, name: str, verb: str, changes: Mapping[str, Any] | N
         raise GenbaError(f"no living node is called {name!r}: {there}")
     if changes:
         check_changes(changes)
-        after = msgspec.structs.replace(read(living[name].pool, Staff, Staff()), **changes)
+        after = msgspec.structs.replace(
+            read_json(living[name].pool, PoolSettings, PoolSettings()), **changes
+        )
         check_pool(after.pool, after.min, after.max)
     told = msgspec.json.encode(changes).decode() if changes else None
     store.nodes.command(living[name].id, verb, told)
@@ -226,12 +231,12 @@ class TaskControl:
     @property
     def definition(self) -> dict[str, Any]:
         """What the code says, as the node that came last has it."""
-        return read(self._record().definition, dict[str, Any], {})
+        return read_json(self._record().definition, dict[str, Any], {})
 
     @property
     def override(self) -> dict[str, Any]:
         """What operators say instead."""
-        return read(self._record().override, dict[str, Any], {})
+        return read_json(self._record().override, dict[str, Any], {})
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -253,8 +258,8 @@ class TaskControl:
 
     def to_json(self) -> dict[str, Any]:
         record = self._record()
-        definition = read(record.definition, dict[str, Any], {})
-        changed = read(
+        definition = read_json(record.definition, dict[str, Any], {})
+        changed = read_json(
             record.override, dict[str, Any], {UNREADABLE: None} if record.override else {}
         )
         return {
@@ -274,7 +279,7 @@ class TaskControl:
         Jobs of it that run see `should_stop`, and may end as they like.  False if it was disabled already.
         """
         return self._app.store.policy.switch(
-            self.name, False, who(), read_reason(reason), self._code()
+            self.name, False, who(), parse_reason(reason), self._code()
         )
 
     adisable = handle_twin(disable)
@@ -282,7 +287,7 @@ class TaskControl:
     def enable(self, reason: str | None = None) -> bool:
         """False if it was enabled already."""
         return self._app.store.policy.switch(
-            self.name, True, who(), read_reason(reason), self._code()
+            self.name, True, who(), parse_reason(reason), self._code()
         )
 
     aenable = handle_twin(enable)
@@ -298,14 +303,14 @@ class TaskControl:
             raise BadOption("nothing to change: name an option, for example set(timeout='5m')")
         plain = override(changes)
         definition = self.definition
-        self._app.registry.check_company(self.name, plain.get("concurrency", 1))
+        self._app.registry.check_concurrency(self.name, plain.get("concurrency", 1))
 
         def more(old: dict[str, Any]) -> dict[str, Any]:
-            after = replaced(old, plain)
-            check_together(definition, after)
+            after = merge_overrides(old, plain)
+            check_against_definition(definition, after)
             return after
 
-        if not plain.keys() & set(WHEN):
+        if not plain.keys() & set(SCHEDULE_OPTIONS):
             return self._app.store.policy.override(self.name, more, who(), self._code())
         self._check_schedule(definition, self.override, plain)
         after = self._app.store.policy.override(self.name, more, who(), self._code())
@@ -323,12 +328,12 @@ class TaskControl:
                 there = f"changed are {', '.join(sorted(old))}" if old else "nothing is changed"
                 raise BadOption(f"{strange[0]!r} of task {self.name!r} is not changed: {there}")
             left = {name: value for name, value in old.items() if names and name not in names}
-            check_together(definition, left)
+            check_against_definition(definition, left)
             return left
 
         definition, before = self.definition, self.override
         after = self._app.store.policy.override(self.name, less, who(), self._code())
-        if (before.keys() - after.keys()) & set(WHEN):
+        if (before.keys() - after.keys()) & set(SCHEDULE_OPTIONS):
             self._plan(definition, after)
         return after
 
@@ -340,18 +345,22 @@ class TaskControl:
         self, definition: dict[str, Any], old: dict[str, Any], plain: dict[str, Any]
     ) -> None:
         """BadOption if it is not the task's to change, or would not run; before anything is written."""
-        row, after = self._schedule(), replaced(old, plain)
-        check_together(definition, after)
+        row, after = self._schedule(), merge_overrides(old, plain)
+        check_against_definition(definition, after)
         if row is not None and row.owner is None:
             raise BadOption(
                 f"schedule {self.name!r} was made or changed by hand, and the task has no say in it: "
                 f"app.schedule({self.name!r}).set(…) changes it"
             )
-        if row is not None and own_when(definition, {}) is None and not old.keys() & set(WHEN):
+        if (
+            row is not None
+            and task_schedule(definition, {}) is None
+            and not old.keys() & set(SCHEDULE_OPTIONS)
+        ):
             raise BadOption(
                 f"schedule {self.name!r} is another one, which code declares by app.recur"
             )
-        when = own_when(definition, after)
+        when = task_schedule(definition, after)
         needs = [slot["name"] for slot in definition.get("parameters", ()) if slot.get("required")]
         if when is not None and needs:
             raise BadOption(
@@ -362,7 +371,7 @@ class TaskControl:
 
     def _plan(self, definition: dict[str, Any], after: dict[str, Any]) -> None:
         """At once; nodes that come later do the same."""
-        when = own_when(definition, after)
+        when = task_schedule(definition, after)
         if when is None:
             self._app.store.schedules.undeclare(self.name)
         else:
@@ -376,7 +385,7 @@ class TaskControl:
         except ScheduleNotFound:
             return None
 
-    def _wanted(self, when: dict[str, Any], row: ScheduleRecord | None) -> Wanted:
+    def _wanted(self, when: dict[str, Any], row: ScheduleRecord | None) -> NewSchedule:
         """What is run stays as the code has it, which is not here perhaps."""
         if row is not None and self._code() is None:
             return wanted(self.name, row.job, when, 0, self._app.settings.zone)
@@ -392,7 +401,7 @@ class Tasks:
     def __getitem__(self, name: str | Task[..., Any, Any]) -> TaskControl:
         """Looks nothing up: a name that nobody knows is an error of what is then done with it."""
         name = name.name if isinstance(name, Task) else name
-        if NAME.fullmatch(str(name)) is None:
+        if NAME_PATTERN.fullmatch(str(name)) is None:
             raise BadOption(f"{name!r} is no name of a task")
         return TaskControl(self._app, name)
 
@@ -467,7 +476,7 @@ class QueueControl:
         What runs goes on, and jobs can be enqueued.
         """
         end = None if until is None else self._app.later(until)
-        self._app.store.policy.pause(self.name, end, who(), read_reason(reason))
+        self._app.store.policy.pause(self.name, end, who(), parse_reason(reason))
 
     apause = handle_twin(pause)
 
@@ -485,7 +494,7 @@ class Queues:
         self._app = app
 
     def __getitem__(self, name: str) -> QueueControl:
-        if NAME.fullmatch(str(name)) is None:
+        if NAME_PATTERN.fullmatch(str(name)) is None:
             raise BadOption(f"{name!r} is no name of a queue")
         return QueueControl(self._app, name)
 

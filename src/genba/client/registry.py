@@ -10,12 +10,20 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 from typing_extensions import ParamSpec
 
 from genba.client.schedule import When
-from genba.client.task import HOOK, Call, Runs, Task, final_hook, is_task_name, task_name
+from genba.client.task import (
+    ON_FINAL_SUFFIX,
+    Call,
+    RunClass,
+    Task,
+    final_hook,
+    is_task_name,
+    task_name,
+)
 from genba.enqueue.arguments import encode_plain
 from genba.errors import BadOption, BadTask
 from genba.options import limits
 from genba.options.conditions import Conditions
-from genba.options.table import DEFAULT_OPTIONS, DEFAULT_POLICY, Options, Policy, declare
+from genba.options.table import DEFAULT_OPTIONS, DEFAULT_POLICY, Options, Policy, build_options
 
 if TYPE_CHECKING:
     from genba.client.client import Client
@@ -39,15 +47,15 @@ class Registry:
         self.lifespans: list[Callable[[], Any]] = []
         self.middlewares: list[Callable[..., Any]] = []
         self.options, self.policy = DEFAULT_OPTIONS, DEFAULT_POLICY
-        self.templates = limits.Templates()
+        self.templates = limits.BucketTemplates()
 
     def set_defaults(self, given: Mapping[str, Any]) -> None:
         """For all tasks, what they have not said themselves; nothing is changed if one of them cannot have it."""
-        options, policy = declare(given, self.options, self.policy)
-        templates = limits.Templates()
+        options, policy = build_options(given, self.options, self.policy)
+        templates = limits.BucketTemplates()
         changed: list[tuple[Task[..., Any, Any], Options, Policy]] = []
         for name, task in self.tasks.items():
-            own, its_policy = declare(self._said[name], options, policy)
+            own, its_policy = build_options(self._said[name], options, policy)
             own = self.conditions.of_task(own, name, task.fn, self._app.make)
             task.check(its_policy)
             self._limit(task, own, its_policy, templates)
@@ -57,7 +65,7 @@ class Registry:
             task.options, task.policy = own, self._hooked(task.name, its_policy)
 
     def add_task(self, fn: Any, given: Mapping[str, Any]) -> Task[..., Any, Any]:
-        options, policy = declare(given, self.options, self.policy)
+        options, policy = build_options(given, self.options, self.policy)
         if not callable(fn):
             raise BadTask(f"a task is a function, or a class with a method `run`, not {fn!r}")
         name = task_name(fn, policy.name)
@@ -79,7 +87,7 @@ class Registry:
         task: Task[..., Any, Any],
         options: Options,
         policy: Policy,
-        templates: limits.Templates,
+        templates: limits.BucketTemplates,
     ) -> None:
         rules = limits.rules_of(task.name, options, policy)
         limits.check_arguments(task.name, rules, task.arguments.signature)
@@ -89,7 +97,7 @@ class Registry:
         """With the name of a task, where a function is to be told of the ends of its jobs."""
         if not callable(policy.on_final):
             return policy
-        hook = f"{name}{HOOK}"
+        hook = f"{name}{ON_FINAL_SUFFIX}"
         if hook in self._hooks:
             del self.tasks[hook]  # of other defaults
         self._hooks.add(hook)
@@ -124,7 +132,7 @@ class Registry:
     def check(self) -> None:
         """BadTask for what a node could not run."""
         for name, task in self.tasks.items():
-            self.check_company(name, task.policy.concurrency)
+            self.check_concurrency(name, task.policy.concurrency)
         for task in self.tasks.values():
             self.conditions.check(task.options.ready, f"task {task.name!r}: ")
 
@@ -132,7 +140,7 @@ class Registry:
         """The first that is not `async def`; None: all are."""
         return next((one for one in self.middlewares if not inspect.iscoroutinefunction(one)), None)
 
-    def check_company(self, name: str, concurrency: int) -> None:
+    def check_concurrency(self, name: str, concurrency: int) -> None:
         """BadTask if so many jobs of a task cannot run in one worker."""
         plain = self.plain_middleware() if concurrency > 1 else None
         if plain is not None:
@@ -177,14 +185,16 @@ class TaskDecorator:
     def __init__(self, registry: Registry, given: Mapping[str, Any]) -> None:
         self._registry = registry
         self._given = given
-        declare({name: value for name, value in given.items() if name not in ("after", "conn")})
+        build_options(
+            {name: value for name, value in given.items() if name not in ("after", "conn")}
+        )
 
     @overload
     def __call__(
         self, fn: Callable[P, Coroutine[Any, Any, R]], /
     ) -> Task[P, R, Coroutine[Any, Any, R]]: ...
     @overload
-    def __call__(self, fn: type[Runs[P, R]], /) -> Task[P, R, Any]: ...
+    def __call__(self, fn: type[RunClass[P, R]], /) -> Task[P, R, Any]: ...
     @overload
     def __call__(self, fn: Callable[P, R], /) -> Task[P, R, R]: ...
 

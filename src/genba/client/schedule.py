@@ -20,17 +20,17 @@ from genba.domain.schedule import (
     Misfire,
     Overlap,
     Reference,
-    Rule,
+    ScheduleRule,
     after_run,
-    first,
-    plain,
+    first_moment,
+    rule_to_json,
     upcoming,
 )
 from genba.errors import BadOption
-from genba.options.parse import NAME, read_every, read_reason, read_zone
-from genba.options.table import WHEN, Options, own_when
+from genba.options.parse import NAME_PATTERN, parse_every, parse_reason, parse_zone
+from genba.options.table import SCHEDULE_OPTIONS, Options, task_schedule
 from genba.storage.records import NewJob
-from genba.storage.schedules.rows import ScheduleRecord, Wanted
+from genba.storage.schedules.rows import NewSchedule, ScheduleRecord
 
 if TYPE_CHECKING:
     from genba.client.client import Client
@@ -62,7 +62,7 @@ _CHOICES: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def read_rule(when: Mapping[str, Any], now: Micros, zone: ZoneInfo) -> Rule:
+def read_rule(when: Mapping[str, Any], now: Micros, zone: ZoneInfo) -> ScheduleRule:
     """The rule that these words say; BadOption for what is unknown, ill-typed or contradictory."""
     given = {name: value for name, value in when.items() if value is not None}
     for name in given:
@@ -75,7 +75,7 @@ def read_rule(when: Mapping[str, Any], now: Micros, zone: ZoneInfo) -> Rule:
             raise BadOption(
                 f"{name} must be one of {', '.join(map(repr, allowed))}, not {given[name]!r}"
             )
-    every = read_every("every", given.get("every"))
+    every = parse_every("every", given.get("every"))
     if ("cron" in given) == (every is not None):
         raise BadOption(
             "a schedule needs cron= or every= (longer than 0, or -1 for again at once), and not both"
@@ -87,11 +87,11 @@ def read_rule(when: Mapping[str, Any], now: Micros, zone: ZoneInfo) -> Rule:
         raise BadOption(f"{wrong[0]} belongs to {'every=' if 'cron' in given else 'cron='}")
     if every == AT_ONCE and "base" in given:
         raise BadOption("every=-1 has no base: it runs again at once")
-    rule = Rule(
+    rule = ScheduleRule(
         cron=None
         if "cron" not in given
-        else _expression(given["cron"], read_zone("tz", given.get("tz")) or "UTC"),
-        tz=read_zone("tz", given.get("tz")) or "UTC",
+        else _expression(given["cron"], parse_zone("tz", given.get("tz")) or "UTC"),
+        tz=parse_zone("tz", given.get("tz")) or "UTC",
         every=every,
         base=_moment("base", given, now, zone),
         reference=given.get("reference", "end"),
@@ -109,7 +109,9 @@ def read_rule(when: Mapping[str, Any], now: Micros, zone: ZoneInfo) -> Rule:
     return rule
 
 
-def changed_rule(rule: Rule, changes: Mapping[str, Any], now: Micros, zone: ZoneInfo) -> Rule:
+def changed_rule(
+    rule: ScheduleRule, changes: Mapping[str, Any], now: Micros, zone: ZoneInfo
+) -> ScheduleRule:
     """The rule with these options instead; None: as if it had not been said.  cron= ends every=, and the other way."""
     ended: tuple[str, ...] = ()
     if rule.is_interval and changes.get("cron") is not None:
@@ -120,9 +122,9 @@ def changed_rule(rule: Rule, changes: Mapping[str, Any], now: Micros, zone: Zone
     return read_rule({**kept, **changes}, now, zone)
 
 
-def _said(rule: Rule) -> dict[str, Any]:
+def _said(rule: ScheduleRule) -> dict[str, Any]:
     """The options that say this rule."""
-    found = {**plain(rule), "overlap": rule.overlap}
+    found = {**rule_to_json(rule), "overlap": rule.overlap}
     for name in ("base", "start", "until"):
         if name in found:
             found[name] = to_datetime(found[name])
@@ -162,7 +164,7 @@ def _count(name: str, given: Mapping[str, Any]) -> int | None:
 
 def check_schedule(name: str, options: Options) -> None:
     """BadOption for a name that is none, and for job options that make no sense again and again."""
-    if NAME.fullmatch(str(name)) is None:
+    if NAME_PATTERN.fullmatch(str(name)) is None:
         raise BadOption(
             f"{name!r} names no schedule: a letter or _, then letters, digits, _ . : # - (up to 200)"
         )
@@ -176,21 +178,23 @@ def check_schedule(name: str, options: Options) -> None:
             raise BadOption(f"schedule {name!r}: {option} does not go with recur: {instead}")
 
 
-def wanted(name: str, job: NewJob, when: Mapping[str, Any], now: Micros, zone: ZoneInfo) -> Wanted:
+def wanted(
+    name: str, job: NewJob, when: Mapping[str, Any], now: Micros, zone: ZoneInfo
+) -> NewSchedule:
     """The schedule `name` that makes such jobs."""
     said = msgspec.json.encode(dict(when), enc_hook=str, order="deterministic").decode()
-    return Wanted(name=name, rule=read_rule(when, now, zone), job=job, said=said)
+    return NewSchedule(name=name, rule=read_rule(when, now, zone), job=job, said=said)
 
 
-def ruled(
-    declared: Sequence[Wanted], overrides: Mapping[str, Mapping[str, Any]]
-) -> tuple[list[Wanted], list[str]]:
+def apply_overrides(
+    declared: Sequence[NewSchedule], overrides: Mapping[str, Mapping[str, Any]]
+) -> tuple[list[NewSchedule], list[str]]:
     """What holds of the schedules in code, by what operators say of the tasks; and the names of those that do not."""
     holds, gone = [], []
     for one in declared:
         changes = overrides.get(one.name, {})
-        when = own_when(one.own, changes) if one.own is not None else {}
-        if one.own is None or not changes.keys() & set(WHEN):
+        when = task_schedule(one.own, changes) if one.own is not None else {}
+        if one.own is None or not changes.keys() & set(SCHEDULE_OPTIONS):
             holds.append(one)
         elif when is None:
             gone.append(one.name)
@@ -235,7 +239,7 @@ class Schedule:
         return self._record
 
     @property
-    def rule(self) -> Rule:
+    def rule(self) -> ScheduleRule:
         return self.record.rule
 
     @property
@@ -307,7 +311,7 @@ class Schedule:
         if not rule.is_interval:
             if row.next_at is not None and row.next_at > now and not row.paused:
                 return row.next_at
-            return first(rule, now, row.runs)
+            return first_moment(rule, now, row.runs)
         if row.next_at is not None:
             return max(row.next_at, now)
         runs = [run for run in self._app.store.schedules.open_runs(row.id) if run.state != "held"]
@@ -322,7 +326,7 @@ class Schedule:
 
     def pause(self, reason: str | None = None) -> bool:
         """No run starts until `resume`; one that runs, runs on.  False if it was paused already."""
-        return self._app.store.schedules.pause(self.name, read_reason(reason))
+        return self._app.store.schedules.pause(self.name, parse_reason(reason))
 
     apause = handle_twin(pause)
 
@@ -350,8 +354,10 @@ class Schedule:
         self._app.store.install()
         row = self.refresh().record
         rule = changed_rule(row.rule, changes, self._app.store.now(), self._app.settings.zone)
-        said = "set " + msgspec.json.encode(plain(rule), order="deterministic").decode()
-        self._app.store.schedules.put(Wanted(name=self.name, rule=rule, job=row.job, said=said))
+        said = "set " + msgspec.json.encode(rule_to_json(rule), order="deterministic").decode()
+        self._app.store.schedules.put(
+            NewSchedule(name=self.name, rule=rule, job=row.job, said=said)
+        )
         self._app.wake()
         return self.refresh()
 

@@ -13,7 +13,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from genba.domain.duration import Micros, duration
 from genba.domain.rank import AGE_STEP
 from genba.errors import BadOption
-from genba.options.parse import NAME
+from genba.options.parse import NAME_PATTERN
 
 NAMES = ("url", "namespace", "lease", "tz", "age_step", "keep_events", "max_events")
 NODE_NAMES = (
@@ -104,7 +104,7 @@ def _with(settings: Settings, place: str, name: str, value: Any) -> Settings:
 
 
 def _namespace(value: Any) -> str:
-    if not isinstance(value, str) or not NAME.fullmatch(value):
+    if not isinstance(value, str) or not NAME_PATTERN.fullmatch(value):
         raise BadOption("a namespace is a letter or _, then letters, digits, _ . : # -")
     return value
 

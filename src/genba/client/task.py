@@ -15,8 +15,8 @@ from genba.domain.fairness import names_in
 from genba.enqueue.arguments import Arguments
 from genba.errors import BadOption, BadTask
 from genba.options.limits import describe, rules_of
-from genba.options.parse import NAME
-from genba.options.table import WHEN, Options, Policy, own_when, plain
+from genba.options.parse import NAME_PATTERN
+from genba.options.table import SCHEDULE_OPTIONS, Options, Policy, storable, task_schedule
 
 if TYPE_CHECKING:
     from genba.client.job import Job
@@ -28,16 +28,16 @@ R_co = TypeVar("R_co", covariant=True)
 V = DefaultTypeVar("V", default=Any)
 
 
-HOOK = "#final"  # behind the name of a task: what tells of its jobs' ends
+ON_FINAL_SUFFIX = "#final"  # behind the name of a task: what tells of its jobs' ends
 
 
-class Runs(Protocol[P, R_co]):
+class RunClass(Protocol[P, R_co]):
     """A class whose `run` is the task."""
 
     def run(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
 
 
-class Front(Protocol):
+class TaskApp(Protocol):
     """What a task needs of its app."""
 
     def submit(self, calls: Sequence[Call[Any]], conn: Any = None) -> list[Job[Any]]: ...
@@ -99,7 +99,7 @@ def _waits_for(call: Call[Any], places: Mapping[int, int]) -> list[int]:
     return [places[id(dep.job)] for dep in call.options.after if id(dep.job) in places]
 
 
-class Bound(Generic[P, R]):
+class TaskWithOptions(Generic[P, R]):
     """A task with options of its own for the next calls."""
 
     __slots__ = ("_base", "_given", "_options", "_said", "_task")
@@ -117,9 +117,9 @@ class Bound(Generic[P, R]):
         self._options = options
         return options
 
-    def using(self, **options: Any) -> Bound[P, R]:
+    def using(self, **options: Any) -> TaskWithOptions[P, R]:
         """The same, with these options on top."""
-        return Bound(self._task, (*self._given, options))
+        return TaskWithOptions(self._task, (*self._given, options))
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
         """A call to be enqueued later, with others."""
@@ -142,7 +142,7 @@ class Task(Generic[P, R, V]):
     """A registered function; calling it just calls the function."""
 
     def __init__(
-        self, app: Front, fn: Callable[..., Any], name: str, options: Options, policy: Policy
+        self, app: TaskApp, fn: Callable[..., Any], name: str, options: Options, policy: Policy
     ) -> None:
         self.app = app
         self.fn = fn
@@ -197,9 +197,9 @@ class Task(Generic[P, R, V]):
     def __repr__(self) -> str:
         return f"<Task {self.name}>"
 
-    def using(self, **options: Any) -> Bound[P, R]:
+    def using(self, **options: Any) -> TaskWithOptions[P, R]:
         """This task, with other options for the calls that follow."""
-        return Bound(self, (options,))
+        return TaskWithOptions(self, (options,))
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
         """A call to be enqueued later, with others."""
@@ -227,11 +227,11 @@ class Task(Generic[P, R, V]):
 
     def when(self) -> When | None:
         """The schedule that its decorator declares."""
-        return cast("When | None", own_when(self.own_words(), {}))
+        return cast("When | None", task_schedule(self.own_words(), {}))
 
     def own_words(self) -> dict[str, Any]:
         """What its decorator says of that schedule."""
-        return {name: getattr(self.policy, name) for name in WHEN}
+        return {name: getattr(self.policy, name) for name in SCHEDULE_OPTIONS}
 
     def describe(self) -> dict[str, Any]:
         """The definition that nodes persist, for clients without the code; times are micros, `every` -1 is "again"."""
@@ -244,7 +244,7 @@ class Task(Generic[P, R, V]):
             "async": self.is_async,
             "queue": options.queue,
             "priority": options.priority,
-            "expires": plain(options.expires),
+            "expires": storable(options.expires),
             "timeout": options.timeout,
             "grace": options.grace,
             "stall_timeout": options.stall_timeout,
@@ -264,7 +264,7 @@ class Task(Generic[P, R, V]):
             "max_running": policy.max_running,
             "exclusive": policy.exclusive,
             "max_waiting": policy.max_waiting,
-            "rate": plain(policy.rate),
+            "rate": storable(policy.rate),
             "limits": describe(rules_of(self.name, options, policy)),
             "fair_by": policy.fair_by,
             "on_exception": policy.on_exception,
@@ -298,7 +298,7 @@ def final_hook(app: Any, hook: Callable[[Job[Any]], Any]) -> Callable[..., Any]:
 def task_name(fn: Callable[..., Any], given: str | None) -> str:
     """What it is called: the given name, else "module.function"."""
     name = given or f"{_module(fn)}.{getattr(fn, '__qualname__', '').rpartition('<locals>.')[2]}"
-    if not NAME.fullmatch(name):
+    if not NAME_PATTERN.fullmatch(name):
         raise BadTask(
             f"{name!r} is no name for a task: a letter or _, then letters, digits, _ . : # - (up to 200)"
         )
@@ -306,7 +306,7 @@ def task_name(fn: Callable[..., Any], given: str | None) -> str:
 
 
 def is_task_name(name: str) -> bool:
-    return NAME.fullmatch(name) is not None
+    return NAME_PATTERN.fullmatch(name) is not None
 
 
 def _module(fn: Callable[..., Any]) -> str:
@@ -318,7 +318,7 @@ def _module(fn: Callable[..., Any]) -> str:
     if spec is not None:
         return str(spec.name)
     stem = Path(file).stem if file else ""
-    return stem if NAME.fullmatch(stem) else "__main__"
+    return stem if NAME_PATTERN.fullmatch(stem) else "__main__"
 
 
 AsyncFunction = Callable[P, Coroutine[Any, Any, R]]

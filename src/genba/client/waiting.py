@@ -15,23 +15,23 @@ from genba.client.current_job import find_job
 from genba.domain.duration import Duration, duration
 from genba.domain.states import FINAL
 from genba.errors import BadOption, GenbaError, JobGone, WaitTimeout, WaitWouldDeadlock
-from genba.signal_safe import unbroken
+from genba.signal_safe import defer_stop
 
 _LOOK = 0.05  # seconds between two looks whether the node lends
 _CHECK = 0.5  # ... whether what it waits for can start at all
-IDLE = 1.0  # seconds; then the thread ends
+IDLE_SECONDS = 1.0  # seconds; then the thread ends
 _PAUSES = (0.001, 0.05)  # seconds between two looks: from, to
 
 
-class Sights(Protocol):
+class JobStates(Protocol):
     """The store, as far as one who waits needs it."""
 
     def states(self, ids: list[int]) -> dict[int, str]: ...
 
-    def mark_of_writes(self) -> object: ...
+    def write_marker(self) -> object: ...
 
 
-class Borrower(Protocol):
+class WaitingJob(Protocol):
     """The job that waits, if one does."""
 
     @property
@@ -42,10 +42,10 @@ class Borrower(Protocol):
     def check_loan(self) -> None: ...
 
 
-def rest(
+def wait_in_job(
     done: threading.Event,
     within: float | None,
-    job: Borrower | None,
+    job: WaitingJob | None,
     check: Callable[[], None] = lambda: None,
 ) -> None:
     """Until it is done or the time is over; a job lends its slot meanwhile, and `check` says whether that helps."""
@@ -65,10 +65,10 @@ def rest(
                 check_at = time.monotonic() + _CHECK
 
 
-async def arest(
+async def await_in_job(
     done: asyncio.Event,
     within: float | None,
-    job: Borrower | None,
+    job: WaitingJob | None,
     check: Callable[[], Awaitable[None]],
 ) -> None:
     async def wait() -> None:
@@ -89,7 +89,7 @@ async def arest(
         await asyncio.wait_for(wait(), within)
 
 
-class Wait:
+class JobWait:
     """One who waits, until all (or any) of these jobs are final, or one has `failed` and that is enough."""
 
     def __init__(
@@ -129,17 +129,19 @@ class Wait:
             raise WaitTimeout(f"{len(self.open)} of {of} jobs were not final after {timeout}")
 
 
-def _wait(ids: Sequence[int], until: str, throw: bool, wake: Callable[[], object]) -> Wait | None:
+def _wait(
+    ids: Sequence[int], until: str, throw: bool, wake: Callable[[], object]
+) -> JobWait | None:
     if until not in ("all", "any"):
         raise BadOption(f'until is "all" or "any", not {until!r}')
-    return Wait(ids, until, throw, wake) if ids else None
+    return JobWait(ids, until, throw, wake) if ids else None
 
 
 def _seconds(timeout: Duration | None) -> float | None:
     return None if timeout is None else duration(timeout) / 1_000_000
 
 
-def check_buckets(store: Any, job: Borrower | None, wait: Wait) -> None:
+def check_deadlock(store: Any, job: WaitingJob | None, wait: JobWait) -> None:
     """WaitWouldDeadlock if this job, or one that it is a part of, has what the awaited ones stand in line for."""
     chain: list[int] = []
     above: int | None = None if job is None else job.id
@@ -163,23 +165,23 @@ def check_buckets(store: Any, job: Borrower | None, wait: Wait) -> None:
             )
 
 
-class Waiter:
+class WaitThread:
     """The thread; it ends when nobody waits any more."""
 
-    def __init__(self, store: Callable[[], Sights]) -> None:
+    def __init__(self, store: Callable[[], JobStates]) -> None:
         self._store = store
         self._renew()
 
     def _renew(self) -> None:
         self._pid = os.getpid()
-        self._waits: set[Wait] = set()
+        self._waits: set[JobWait] = set()
         self._cond = threading.Condition()
         self._looking = threading.Lock()
         self._thread: threading.Thread | None = None
         self._pause = _PAUSES[0]
 
-    @unbroken
-    def add(self, wait: Wait) -> None:
+    @defer_stop
+    def add(self, wait: JobWait) -> None:
         if self._pid != os.getpid():
             self._renew()
         with self._cond:
@@ -190,8 +192,8 @@ class Waiter:
                 self._thread.start()
             self._cond.notify()
 
-    @unbroken
-    def drop(self, wait: Wait) -> None:
+    @defer_stop
+    def drop(self, wait: JobWait) -> None:
         with self._cond:
             self._waits.discard(wait)
 
@@ -210,7 +212,9 @@ class Waiter:
         self.add(wait)
         try:
             job = find_job()
-            rest(done, _seconds(timeout), job, lambda: check_buckets(self._store(), job, wait))
+            wait_in_job(
+                done, _seconds(timeout), job, lambda: check_deadlock(self._store(), job, wait)
+            )
         finally:
             self.drop(wait)
         wait.check(len(ids), timeout)
@@ -225,11 +229,11 @@ class Waiter:
         self.add(wait)
         try:
             job = find_job()
-            await arest(
+            await await_in_job(
                 done,
                 _seconds(timeout),
                 job,
-                lambda: asyncio.to_thread(check_buckets, self._store(), job, wait),
+                lambda: asyncio.to_thread(check_deadlock, self._store(), job, wait),
             )
         finally:
             self.drop(wait)
@@ -237,10 +241,10 @@ class Waiter:
 
     def _run(self) -> None:
         before: object = None
-        known: set[Wait] = set()
+        known: set[JobWait] = set()
         while True:
             with self._cond:
-                if not self._waits and not self._cond.wait_for(lambda: self._waits, IDLE):
+                if not self._waits and not self._cond.wait_for(lambda: self._waits, IDLE_SECONDS):
                     self._thread = None  # under the lock: whoever comes now starts another
                     return
             began = time.monotonic()
@@ -259,9 +263,11 @@ class Waiter:
                     self._cond.wait(pause)
                     self._pause = min(_PAUSES[1], self._pause * 1.5)
 
-    def _look(self, waits: set[Wait], before: object, known: set[Wait]) -> tuple[object, set[Wait]]:
+    def _look(
+        self, waits: set[JobWait], before: object, known: set[JobWait]
+    ) -> tuple[object, set[JobWait]]:
         try:
-            mark = self._store().mark_of_writes()
+            mark = self._store().write_marker()
             if mark == before and waits <= known:
                 return before, known
             ids = sorted({id for wait in waits for id in wait.open})

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from genba.domain.states import FINAL, State
 
 
-class Kind(StrEnum):
+class FaultKind(StrEnum):
     """What can be wrong."""
 
     LOST = "lost"  # a job, or what is told of it, is gone
@@ -28,7 +28,7 @@ class Kind(StrEnum):
 
 
 class Fault(NamedTuple):
-    kind: Kind
+    kind: FaultKind
     which: str  # "job 7", "bucket gpu"
     words: str
 
@@ -83,7 +83,7 @@ STEPS: Mapping[str, tuple[int, int]] = MappingProxyType(
 _PAGE = 4096
 
 
-class Replay:
+class HistoryCheck:
     """`complete`: no event was ever pruned, so that every job must have been told of from its beginning."""
 
     def __init__(self, complete: bool) -> None:
@@ -107,13 +107,15 @@ class Replay:
         if not before:
             silent = 0 if kind in _NEW else _SILENT
             if self._complete and kind not in _NEW and kind not in _ENDS:
-                fault = Fault(Kind.MOVE, f"job {job}", f"it was {kind} before it was enqueued")
+                fault = Fault(FaultKind.MOVE, f"job {job}", f"it was {kind} before it was enqueued")
         elif before & _GONE:
-            fault = Fault(Kind.MOVE, f"job {job}", f"it was {kind} after it had been deleted")
+            fault = Fault(FaultKind.MOVE, f"job {job}", f"it was {kind} after it had been deleted")
         elif not before & allowed and not (silent and before & _OPEN and allowed & _OPEN):
             finished = kind in _ENDS and not before & _OPEN
             again = Fault(
-                Kind.TWICE, f"job {job}", f"it ended {kind} after it had ended {_words(before)}"
+                FaultKind.TWICE,
+                f"job {job}",
+                f"it ended {kind} after it had ended {_words(before)}",
             )
             fault = again if finished else _move(job, before, kind)
         page[place] = after | silent
@@ -130,16 +132,18 @@ class Replay:
             return (
                 None
                 if quiet
-                else Fault(Kind.MOVE, f"job {job}", f"it is {state}, and nobody has told of it")
+                else Fault(
+                    FaultKind.MOVE, f"job {job}", f"it is {state}, and nobody has told of it"
+                )
             )
         if known & _GONE:
-            return Fault(Kind.MOVE, f"job {job}", f"it is {state}, though it was deleted")
+            return Fault(FaultKind.MOVE, f"job {job}", f"it is {state}, though it was deleted")
         claimed = is_now == _BIT[State.RUNNING] and known & _BY_HAND
         untold = (silent or known & _SILENT) and known & _OPEN and is_now & _OPEN
         if not is_now or known & is_now or claimed or untold:
             return None
         return Fault(
-            Kind.MOVE, f"job {job}", f"it is {state}, and its history says {_words(known)}"
+            FaultKind.MOVE, f"job {job}", f"it is {state}, and its history says {_words(known)}"
         )
 
     def lost(self) -> Iterator[Fault]:
@@ -148,7 +152,9 @@ class Replay:
             for place, known in enumerate(page):
                 if known & _OPEN and not known & (_SEEN | _FINAL):
                     job = number * _PAGE + place
-                    yield Fault(Kind.LOST, f"job {job}", f"it is gone, and it was {_words(known)}")
+                    yield Fault(
+                        FaultKind.LOST, f"job {job}", f"it is gone, and it was {_words(known)}"
+                    )
 
     def _page(self, job: int) -> array[int]:
         page = self._pages.get(job // _PAGE)
@@ -158,7 +164,7 @@ class Replay:
 
 
 def _move(job: int, before: int, kind: str) -> Fault:
-    return Fault(Kind.MOVE, f"job {job}", f"it was {kind} when it was {_words(before)}")
+    return Fault(FaultKind.MOVE, f"job {job}", f"it was {kind} when it was {_words(before)}")
 
 
 def _words(bits: int) -> str:

@@ -12,20 +12,20 @@ from typing import Any, NamedTuple
 import msgspec
 
 from genba.domain.duration import Micros
-from genba.domain.untrusted_json import BROKEN
+from genba.domain.untrusted_json import DECODE_ERRORS
 from genba.errors import BadArguments
 
-LIMIT, STRIPE, RATE = (
+LIMIT, ORDERED, RATE = (
     0,
     1,
     2,
 )  # at most n at a time; one at a time and in order; at most n starts in some time
-LONGEST = 200
+MAX_BUCKET_LENGTH = 200
 
 _sorted = msgspec.json.Encoder(order="sorted")
 
 
-class Rule(NamedTuple):
+class LimitRule(NamedTuple):
     """What holds for every bucket of a template."""
 
     template: str
@@ -36,10 +36,10 @@ class Rule(NamedTuple):
 
     @property
     def kind(self) -> int:
-        return RATE if self.per is not None else STRIPE if self.ordered else LIMIT
+        return RATE if self.per is not None else ORDERED if self.ordered else LIMIT
 
 
-class Need(NamedTuple):
+class SlotNeed(NamedTuple):
     """A slot that a job must have to run."""
 
     name: str
@@ -47,37 +47,37 @@ class Need(NamedTuple):
     kind: int
 
 
-Needs = tuple[Need, ...]
+SlotNeeds = tuple[SlotNeed, ...]
 
 _read = msgspec.json.Decoder(list[tuple[str, str, int]]).decode
 _write = msgspec.json.Encoder().encode
 
 
-def needs_of(rules: Iterable[Rule], values: Mapping[str, Any]) -> Needs:
+def needs_of(rules: Iterable[LimitRule], values: Mapping[str, Any]) -> SlotNeeds:
     """The slots that a job with these arguments needs, by name; one of each bucket."""
     found = {}
     for rule in rules:
         name = bucket_of(rule.template, values)
-        found[name] = Need(name, rule.template, rule.kind)
+        found[name] = SlotNeed(name, rule.template, rule.kind)
     return tuple(found[name] for name in sorted(found))
 
 
-def write_needs(needs: Needs) -> str:
+def write_needs(needs: SlotNeeds) -> str:
     return _write(needs).decode()
 
 
 @lru_cache(maxsize=10_000)
-def read_needs(written: str) -> Needs:
+def read_needs(written: str) -> SlotNeeds:
     """What cannot be read needs nothing: others must not wait for it."""
     try:
-        return tuple(Need(*one) for one in _read(written))
-    except BROKEN:
+        return tuple(SlotNeed(*one) for one in _read(written))
+    except DECODE_ERRORS:
         return ()
 
 
-def line_of(needs: Needs, owned: bool = False) -> Need | None:
+def bucket_to_wait_for(needs: SlotNeeds, owned: bool = False) -> SlotNeed | None:
     """Where a job waits first: for its turn if it needs one and has it not (`owned`), else for one of the rest."""
-    stripe = next((need for need in needs if need.kind == STRIPE), None)
+    stripe = next((need for need in needs if need.kind == ORDERED), None)
     if stripe is not None and not owned:
         return stripe
     return next((need for need in needs if need is not stripe), None)
@@ -102,9 +102,11 @@ def bucket_of(template: str, values: Mapping[str, Any]) -> str:
             value = values[name]
             parts.append(value if isinstance(value, str) else _sorted.encode(value).decode())
     bucket = "".join(parts)
-    if len(bucket) <= LONGEST:
+    if len(bucket) <= MAX_BUCKET_LENGTH:
         return bucket
-    return f"{bucket[: LONGEST - 33]}#{blake2b(bucket.encode(), digest_size=16).hexdigest()}"
+    return (
+        f"{bucket[: MAX_BUCKET_LENGTH - 33]}#{blake2b(bucket.encode(), digest_size=16).hexdigest()}"
+    )
 
 
 @dataclass(slots=True)
@@ -177,31 +179,35 @@ class Bucket:
         return self.name, self.taken, self.owner, self.full_at, self.next_at
 
 
-class Waiter(NamedTuple):
+class BucketWaiter(NamedTuple):
     """A job in the line of a bucket."""
 
     rank: int
     id: int
     line: str
-    needs: Needs
+    needs: SlotNeeds
     may_start: bool = True  # False: it is held, or waits for its moment, and keeps its place
 
 
 @dataclass(slots=True)
-class Allotment:
+class SlotAssignment:
     """Who gets what; `moves` are those who must wait for another bucket than the one whose line they stood in."""
 
-    grants: list[Waiter] = field(default_factory=list)
-    moves: list[tuple[Waiter, str]] = field(default_factory=list)
-    turns: list[Waiter] = field(default_factory=list)  # it is their turn, and they cannot start yet
+    grants: list[BucketWaiter] = field(default_factory=list)
+    moves: list[tuple[BucketWaiter, str]] = field(default_factory=list)
+    turns: list[BucketWaiter] = field(
+        default_factory=list
+    )  # it is their turn, and they cannot start yet
     unseen: set[str] = field(
         default_factory=set
     )  # buckets that somebody needs, and that were not given
 
 
-def allot(buckets: Mapping[str, Bucket], waiters: Sequence[Waiter], now: Micros) -> Allotment:
+def assign_slots(
+    buckets: Mapping[str, Bucket], waiters: Sequence[BucketWaiter], now: Micros
+) -> SlotAssignment:
     """Give the free slots to those who wait, in their order; all that a job needs, or none.  Changes `buckets`."""
-    done = Allotment()
+    done = SlotAssignment()
     over: set[str] = set()
     for waiter in sorted(waiters):
         line = buckets[waiter.line]

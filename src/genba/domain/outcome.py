@@ -10,7 +10,7 @@ Fence = tuple[int, int, int]  # (job id, attempt, claim): no two attempts ever h
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
+class OutcomeRequest:
     """How an attempt wants to end: "succeed", "fail", "hold" or "retry"."""
 
     wants: str
@@ -23,7 +23,7 @@ class Wish:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class AttemptReport:
     """What is known of an attempt besides its outcome."""
 
     progress: str | None = None

@@ -10,10 +10,10 @@ import msgspec
 from genba.errors import BadOption
 
 POOLS = ("dynamic", "static", "ondemand")
-CHANGEABLE = ("pool", "min", "max")  # while the node runs
+CHANGEABLE_SETTINGS = ("pool", "min", "max")  # while the node runs
 
 
-class Staff(msgspec.Struct, frozen=True):
+class PoolSettings(msgspec.Struct, frozen=True):
     """What is known of a node's pool; what is not stands in nobody's way."""
 
     pool: str = "dynamic"
@@ -37,8 +37,8 @@ def check_pool(pool: str, least: int, most: int) -> None:
 
 
 def check_changes(changes: Mapping[str, Any]) -> None:
-    unknown = changes.keys() - set(CHANGEABLE)
+    unknown = changes.keys() - set(CHANGEABLE_SETTINGS)
     if unknown:
         raise BadOption(
-            f"{', '.join(sorted(unknown))} cannot be changed; only {', '.join(CHANGEABLE)}"
+            f"{', '.join(sorted(unknown))} cannot be changed; only {', '.join(CHANGEABLE_SETTINGS)}"
         )

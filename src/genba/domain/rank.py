@@ -6,7 +6,7 @@ from genba.domain.duration import HOUR, Micros
 
 AGE_STEP: Micros = HOUR  # unless the app says otherwise
 
-MOST = (
+MAX_BOOST = (
     2**63 - 2**60
 )  # that a priority is worth: with a moment on top it fits a signed 64-bit column
 _LOWEST, _HIGHEST = -(2**63), 2**63 - 1
@@ -15,7 +15,7 @@ _LOWEST, _HIGHEST = -(2**63), 2**63 - 1
 def boost(priority: int, age_step: Micros) -> Micros:
     """How much waiting this priority is worth; `{boost}` in the queries says the same."""
     worth = priority * age_step
-    return worth if -MOST <= worth <= MOST else MOST if worth > 0 else -MOST
+    return worth if -MAX_BOOST <= worth <= MAX_BOOST else MAX_BOOST if worth > 0 else -MAX_BOOST
 
 
 def rank(due_at: Micros, priority: int, age_step: Micros) -> int:

@@ -29,7 +29,7 @@ Overlap = Literal["skip", "queue", "allow"]
 Reference = Literal["end", "start"]
 
 
-class Rule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ScheduleRule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """When, how often, and what to do if a moment was missed.  Moments are absolute."""
 
     cron: str | None = None
@@ -67,7 +67,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Skip:
+class SkippedTicks:
     """Ticks that made no job: from `moment` through `last`, `count` of them (None: more than anybody counts)."""
 
     moment: Micros
@@ -77,15 +77,15 @@ class Skip:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class TickPlan:
     """What to do about the moments that are due: those that run, those that do not, and when to look again."""
 
     runs: tuple[Micros, ...]
-    skips: tuple[Skip, ...]
+    skips: tuple[SkippedTicks, ...]
     next_at: Micros | None
 
 
-def first(rule: Rule, now: Micros, runs: int = 0) -> Micros | None:
+def first_moment(rule: ScheduleRule, now: Micros, runs: int = 0) -> Micros | None:
     """The first moment of a schedule that begins, or is changed, now."""
     begin = now if rule.start is None else max(now, rule.start)
     if rule.cron is not None:
@@ -98,7 +98,13 @@ def first(rule: Rule, now: Micros, runs: int = 0) -> Micros | None:
 
 
 def after_run(
-    rule: Rule, *, moment: Micros, started: Micros | None, ended: Micros, runs: int, failures: int
+    rule: ScheduleRule,
+    *,
+    moment: Micros,
+    started: Micros | None,
+    ended: Micros,
+    runs: int,
+    failures: int,
 ) -> Micros | None:
     """When an interval runs next, after a run that was due at `moment`; None if that was the last.
 
@@ -122,7 +128,7 @@ def after_run(
     return rule.more(runs, found)
 
 
-def latest_start(rule: Rule, moment: Micros) -> Micros | None:
+def latest_start(rule: ScheduleRule, moment: Micros) -> Micros | None:
     """The moment from which a run of an interval is given up, if it has not started; None: never."""
     if rule.grace is not None:
         return moment + rule.jitter + rule.grace
@@ -131,7 +137,7 @@ def latest_start(rule: Rule, moment: Micros) -> Micros | None:
     return None
 
 
-def latest_wait(rule: Rule, now: Micros) -> Micros:
+def latest_wait(rule: ScheduleRule, now: Micros) -> Micros:
     """No run of an interval may be due later than this, or the clock has been set back."""
     assert rule.every is not None
     if rule.base is not None and rule.every > 0:
@@ -140,12 +146,12 @@ def latest_wait(rule: Rule, now: Micros) -> Micros:
     return max(now, rule.start or now) + wait + rule.jitter + SECOND
 
 
-def waits_too_long(rule: Rule, moment: Micros, now: Micros) -> bool:
+def waits_too_long(rule: ScheduleRule, moment: Micros, now: Micros) -> bool:
     """Whether a run of an interval, due at `moment`, would not be planned so now; one that waits for its base may."""
     return moment > latest_wait(rule, now) and moment != rule.base
 
 
-def due(rule: Rule, next_at: Micros, now: Micros, runs: int) -> Plan:
+def plan_due_ticks(rule: ScheduleRule, next_at: Micros, now: Micros, runs: int) -> TickPlan:
     """What becomes of the cron ticks from `next_at` up to now."""
     assert rule.cron is not None
     moments = cron(rule.cron, rule.tz)
@@ -153,7 +159,7 @@ def due(rule: Rule, next_at: Micros, now: Micros, runs: int) -> Plan:
     last = moments.last(next_at - 1, end)
     following = moments.after(now)
     if last is None:
-        return Plan((), (), rule.more(runs, following))
+        return TickPlan((), (), rule.more(runs, following))
     cut = last if rule.misfire == "once" else _cut(rule, moments.moments(next_at - 1), end)
     taken = tuple(islice(_through(moments.moments(cut - 1), end), MOST_AT_ONCE))
     ripe = tuple(moment for moment in taken if now - moment <= _patience(rule))
@@ -165,17 +171,19 @@ def due(rule: Rule, next_at: Micros, now: Micros, runs: int) -> Plan:
     late = [moment for moment in taken if moment not in ripe]
     if late:
         skips.append(
-            Skip(
+            SkippedTicks(
                 late[0],
                 late[-1],
                 len(late),
                 f"missed: more than {format_duration(_patience(rule))} late",
             )
         )
-    return Plan(chosen, tuple(skips), rule.more(runs + len(chosen), following))
+    return TickPlan(chosen, tuple(skips), rule.more(runs + len(chosen), following))
 
 
-def passed(rule: Rule, next_at: Micros, now: Micros, reason: str) -> Skip | None:
+def skip_ticks(
+    rule: ScheduleRule, next_at: Micros, now: Micros, reason: str
+) -> SkippedTicks | None:
     """The cron ticks from `next_at` up to now, none of which ran."""
     assert rule.cron is not None
     moments = cron(rule.cron, rule.tz)
@@ -184,7 +192,7 @@ def passed(rule: Rule, next_at: Micros, now: Micros, reason: str) -> Skip | None
     return None if last is None else _skip(rule, moments.moments(next_at - 1), last, reason)
 
 
-def upcoming(rule: Rule, begin: Micros, runs: int) -> Iterator[Micros]:
+def upcoming(rule: ScheduleRule, begin: Micros, runs: int) -> Iterator[Micros]:
     """The moments from `begin` on (itself one of them), as they come if every run ends at once."""
     moment: Micros | None = rule.more(runs, begin)
     while moment is not None:
@@ -198,7 +206,7 @@ def upcoming(rule: Rule, begin: Micros, runs: int) -> Iterator[Micros]:
             )
 
 
-def spread(rule: Rule, name: str, moment: Micros) -> Micros:
+def jitter_of(rule: ScheduleRule, name: str, moment: Micros) -> Micros:
     """How much later than its moment a run starts: within the jitter, the same whoever computes it."""
     if not rule.jitter:
         return 0
@@ -211,13 +219,13 @@ def _slot(base: Micros, every: Micros, after: Micros) -> Micros:
     return base + ((after - base) // every + 1) * every
 
 
-def _patience(rule: Rule) -> Micros:
+def _patience(rule: ScheduleRule) -> Micros:
     if rule.grace is not None:
         return rule.grace
     return ON_TIME if rule.misfire == "skip" else 2**62
 
 
-def _cut(rule: Rule, moments: Iterator[Micros], end: Micros) -> Micros:
+def _cut(rule: ScheduleRule, moments: Iterator[Micros], end: Micros) -> Micros:
     """The first of the latest MOST_AT_ONCE moments up to `end`."""
     recent: list[Micros] = []
     for count, moment in enumerate(_through(moments, end)):
@@ -243,19 +251,19 @@ def _through(moments: Iterator[Micros], end: Micros) -> Iterator[Micros]:
         yield moment
 
 
-def _skip(rule: Rule, moments: Iterator[Micros], end: Micros, reason: str) -> Skip:
+def _skip(rule: ScheduleRule, moments: Iterator[Micros], end: Micros, reason: str) -> SkippedTicks:
     begin = last = 0
     count = 0
     for moment in _through(moments, end):
         if count == MOST_COUNTED:
             assert rule.cron is not None
             last = cron(rule.cron, rule.tz).last(begin, end) or last
-            return Skip(begin, last, None, reason)
+            return SkippedTicks(begin, last, None, reason)
         begin, last, count = begin or moment, moment, count + 1
-    return Skip(begin, last, count, reason)
+    return SkippedTicks(begin, last, count, reason)
 
 
-def _why(rule: Rule, last: Micros) -> str:
+def _why(rule: ScheduleRule, last: Micros) -> str:
     if rule.misfire == "skip":
         return f"missed: more than {format_duration(_patience(rule))} late"
     if rule.misfire == "once":
@@ -263,7 +271,7 @@ def _why(rule: Rule, last: Micros) -> str:
     return f"missed: more than {MOST_AT_ONCE} at once"
 
 
-def plain(rule: Rule) -> dict[str, Any]:
+def rule_to_json(rule: ScheduleRule) -> dict[str, Any]:
     """For JSON and for the wire."""
     found = msgspec.to_builtins(rule)
     assert isinstance(found, dict)

@@ -56,7 +56,7 @@ class Cause(StrEnum):
     NOT_READY = "not ready"  # its conditions do not hold: it was not tried at all
 
 
-def stopped_by(how: str) -> str:
+def default_stop_reason(how: str) -> str:
     """The reason of a job that was stopped by a "cancel" or a "kill" for which nobody has given one."""
     return Cause.KILLED if how == "kill" else Cause.CANCELLED
 

@@ -9,19 +9,24 @@ import msgspec
 T = TypeVar("T")
 
 UNREADABLE = "unreadable"  # stands for what nobody can make sense of
-BROKEN = (msgspec.MsgspecError, TypeError, ValueError, RecursionError)  # what reading it may raise
+DECODE_ERRORS = (
+    msgspec.MsgspecError,
+    TypeError,
+    ValueError,
+    RecursionError,
+)  # what reading it may raise
 
 
-def read(written: str | bytes | None, kind: type[T], otherwise: T) -> T:
+def read_json(written: str | bytes | None, kind: type[T], otherwise: T) -> T:
     """What it says; `otherwise`, if nothing stands there or it is not of this kind."""
     if not written:
         return otherwise
     try:
         return msgspec.json.decode(written, type=kind)
-    except BROKEN:
+    except DECODE_ERRORS:
         return otherwise
 
 
-def shown(written: str | bytes | None) -> Any:
+def read_any_json(written: str | bytes | None) -> Any:
     """What it says, for those who only look; None if nothing stands there, UNREADABLE if it says nothing."""
-    return read(written, Any, UNREADABLE) if written else None
+    return read_json(written, Any, UNREADABLE) if written else None

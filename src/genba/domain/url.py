@@ -15,15 +15,15 @@ _LOOSE = re.compile(rf"[/?#@]|{_BARE.pattern}")
 _ADVICE = "a user, a password or a value in the URL has / ? # @ or % that is not written %2F %3F %23 %40 %25"
 
 
-def split(url: str) -> SplitResult:
+def split_url(url: str) -> SplitResult:
     """Its parts; BadOption where there are none."""
     try:
         return urlsplit(url)
     except ValueError:  # what it says may have the password in it
-        raise BadOption(f"{masked(url)!r} is no URL") from None
+        raise BadOption(f"{mask_password(url)!r} is no URL") from None
 
 
-def masked(url: str) -> str:
+def mask_password(url: str) -> str:
     """The URL without its password: rather too much is hidden than too little.
 
     What stands between the first colon and the last @ is taken for the password: it may have all signs that should
@@ -42,7 +42,7 @@ def masked(url: str) -> str:
     return head + rest
 
 
-def scrubbed(text: str, url: str) -> str:
+def scrub_password(text: str, url: str) -> str:
     """A driver's words without the password of `url`; where that is cut in pieces, other words altogether."""
     own, asked = _own(url), [one[0].partition("=")[2] for one in _ASKED.finditer(url)]
     if _LOOSE.search(own) or any(_BARE.search(secret) for secret in asked):
@@ -56,7 +56,7 @@ def scrubbed(text: str, url: str) -> str:
 def _own(url: str) -> str:
     """The password before the host, or what may be one."""
     bare = _ASKED.sub(r"\1***", url)
-    if masked(url) == bare:
+    if mask_password(url) == bare:
         return ""
     rest = _headed(bare)[1]
     before, at, _ = rest.rpartition("@")

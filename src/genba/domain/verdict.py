@@ -22,7 +22,7 @@ _DIED_WITH_NUMBER = re.compile(r"(?:signal|exit) [0-9]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class End:
+class AttemptEnd:
     """How an attempt ended.
 
     `wants` ("succeed", "fail", "hold", "retry") is what the job's code asked for; it counts only when the code came to
@@ -75,7 +75,7 @@ class Verdict:
     alone: bool  # the next claim takes it without company
 
 
-def judge(end: End, job: Standing, now: Micros, jitter: float) -> Verdict:
+def judge(end: AttemptEnd, job: Standing, now: Micros, jitter: float) -> Verdict:
     """The one place that decides where a job goes after `end`; `jitter` in [0, 1) spreads the waits."""
     if end.cancel_requested or end.cause in (Cause.CANCELLED, Cause.KILLED):
         return _cancelled(end, job)
@@ -92,12 +92,12 @@ def judge(end: End, job: Standing, now: Micros, jitter: float) -> Verdict:
     raise ValueError(f"unknown cause {end.cause!r}")
 
 
-def _cancelled(end: End, job: Standing) -> Verdict:
+def _cancelled(end: AttemptEnd, job: Standing) -> Verdict:
     cause = Cause.CANCELLED if end.cause == Cause.RETURNED else end.cause
     return _rest(State.CANCELLED, replace(end, cause=cause), job, end.reason or cause)
 
 
-def _as_asked(end: End, job: Standing, now: Micros, jitter: float) -> Verdict:
+def _as_asked(end: AttemptEnd, job: Standing, now: Micros, jitter: float) -> Verdict:
     match end.wants:
         case None | "succeed":
             return _rest(State.SUCCEEDED, end, job, end.reason)
@@ -112,7 +112,7 @@ def _as_asked(end: End, job: Standing, now: Micros, jitter: float) -> Verdict:
     raise ValueError(f"unknown wish {end.wants!r}")
 
 
-def _after_exception(end: End, job: Standing, now: Micros, jitter: float) -> Verdict:
+def _after_exception(end: AttemptEnd, job: Standing, now: Micros, jitter: float) -> Verdict:
     if end.wants not in (None, "succeed"):
         return _as_asked(end, job, now, jitter)
     reason = end.reason or end.cause
@@ -128,7 +128,7 @@ def _after_exception(end: End, job: Standing, now: Micros, jitter: float) -> Ver
     raise ValueError(f"unknown on_exception {job.on_exception!r}")
 
 
-def _after_death(end: End, job: Standing, jitter: float) -> Verdict:
+def _after_death(end: AttemptEnd, job: Standing, jitter: float) -> Verdict:
     """The attempt did not come to its own end; whether its code had begun decides."""
     if end.cause == Cause.MAYBE_RAN or (job.at_most_once and end.started):
         reason = end.reason or f"it may have run, and must not run twice: {end.cause}"
@@ -142,7 +142,7 @@ def _after_death(end: End, job: Standing, jitter: float) -> Verdict:
     return _again(end, job, end.reason)
 
 
-def _after_crash(end: End, job: Standing, jitter: float) -> Verdict:
+def _after_crash(end: AttemptEnd, job: Standing, jitter: float) -> Verdict:
     crashed = replace(job, crashes=job.crashes + 1)
     if crashed.crashes >= job.max_crashes:
         return _rest(
@@ -152,7 +152,7 @@ def _after_crash(end: End, job: Standing, jitter: float) -> Verdict:
     return _again(end, crashed, end.reason or f"crashed by {end.cause}", wait=wait)
 
 
-def _after_loss(end: End, job: Standing) -> Verdict:
+def _after_loss(end: AttemptEnd, job: Standing) -> Verdict:
     lost = replace(job, losses=job.losses + 1)
     if lost.losses >= MAX_LOSSES:
         return _rest(
@@ -164,7 +164,9 @@ def _after_loss(end: End, job: Standing) -> Verdict:
     return _again(end, lost, end.reason)
 
 
-def _counted_retry(end: End, job: Standing, now: Micros, jitter: float, *, spent: State) -> Verdict:
+def _counted_retry(
+    end: AttemptEnd, job: Standing, now: Micros, jitter: float, *, spent: State
+) -> Verdict:
     reason = end.reason or end.cause
     if not job.retry.allows(job.retries):
         return _rest(spent, end, job, reason)
@@ -173,7 +175,7 @@ def _counted_retry(end: End, job: Standing, now: Micros, jitter: float, *, spent
 
 
 def _asked_again(
-    end: End, job: Standing, now: Micros, jitter: float, reason: str | None
+    end: AttemptEnd, job: Standing, now: Micros, jitter: float, reason: str | None
 ) -> Verdict:
     """When its code has said, else by its rule."""
     if end.retry_at is not None and end.retry_at > now:
@@ -185,7 +187,7 @@ def _asked_again(
 
 
 def _again(
-    end: End,
+    end: AttemptEnd,
     job: Standing,
     reason: str | None,
     *,
@@ -207,7 +209,7 @@ def _again(
     )
 
 
-def _rest(state: State, end: End, job: Standing, reason: str | None) -> Verdict:
+def _rest(state: State, end: AttemptEnd, job: Standing, reason: str | None) -> Verdict:
     """Out of the queue: final, or held."""
     return Verdict(
         state=state,

@@ -25,7 +25,7 @@ from msgspec.structs import astuple
 from genba.enqueue.round_trip import (
     SCALARS,
     UNENCODABLE,
-    Comparison,
+    RoundTripCheck,
     decode_plain,
     encode,
     flaw_of_text,
@@ -33,9 +33,9 @@ from genba.enqueue.round_trip import (
 )
 from genba.errors import BadArguments, BadTask, PayloadTooLarge
 
-MAX_BYTES = 1024 * 1024
+MAX_PAYLOAD_BYTES = 1024 * 1024
 
-STAR = "*"
+POSITIONAL_KEY = "*"
 
 _ROOMY: frozenset[type] = frozenset({int, bool, NoneType})  # wrong only by their size
 _MAX_SHAPES = 64
@@ -102,7 +102,7 @@ class Arguments:
             return self._encode_bound(dict(zip(form.names, values, strict=True)))
         if not (roomy and len(payload) <= form.short) and not sound(values):
             return self._encode_bound(dict(zip(form.names, values, strict=True)))
-        if len(payload) > MAX_BYTES:
+        if len(payload) > MAX_PAYLOAD_BYTES:
             raise self._too_large(payload)
         return payload
 
@@ -153,8 +153,11 @@ class Arguments:
             return None, str(error)
         except Exception as error:  # noqa: BLE001 - user code runs here: properties, __eq__, enums
             return None, f"result: cannot be stored as JSON: {type(error).__name__}"
-        if len(payload) > MAX_BYTES:
-            return None, f"result: {len(payload):,} bytes as JSON; at most {MAX_BYTES:,} are kept"
+        if len(payload) > MAX_PAYLOAD_BYTES:
+            return (
+                None,
+                f"result: {len(payload):,} bytes as JSON; at most {MAX_PAYLOAD_BYTES:,} are kept",
+            )
         return payload, None
 
     def decode_result(self, payload: bytes | None) -> Any:
@@ -181,8 +184,10 @@ class Arguments:
                     self._store(slot, item, f"{name}[{i}]") for i, item in enumerate(value)
                 )
             elif slot.kind is Parameter.VAR_KEYWORD:
-                if STAR in value:
-                    raise BadArguments(f'{self.name}: "{STAR}" cannot be the name of an argument')
+                if POSITIONAL_KEY in value:
+                    raise BadArguments(
+                        f'{self.name}: "{POSITIONAL_KEY}" cannot be the name of an argument'
+                    )
                 for key in value:
                     by_name[key] = self._store(slot, value[key], key)
             elif slot.omitted(value):
@@ -191,8 +196,8 @@ class Arguments:
                 by_position.append(self._store(slot, value, name))
             else:
                 by_name[name] = self._store(slot, value, name)
-        payload = self._joined({STAR: by_position, **by_name} if by_position else by_name)
-        if len(payload) > MAX_BYTES:
+        payload = self._joined({POSITIONAL_KEY: by_position, **by_name} if by_position else by_name)
+        if len(payload) > MAX_PAYLOAD_BYTES:
             raise self._too_large(payload)
         return payload
 
@@ -211,7 +216,7 @@ class Arguments:
     def _decode_bound(self, payload: bytes) -> tuple[tuple[Any, ...], dict[str, Any]]:
         try:
             by_name: dict[str, Any] = _decode_object(payload)
-            by_position = _decode_list(by_name.pop(STAR, b"[]"))
+            by_position = _decode_list(by_name.pop(POSITIONAL_KEY, b"[]"))
         except _UNDECODABLE as error:
             raise BadArguments(
                 f"{self.name}: the stored arguments are not a JSON object of arguments"
@@ -244,7 +249,7 @@ class Arguments:
 
     def _too_large(self, payload: bytes) -> PayloadTooLarge:
         return PayloadTooLarge(
-            f"{self.name}: the arguments take {len(payload):,} bytes as JSON; at most {MAX_BYTES:,} are allowed"
+            f"{self.name}: the arguments take {len(payload):,} bytes as JSON; at most {MAX_PAYLOAD_BYTES:,} are allowed"
         )
 
     def _call_text(self) -> str:
@@ -295,7 +300,7 @@ def by_name(payload: bytes, parameters: Iterable[tuple[str, str]]) -> dict[str, 
     What `*args` took is a list under its name; what no parameter takes stays under `"*"`.
     """
     values = msgspec.json.decode(payload, type=dict[str, Any])
-    given, named = deque(values.pop(STAR, ())), dict[str, Any]()
+    given, named = deque(values.pop(POSITIONAL_KEY, ())), dict[str, Any]()
     for name, kind in parameters:
         if kind == "var_positional":
             named[name] = list(given)
@@ -303,7 +308,7 @@ def by_name(payload: bytes, parameters: Iterable[tuple[str, str]]) -> dict[str, 
         elif given and kind.startswith("positional"):
             named[name] = given.popleft()
     if given:
-        named[STAR] = list(given)
+        named[POSITIONAL_KEY] = list(given)
     return {**named, **{name: value for name, value in values.items() if name not in named}}
 
 
@@ -475,7 +480,7 @@ class _Codec:
                 return encode(value)
             except UnicodeEncodeError:
                 pass
-        comparison = Comparison()
+        comparison = RoundTripCheck()
         try:
             back = self.load(encode(value))
         except (*UNENCODABLE, *_UNDECODABLE) as error:

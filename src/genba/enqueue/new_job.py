@@ -15,17 +15,24 @@ from genba.client.operators import fair, obey
 from genba.client.schedule import When, check_schedule, wanted
 from genba.client.settings import Settings
 from genba.client.task import Call, parents_first
-from genba.domain.untrusted_json import BROKEN
+from genba.domain.untrusted_json import DECODE_ERRORS
 from genba.enqueue.arguments import by_name, identity, key_identity
-from genba.enqueue.trace import current
+from genba.enqueue.trace import current_traceparent
 from genba.errors import BadOption
 from genba.options import limits as limit_options
-from genba.options.parse import read_id
-from genba.options.table import DEFAULT_OPTIONS, DEFAULT_POLICY, Options, Policy, defined, snapshot
+from genba.options.parse import parse_job_id
+from genba.options.table import (
+    DEFAULT_OPTIONS,
+    DEFAULT_POLICY,
+    Options,
+    Policy,
+    encode_snapshot,
+    with_definition,
+)
 from genba.options.values import Dep
-from genba.storage.operators import Rules
-from genba.storage.records import Alike, Edge, JobRecord, NewJob
-from genba.storage.schedules.rows import Wanted
+from genba.storage.operators import OperatorRules
+from genba.storage.records import Edge, JobRecord, NewJob, UniformJobs
+from genba.storage.schedules.rows import NewSchedule
 
 if TYPE_CHECKING:
     from genba.client.client import Client
@@ -49,7 +56,7 @@ class _Usual(NamedTuple):
         return same and self.job.task == call.task
 
 
-class Intake:
+class NewJobs:
     """The way of a call into the store."""
 
     def __init__(self, app: Client, registry: Registry) -> None:
@@ -60,7 +67,7 @@ class Intake:
     def submit(self, calls: Sequence[Call[Any]], conn: Any) -> list[Job[Any]]:
         conn = _one_connection(calls, conn)
         calls, order = parents_first(calls)
-        done = obey(self._app.store, calls, partial(self.rows, trace=current()), conn)
+        done = obey(self._app.store, calls, partial(self.rows, trace=current_traceparent()), conn)
         handles: list[Job[Any]] = [
             Job(self._app, made.id, created=made.created, arguments=call.arguments)
             for made, call in zip(done, calls, strict=True)
@@ -68,12 +75,14 @@ class Intake:
         return handles if order is None else [handles[place] for place in order]
 
     def rows(
-        self, calls: Sequence[Call[Any]], rules: Rules, trace: str | None = None
+        self, calls: Sequence[Call[Any]], rules: OperatorRules, trace: str | None = None
     ) -> list[NewJob]:
         """`rules` are those of operators."""
         usual = self._usual.get(calls[0].task) if trace is None else None
         if usual is not None and all(map(usual.fits, calls, repeat(self._app.settings))):
-            alike = Alike([msgspec.structs.replace(usual.job, args=call.args) for call in calls])
+            alike = UniformJobs(
+                [msgspec.structs.replace(usual.job, args=call.args) for call in calls]
+            )
             return fair(calls, alike, rules, _values)
         places = {id(call): i for i, call in enumerate(calls)}
         prepared: dict[tuple[int, int, str], NewJob] = {}
@@ -87,17 +96,19 @@ class Intake:
     def clone(self, record: JobRecord, changes: Mapping[str, Any]) -> bytes:
         """A copy of a job of ours, as the store can read it when that one has succeeded."""
         copy = copy_of(self._registry.tasks[record.task], record, changes)
-        (made,) = self.rows([copy], self._app.store.policy.rules(), current())
+        (made,) = self.rows([copy], self._app.store.policy.rules(), current_traceparent())
         return msgspec.msgpack.encode(msgspec.structs.replace(made, max_waiting=None))
 
-    def wanted(self, name: str, call: Call[Any], when: When, now: int) -> Wanted:
+    def wanted(self, name: str, call: Call[Any], when: When, now: int) -> NewSchedule:
         """The schedule `name` for `call`; BadOption for what makes no sense."""
         if not isinstance(call, Call):
             raise BadOption(
                 f"schedule {name!r}: recur takes a call, like add.call(1), not {call!r}"
             )
         check_schedule(name, call.options)
-        return wanted(name, self.rows([call], Rules(0))[0], when, now, self._app.settings.zone)
+        return wanted(
+            name, self.rows([call], OperatorRules(0))[0], when, now, self._app.settings.zone
+        )
 
     def _new_job(
         self,
@@ -117,7 +128,7 @@ class Intake:
             task = self._registry.tasks.get(call.task)
             limits = task.options.limits if task else None
             columns = _columns(
-                options, snapshot(options, policy, limits, trace), self._app.settings
+                options, encode_snapshot(options, policy, limits, trace), self._app.settings
             )
             columns |= self._limits_of(call, told.get(call.task))
             made = prepared[same] = NewJob(task=call.task, args=b"", **columns)
@@ -131,7 +142,7 @@ class Intake:
         job = msgspec.structs.replace(prepared[same], args=call.args)
         if job.rules:
             job = msgspec.structs.replace(
-                job, needs=limit_options.needs(job.rules, partial(_values, call, told))
+                job, needs=limit_options.slots_needed(job.rules, partial(_values, call, told))
             )
         if options.after or options.key is not None or options.once:
             after = tuple(_edge(dep, places) for dep in options.after)
@@ -163,7 +174,7 @@ class Intake:
             own = {rule.template for rule in rules}
             rules = (
                 *rules,
-                *(rule for rule in limit_options.read(told) if rule.template not in own),
+                *(rule for rule in limit_options.rules_from_json(told) if rule.template not in own),
             )
             most = told.get("max_waiting") if most is None else most
         self._registry.templates.check(rules)
@@ -198,17 +209,17 @@ class _Parameter(TypedDict):
 def _is_sound(definition: Mapping[str, Any]) -> bool:
     """One that was written by hand may say anything; then its task is one that no node has told of."""
     try:
-        defined(DEFAULT_OPTIONS, DEFAULT_POLICY, (), definition)
-        limit_options.read(definition)
+        with_definition(DEFAULT_OPTIONS, DEFAULT_POLICY, (), definition)
+        limit_options.rules_from_json(definition)
         msgspec.convert(definition.get("parameters", ()), list[_Parameter])
         msgspec.convert(definition.get("max_waiting"), int | None)
-    except (*BROKEN, BadOption, LookupError, AttributeError):
+    except (*DECODE_ERRORS, BadOption, LookupError, AttributeError):
         return False
     return True
 
 
 def _defined(
-    calls: Sequence[Call[Any]], told: Mapping[str, Mapping[str, Any]], rules: Rules
+    calls: Sequence[Call[Any]], told: Mapping[str, Mapping[str, Any]], rules: OperatorRules
 ) -> list[Call[Any]]:
     """Calls by name, with the options that the code of their task gives, wherever that is; operators' words stay."""
     shared: dict[tuple[int, int, frozenset[str], str], tuple[Options, Policy]] = {}
@@ -218,7 +229,7 @@ def _defined(
             same = (id(call.options), id(call.policy), call.said, call.task)
             if same not in shared:
                 said = {*call.said, *rules.overrides.get(call.task, ())}
-                shared[same] = defined(call.options, call.policy, said, told[call.task])
+                shared[same] = with_definition(call.options, call.policy, said, told[call.task])
             call = Call(call.task, call.args, *shared[same], None, call.said)
         found.append(call)
     return found
@@ -255,7 +266,7 @@ def _columns(options: Options, written: bytes | None, settings: Settings) -> dic
         "once_waiting": options.once == "waiting",
         "unique_for": options.unique_for,
         "on_conflict": options.on_conflict,
-        "parent_id": None if parent is None else read_id("parent", parent),
+        "parent_id": None if parent is None else parse_job_id("parent", parent),
         "tags": options.tags,
         "options": written.decode() if written else None,
         "ready": options.ready,
@@ -273,7 +284,7 @@ def _edge(dep: Dep, places: Mapping[int, int]) -> Edge:
     if isinstance(target, Job):
         return Edge(target.id, dep.on)
     if isinstance(target, int):
-        return Edge(read_id("after", target), dep.on)
+        return Edge(parse_job_id("after", target), dep.on)
     raise BadOption(
         f"after: {target!r} is neither a job, nor a job's id, nor a call of this enqueue_many"
     )

@@ -25,7 +25,7 @@ encode = msgspec.json.Encoder().encode
 decode_plain = msgspec.json.Decoder().decode
 
 
-class Comparison:
+class RoundTripCheck:
     """Looks for the first place where a value is not what came back, or should not be stored at all."""
 
     __slots__ = ("sets",)

@@ -17,7 +17,7 @@ from genba.client.current_job import RunningJob, find_job
 _PARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
 
 
-def current() -> str | None:
+def current_traceparent() -> str | None:
     """The traceparent of what goes on here; None: nobody traces it."""
     otel = _opentelemetry()
     if otel is not None:
@@ -28,18 +28,18 @@ def current() -> str | None:
     return None if job is None else job.traceparent
 
 
-def wanted() -> bool:
+def tracing() -> bool:
     """Whether runs of jobs are to be spans."""
     return _opentelemetry() is not None
 
 
-def around(job: RunningJob, call: Callable[[], Any]) -> Any:
+def trace_run(job: RunningJob, call: Callable[[], Any]) -> Any:
     """Middleware: the run as a span, child of what enqueued the job."""
     with _span(job):
         return call()
 
 
-async def around_async(job: RunningJob, call: Callable[[], Awaitable[Any]]) -> Any:
+async def trace_async_run(job: RunningJob, call: Callable[[], Awaitable[Any]]) -> Any:
     with _span(job):
         return await call()
 

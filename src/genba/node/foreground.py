@@ -17,16 +17,16 @@ import msgspec
 from genba import wire
 from genba.domain.clock import Clock, SystemClock
 from genba.domain.states import Cause, State
-from genba.domain.verdict import End
+from genba.domain.verdict import AttemptEnd
 from genba.errors import GenbaError, JobNotFound, StoreError
 from genba.node.database.join import boot_id
 from genba.node.decide import actions as do
 from genba.node.decide.brain import Brain
-from genba.node.decide.endings import unhappened
+from genba.node.decide.endings import without_attempt
 from genba.node.processes.channel import sight
 from genba.node.settings import NodeSettings
-from genba.storage.jobs.conditions import Answer, question_of
-from genba.storage.jobs.judge import PLAIN, judged, read_options
+from genba.storage.jobs.conditions import ConditionAnswer, check_key
+from genba.storage.jobs.judge import DEFAULT_OPTIONS, build_ending, read_options
 from genba.storage.records import Claimed, Ending, JobId, JobRecord, Micros, NewNode
 from genba.storage.store import Store
 
@@ -37,11 +37,11 @@ _HINTS = {
     State.BLOCKED: "it waits for other jobs",
 }
 
-Ask = Callable[[wire.Job, Sequence[str]], tuple[bool, Micros | None, str, str | None]]
-Run = Callable[[int, wire.Job, wire.Slate], list[list[Any]]]
+Ask = Callable[[wire.JobMessage, Sequence[str]], tuple[bool, Micros | None, str, str | None]]
+Run = Callable[[int, wire.JobMessage, wire.SharedMemory], list[list[Any]]]
 
 
-class Here:
+class ForegroundNode:
     def __init__(
         self,
         store: Store,
@@ -57,7 +57,7 @@ class Here:
         self._clock = clock or SystemClock()
         self._random = random
         self._id = secrets.randbits(62) + 1
-        self._slate = wire.Slate(wire.Slate.create())
+        self._memory = wire.SharedMemory(wire.SharedMemory.create())
         self._place = 0
         self._timed = timed
         self._running: tuple[Brain, int, int] | None = (
@@ -76,7 +76,7 @@ class Here:
         with self._membership(record):
             claim = secrets.randbits(63)
             claimed = (
-                self._store.claim_this(self._id, claim, id) if record.state in STARTABLE else None
+                self._store.claim_job(self._id, claim, id) if record.state in STARTABLE else None
             )
             if claimed is None:
                 raise GenbaError(_why_not(self._store.job(id) or record))
@@ -88,7 +88,7 @@ class Here:
     @contextmanager
     def _membership(self, record: JobRecord) -> Iterator[None]:
         store = self._store
-        store.presence.appear(self._id)
+        store.node_wakeups.register(self._id)
         try:
             store.nodes.join(self._as_node())
             over = threading.Event()
@@ -103,7 +103,7 @@ class Here:
                 beats.join()
                 store.nodes.leave(self._id)
         finally:
-            store.presence.vanish()
+            store.node_wakeups.unregister()
 
     def join(self) -> int:
         """Be a node without a heart-beat, for those who have a clock of their own; its id."""
@@ -133,7 +133,7 @@ class Here:
             except StoreError:
                 continue  # the fence will tell whether it is still ours
             if any(command.verb in ("cancel", "kill") for command in commands):
-                self._slate.ask_to_stop(self._place)
+                self._memory.ask_to_stop(self._place)
 
     def may_start(self, claimed: Claimed, claim: int, ask: Ask) -> bool:
         """Whether the conditions of a claimed job hold; if not, it is given back.  Slots are not counted here."""
@@ -141,16 +141,16 @@ class Here:
         if not names:
             return True
         extra = (claimed.options, claimed.retries, claimed.crashes, claimed.saved)
-        job = wire.Job(claimed.id, claimed.attempt, claim, claimed.task, claimed.args, extra)
+        job = wire.JobMessage(claimed.id, claimed.attempt, claim, claimed.task, claimed.args, extra)
         fine, wait, said, error = ask(job, names)
-        key = question_of(claimed.task, names, claimed.args, claimed.options)
+        key = check_key(claimed.task, names, claimed.args, claimed.options)
         if fine:
-            self._store.questions.opened(key)
+            self._store.conditions.opened(key)
             return True
-        end = End(cause=Cause.NOT_READY, started=False)
-        options = read_options(claimed.options) or PLAIN
-        back = unhappened(judged(claimed, claim, options, end, self._store.now(), 0.0))
-        answer = Answer(
+        end = AttemptEnd(cause=Cause.NOT_READY, started=False)
+        options = read_options(claimed.options) or DEFAULT_OPTIONS
+        back = without_attempt(build_ending(claimed, claim, options, end, self._store.now(), 0.0))
+        answer = ConditionAnswer(
             ending=replace(back, quiet=True),
             key=key,
             task=claimed.task,
@@ -159,7 +159,7 @@ class Here:
             said=said,
             error=error,
         )
-        self._store.questions.answered(self._id, [answer])
+        self._store.conditions.answered(self._id, [answer])
         return False
 
     # to run it, as a node decides
@@ -181,25 +181,25 @@ class Here:
         while todo:
             action, now = todo.pop(0), self._clock.boot()
             match action:
-                case do.Spawn(slot):
+                case do.SpawnWorker(slot):
                     todo += brain.on_worker_ready(slot, os.getpid(), now)
-                case do.Mark(jobs, first) if first:
+                case do.MarkStarted(jobs, first) if first:
                     todo += brain.on_marked([job[0] for job in jobs], now)
-                case do.Give(slot, serial, [job]):
+                case do.GiveJobs(slot, serial, [job]):
                     self._place = wire.place(serial, 0)
                     outer, self._running = self._running, (brain, slot, self._place)
                     try:
-                        results = call(serial, job, self._slate)
+                        results = call(serial, job, self._memory)
                     finally:
                         self._running = outer
                     finished = not any(_broken_off(result) for result in results)
                     if not finished:
                         results = [[*result[:2], wire.STOPPED, *result[3:]] for result in results]
                     todo += brain.on_results(slot, results, self._clock.boot())
-                case do.Succeed(ended):
+                case do.WriteSuccesses(ended):
                     matched = self._store.finish(self._id, ended)
                     todo += brain.on_unmatched([one for one in ended if one.id not in matched], now)
-                case do.Finish(endings):
+                case do.WriteEndings(endings):
                     self._store.end(
                         self._id, [end if finished else _as_before(end, record) for end in endings]
                     )
@@ -211,12 +211,12 @@ class Here:
             return False
         brain, slot, place = self._running
         seen = replace(
-            sight(self._slate), place=place, phase=wire.RUNNING
+            sight(self._memory), place=place, phase=wire.RUNNING
         )  # it may have waited for another job here
         actions = brain.on_tick(self._clock.boot(), {slot: seen})
-        stops = any(isinstance(action, do.AskToStop) for action in actions)
+        stops = any(isinstance(action, do.RequestStop) for action in actions)
         if stops:
-            self._slate.ask_to_stop(place)
+            self._memory.ask_to_stop(place)
         return stops
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from genba.domain.states import Cause
-from genba.log_lines import JOBS_AS, Line, LineHandler
+from genba.log_lines import JOB_LOG_VARIABLE, LineFormatter, LineHandler
 from genba.node.decide import actions as do
 from genba.node.settings import NodeSettings
 from genba.storage.records import Ending
@@ -30,20 +30,20 @@ _NO_NEWS = (
 
 def set_up_log(settings: NodeSettings) -> None:
     level = logging.DEBUG if settings.debug else logging.INFO
-    line = Line(_form(settings), {"node": settings.name})
+    line = LineFormatter(_form(settings), {"node": settings.name})
     logging.basicConfig(level=level, handlers=[LineHandler(sys.stderr.fileno(), line)])
 
 
 def log_environ(settings: NodeSettings) -> dict[str, str]:
     """How workers learn that their jobs' lines belong into the node's log."""
-    return {JOBS_AS: f"{_form(settings)} {settings.name}"} if settings.log_jobs else {}
+    return {JOB_LOG_VARIABLE: f"{_form(settings)} {settings.name}"} if settings.log_jobs else {}
 
 
 def _form(settings: NodeSettings) -> str:
     return settings.log_format or ("pretty" if sys.stderr.isatty() else "json")
 
 
-def tell_of_ends(endings: Iterable[Ending]) -> None:
+def log_endings(endings: Iterable[Ending]) -> None:
     """A line for each attempt that did not go well."""
     for end in endings:
         if not end.happened or (end.state not in _BAD and end.cause in _NO_NEWS):
@@ -72,25 +72,25 @@ def _error(written: str) -> dict[str, Any]:
     return {name: value for name, value in told.items() if value}
 
 
-def words(action: do.Action) -> Iterator[str]:
+def describe_action(action: do.Action) -> Iterator[str]:
     """One line for each job that the action is about."""
     match action:
-        case do.Give(slot, _, jobs):
+        case do.GiveJobs(slot, _, jobs):
             for job in jobs:
                 yield f"job {job.id} ({job.task}), attempt {job.attempt}: given to worker {slot}"
-        case do.Succeed(ended):
+        case do.WriteSuccesses(ended):
             for one in ended:
                 spent = ""
                 if one.started is not None and one.ended is not None:
                     spent = f" in {(one.ended - one.started) / 1_000_000:.3f} s"
                 yield f"job {one.id}, attempt {one.attempt}: succeeded{spent}"
-        case do.Finish(endings):
+        case do.WriteEndings(endings):
             for end in endings:
                 why = f" ({end.reason})" if end.reason else ""
                 yield f"job {end.id}, attempt {end.attempt}: {end.cause}, now {end.state}{why}"
-        case do.Spawn(slot):
+        case do.SpawnWorker(slot):
             yield f"worker {slot}: asked for"
-        case do.Dismiss(slot):
+        case do.DismissWorker(slot):
             yield f"worker {slot}: told to go"
-        case do.Signal(slot, number):
+        case do.SignalWorker(slot, number):
             yield f"worker {slot}: signal {number}"

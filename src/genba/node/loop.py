@@ -22,58 +22,58 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from genba.domain.clock import SystemClock, skew
-from genba.domain.untrusted_json import UNREADABLE, read
+from genba.domain.untrusted_json import UNREADABLE, read_json
 from genba.errors import BadOption, GenbaError, StoreError
-from genba.node.database.exit_deadline import Departure
+from genba.node.database.exit_deadline import ExitDeadline
 from genba.node.database.join import join, queues_of, set_title
 from genba.node.database.maintenance import (
-    Commands,
-    Company,
+    CommandsReceived,
+    ConcurrencyChanged,
     DeclaredDead,
-    Disabled,
-    Found,
-    Renewed,
-    Work,
+    LeaseRenewed,
+    LostClaimFound,
+    TasksDisabled,
+    WorkAvailable,
 )
-from genba.node.database.threads import Office
+from genba.node.database.threads import DatabaseThreads
 from genba.node.database.writer import (
-    ClaimedDedicated,
-    ClaimedJobs,
-    Ended,
-    Handed,
-    Marked,
-    Refused,
-    Slotted,
+    DedicatedJobsClaimed,
+    EndingsWritten,
+    JobsClaimed,
+    LimitSlotsTaken,
+    SlotsFreed,
+    StartsMarked,
+    SuccessesRefused,
 )
 from genba.node.decide import actions as do
 from genba.node.decide.brain import Brain
-from genba.node.decide.shared_workers import seats_of
-from genba.node.log import log_environ, set_up_log, tell_of_ends, words
-from genba.node.processes.channel import Line
-from genba.node.processes.channels import Lines
+from genba.node.decide.shared_workers import concurrency_of
+from genba.node.log import describe_action, log_endings, log_environ, set_up_log
+from genba.node.processes.channel import Channel
+from genba.node.processes.channels import Channels
 from genba.node.processes.linux import keep_memory
 from genba.node.processes.pool import (
-    Changed,
+    AppChanged,
+    AppImported,
     GuardDied,
-    Hello,
     ImportFailed,
+    LeftoversSwept,
     Pool,
     SpawnFailed,
-    Swept,
     WorkerEnded,
     WorkerStarted,
     ZygoteDied,
 )
-from genba.node.processes.wakeup import Bell
+from genba.node.processes.wakeup import WakeupSocket
 from genba.node.settings import NodeSettings
 from genba.node.watch.machine import use_of
-from genba.node.watch.monitor import Lookout
+from genba.node.watch.monitor import Monitor
 from genba.storage.nodes.leftover_processes import INCARNATION
 from genba.storage.records import Command, Micros
 from genba.storage.store import Store, open_store
 
 if TYPE_CHECKING:
-    from genba.node.watch.http import Port
+    from genba.node.watch.http import MetricsServer
 
 log = logging.getLogger("genba.node")
 
@@ -135,13 +135,13 @@ class Node:
             settings.target, env=env, node_title=f"/node[{os.getpid()}]", reload=settings.reload
         )
         self._selector.register(self._pool.sockets[0], selectors.EVENT_READ, "pool")
-        self._lines = Lines(self._selector)
+        self._lines = Channels(self._selector)
         self._store: Store | None = None
         self._told: dict[str, Any] = {}  # by the zygote that came last
         self._ruled_seats: Mapping[str, int] = {}
         self._brain: Brain | None = None
-        self._office: Office | None = None
-        self._bell = Bell(self._selector)
+        self._office: DatabaseThreads | None = None
+        self._bell = WakeupSocket(self._selector)
         self._lease: Micros = 15 * SECOND
         self._signals: list[int] = []
         self._handlers: dict[int, Any] = {}
@@ -152,8 +152,8 @@ class Node:
         self._last_beat: Micros = 0
         self._last_second: Micros = 0
         self._zygote_starts = 0
-        self._lookout = Lookout()
-        self._departure = Departure(self._clock)
+        self._lookout = Monitor()
+        self._departure = ExitDeadline(self._clock)
         self._port = _open_port(settings)
 
     # life
@@ -190,7 +190,7 @@ class Node:
             except StoreError as error:
                 log.warning("could not say good-bye: %s", error)
         if self._store:
-            self._store.presence.vanish()
+            self._store.node_wakeups.unregister()
             self._store.close()
         self._lines.close()
         for number, handler in self._handlers.items():
@@ -239,7 +239,7 @@ class Node:
                     self._on_pool(event)
             case "bell":
                 self._on_bell()
-            case Line() as line if (
+            case Channel() as line if (
                 self._lines.get(line.slot) is line
             ):  # its end may have been heard just before
                 self._read_line(line)
@@ -273,32 +273,34 @@ class Node:
             event = self._inbox.popleft()
             now = self._now()
             match event:
-                case ClaimedJobs(jobs, claim, failed):
+                case JobsClaimed(jobs, claim, failed):
                     self._perform(brain.on_claimed(jobs, claim, now, failed=failed))
-                case ClaimedDedicated(jobs, claim):
+                case DedicatedJobsClaimed(jobs, claim):
                     self._perform(brain.on_claimed_dedicated(jobs, claim, now))
-                case Found(jobs, claim):
+                case LostClaimFound(jobs, claim):
                     self._perform(brain.on_found(jobs, claim, now))
-                case Slotted(ours, lost):
+                case LimitSlotsTaken(ours, lost):
                     self._perform(brain.on_slots(ours, lost, now))
-                case Refused(lost):
+                case SuccessesRefused(lost):
                     self._perform(brain.on_unmatched(lost, now))
-                case Ended(again):
+                case EndingsWritten(again):
                     self._look_after_children(again)
-                case Marked(ours, lost):
+                case StartsMarked(ours, lost):
                     brain.on_mark_lost(lost)
                     self._perform(brain.on_marked(ours, now))
-                case Work() | Handed():
+                case WorkAvailable() | SlotsFreed():
                     self._perform(brain.on_ring(now))
-                case Renewed(sent, wall, draining):
+                case LeaseRenewed(sent, wall, draining):
                     self._on_renewed(sent, wall, draining)
-                case Disabled(tasks):
+                case TasksDisabled(tasks):
                     self._perform(brain.on_disabled(tasks, now))
                     self._tick(force=True)
-                case Company(seats):
+                case ConcurrencyChanged(seats):
                     self._ruled_seats = seats
-                    self._perform(brain.on_company(seats_of(self._told, self._ruled_seats), now))
-                case Commands(commands):
+                    self._perform(
+                        brain.on_company(concurrency_of(self._told, self._ruled_seats), now)
+                    )
+                case CommandsReceived(commands):
                     for command in commands:
                         self._on_command(command)
                 case DeclaredDead():
@@ -338,7 +340,7 @@ class Node:
                 self._tick(force=True)
             case "set":
                 self._change(
-                    read(
+                    read_json(
                         command.data,
                         dict[str, Any],
                         {UNREADABLE: command.data} if command.data else {},
@@ -351,20 +353,20 @@ class Node:
         assert self._store is not None
         assert self._brain is not None
         assert self._office is not None
-        self._store.presence.drain()
-        self._bell.follow(self._store.presence)
+        self._store.node_wakeups.drain()
+        self._bell.follow(self._store.node_wakeups)
         self._office.rung()
         self._perform(self._brain.on_ring(self._now()))
         self._office.keeper.poke()  # after the claim is on its way
 
-    def _read_line(self, line: Line) -> None:
+    def _read_line(self, line: Channel) -> None:
         assert self._brain is not None
         if line.stuffed:
             line.flush()
         self._take_in(line)
         self._lines.watch(line)
 
-    def _take_in(self, line: Line) -> None:
+    def _take_in(self, line: Channel) -> None:
         """All that a worker has said; the very first may come with a result."""
         assert self._brain is not None
         results, ready = line.receive()
@@ -375,7 +377,7 @@ class Node:
             self._perform(self._brain.on_results(line.slot, results, self._now()))
         self._take_answers(line)
 
-    def _take_answers(self, line: Line) -> None:
+    def _take_answers(self, line: Channel) -> None:
         assert self._brain is not None
         while line.answers:
             self._perform(self._brain.on_answer(line.slot, line.answers.pop(0), self._now()))
@@ -386,14 +388,14 @@ class Node:
         now = self._now()
         brain = self._brain
         match event:
-            case Hello(contents):
+            case AppImported(contents):
                 self._on_hello(contents)
             case ImportFailed(message, frames):
                 if not self.settings.reload:
                     raise CannotImport(message, frames)
                 sys.stderr.write(f"{frames}genba: {message}\n")
                 log.warning("waiting for a change of its files")
-            case Changed(path):
+            case AppChanged(path):
                 log.info("%s has changed: importing the app again", path)
                 if brain:
                     self._perform(brain.on_changed(now))
@@ -410,7 +412,7 @@ class Node:
             case WorkerEnded(slot, pid, status, cpu, peak) if brain:
                 self._lookout.went(slot, pid, status)
                 self._on_worker_ended(slot, status, cpu, peak)
-            case Swept(token, _killed, unkillable) if brain:
+            case LeftoversSwept(token, _killed, unkillable) if brain:
                 if unkillable:
                     log.error(
                         "%d processes that a job left behind belong to another user", unkillable
@@ -502,11 +504,11 @@ class Node:
         self._join(store, contents)
         self._brain = brain = Brain(self.settings, tasks, random.random)
         self._told = contents
-        brain.concurrency = seats_of(self._told, self._ruled_seats)
+        brain.concurrency = concurrency_of(self._told, self._ruled_seats)
         brain.workers_fork = workers_fork
         brain.conditions = contents.get("conditions", ())
         meter = self._port.meter if self._port else None
-        self._office = Office(
+        self._office = DatabaseThreads(
             store, self.id, self.settings, contents, self._clock, self._post, meter
         )
         if self._port:
@@ -556,15 +558,15 @@ class Node:
             self.settings = serving
             self._perform(self._brain.on_settings(serving, self._now()))
         self._told = contents
-        self._brain.concurrency = seats_of(self._told, self._ruled_seats)
+        self._brain.concurrency = concurrency_of(self._told, self._ruled_seats)
         names = sorted(task["name"] for task in contents["tasks"])
         if names != self._brain.tasks:
             log.info("the app has %d tasks now", len(names))
             self._brain.tasks = names
 
     def _join(self, store: Store, contents: dict[str, Any]) -> None:
-        store.presence.appear(self.id)
-        self._bell.follow(store.presence)
+        store.node_wakeups.register(self.id)
+        self._bell.follow(store.node_wakeups)
         join(store, self.id, self.settings, self._lease, contents["tasks"])
 
     # time
@@ -591,7 +593,7 @@ class Node:
             self._last_second = now
             self._look_around(now)
         if self._store is not None:
-            self._bell.follow(self._store.presence)
+            self._bell.follow(self._store.node_wakeups)
         assert self._office is not None
         for name in self._office.dead():
             log.critical("thread %s has died; this node ends, and its jobs go to others", name)
@@ -673,63 +675,63 @@ class Node:
         assert self._office is not None
         writer, claimer = self._office.writer, self._office.claimer
         if self.settings.debug:
-            for told in (told for action in actions for told in words(action)):
+            for told in (told for action in actions for told in describe_action(action)):
                 log.debug("%s", told)
         for action in actions:
             match action:
-                case do.Give(slot) | do.Dismiss(slot) if not self._lines.has(slot):
+                case do.GiveJobs(slot) | do.DismissWorker(slot) if not self._lines.has(slot):
                     pass  # the worker could not be started, and the brain has its job back
-                case do.Give(slot, serial, jobs, each):
+                case do.GiveJobs(slot, serial, jobs, each):
                     self._lines.give(slot, serial, jobs, each)
-                case do.Share(slot, seats):
+                case do.SetSeats(slot, seats):
                     self._lines.share(slot, seats)
-                case do.Interrupt(slot, place):
+                case do.StopSeat(slot, place):
                     self._lines.interrupt(slot, place)
-                case do.Ask(slot, serial, job, conditions):
+                case do.CheckConditions(slot, serial, job, conditions):
                     self._lines.ask(slot, serial, job, conditions)
-                case do.Answered(answers):
+                case do.ReportNotReady(answers):
                     writer.add(answers=answers)
-                case do.TakeSlots(wanted):
+                case do.TakeLimitSlots(wanted):
                     writer.add(wanted=wanted)
-                case do.Opened(key):
+                case do.ReportConditionsHold(key):
                     writer.add(opened=[key])
-                case do.Succeed(ended, patience):
+                case do.WriteSuccesses(ended, patience):
                     self._office.finisher.add(succeeded=ended, patience=patience / SECOND)
-                case do.Claim(wants, only):
+                case do.ClaimJobs(wants, only):
                     claimer.add(wants=wants, only=only)
                 case do.ClaimDedicated(queues, count):
                     claimer.add(dedicated=(queues, count))
-                case do.Finish(ended):
+                case do.WriteEndings(ended):
                     writer.add(ended=ended)
-                    tell_of_ends(ended)
+                    log_endings(ended)
                     if self._port:
                         self._port.meter.ended(ended)
-                case do.Mark(jobs, first):
+                case do.MarkStarted(jobs, first):
                     writer.add(first=jobs) if first else writer.add(marks=jobs)
-                case do.Note(progress):
+                case do.WriteProgress(progress):
                     writer.add(notes=progress)
-                case do.Tell(kind, job, more):
+                case do.WriteEvent(kind, job, more):
                     writer.add(events=[(kind, {"ids": [job], **more})])
-                case do.TakeBack(slot):
+                case do.TakeJobsBack(slot):
                     tokens = self._lines.take_back(slot)
                     self._perform(self._brain.on_taken_back(slot, tokens, self._now()))
-                case do.Refuse(slot, place):
+                case do.RefuseWait(slot, place):
                     self._lines.refuse(slot, place)
-                case do.AskToStop(slot, place):
+                case do.RequestStop(slot, place):
                     self._lines.ask_to_stop(slot, place)
-                case do.Doom(slot, place):
+                case do.KillJobProcess(slot, place):
                     self._lines.doom(slot, place)
-                case do.Signal(slot, number):
+                case do.SignalWorker(slot, number):
                     self._pool.signal(slot, number)
-                case do.Dismiss(slot):
+                case do.DismissWorker(slot):
                     self._lines.dismiss(slot)
-                case do.Spawn(slot):
+                case do.SpawnWorker(slot):
                     self._spawn(slot)
-                case do.Sweep(token):
+                case do.SweepLeftovers(token):
                     self._pool.sweep(token)
-                case do.BowOut(slot, place):
+                case do.SuggestStop(slot, place):
                     self._lines.bow_out(slot, place)
-                case do.DrainAll():
+                case do.RequestStopOfAll():
                     self._lines.drain()
 
     def _spawn(self, slot: int) -> None:
@@ -740,11 +742,11 @@ class Node:
             self._perform(self._brain.on_spawn_failed(slot, self._now()))
 
 
-def _open_port(settings: NodeSettings) -> Port | None:
+def _open_port(settings: NodeSettings) -> MetricsServer | None:
     if settings.metrics is None:
         return None
     from genba.node.watch.http import (
-        Port,
+        MetricsServer,
     )  # most nodes have none, and need not have http.server in memory
 
-    return Port(settings.metrics, settings.name, settings.slots)
+    return MetricsServer(settings.metrics, settings.name, settings.slots)

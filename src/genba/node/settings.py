@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from genba.domain.duration import Micros
-from genba.domain.pool_settings import CHANGEABLE, check_changes, check_pool
+from genba.domain.pool_settings import CHANGEABLE_SETTINGS, check_changes, check_pool
 from genba.errors import BadOption
 from genba.log_lines import FORMATS
-from genba.node.watch.load_gate import Gate
+from genba.node.watch.load_gate import LoadGate
 
 SPAWNS = ("fork", "exec")
 
@@ -37,7 +37,7 @@ class NodeSettings:
     grace: Micros = 30_000_000
     poll: Micros = 1_000_000
     max_dedicated: int = 8
-    gate: Gate = field(default_factory=Gate)
+    gate: LoadGate = field(default_factory=LoadGate)
     recycle_jobs: int | None = None
     recycle_memory: int | None = None  # bytes
     spawn: str | None = None  # None: fork, unless the app cannot be forked
@@ -80,7 +80,7 @@ class NodeSettings:
     @property
     def staff(self) -> dict[str, Any]:
         """Those of CHANGEABLE, for others to see."""
-        return {name: getattr(self, name) for name in CHANGEABLE}
+        return {name: getattr(self, name) for name in CHANGEABLE_SETTINGS}
 
     @property
     def slots(self) -> int:

@@ -33,7 +33,7 @@ class LimitTo:
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class CheckTerm:
     """A question with the answer yes, no, or Wait."""
 
     fn: Callable[..., Any]
@@ -46,7 +46,7 @@ class AnyOf:
     chains: tuple[Ready, ...]
 
 
-Term = LimitTo | Check | AnyOf
+Term = LimitTo | CheckTerm | AnyOf
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Ready:
     def check(self, fn: Callable[..., Any]) -> Ready:
         if not callable(fn):
             raise BadOption(f"check takes a function, not {fn!r}")
-        return replace(self, terms=(*self.terms, Check(fn)))
+        return replace(self, terms=(*self.terms, CheckTerm(fn)))
 
     def any(self, *chains: Ready) -> Ready:
         if not chains or not all(isinstance(chain, Ready) for chain in chains):
@@ -93,7 +93,7 @@ Slots = tuple[tuple[str, int], ...]  # (bucket, n): a slot of each is needed
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Readiness:
     """What the answers come to.
 
     `ways`: each is a way to be ready, by having these slots; without any it is not ready.  No slot is taken before
@@ -108,13 +108,13 @@ class Verdict:
         return bool(self.ways)
 
 
-YES = Verdict()
+YES = Readiness()
 Call = Callable[[Callable[..., Any], Candidate], Any]
 
 
 def ask(
     conditions: Sequence[tuple[str, Callable[..., Any]]], job: Candidate, call: Call
-) -> Verdict:
+) -> Readiness:
     """All of these must hold; `call` runs a function for the job.  Whatever they raise is raised."""
     verdict = YES
     for name, fn in conditions:
@@ -124,12 +124,12 @@ def ask(
     return verdict
 
 
-def _read(name: str, answer: Any, job: Candidate, call: Call) -> Verdict:
+def _read(name: str, answer: Any, job: Candidate, call: Call) -> Readiness:
     match answer:
         case bool():
-            return YES if answer else Verdict(ways=(), said=name)
+            return YES if answer else Readiness(ways=(), said=name)
         case Wait():
-            return Verdict(ways=(), wait=answer.micros, said=name)
+            return Readiness(ways=(), wait=answer.micros, said=name)
         case Ready():
             return _chain(name, answer, job, call)
     raise TypeError(
@@ -137,7 +137,7 @@ def _read(name: str, answer: Any, job: Candidate, call: Call) -> Verdict:
     )
 
 
-def _chain(name: str, chain: Ready, job: Candidate, call: Call) -> Verdict:
+def _chain(name: str, chain: Ready, job: Candidate, call: Call) -> Readiness:
     verdict = YES
     for term in chain.terms:
         verdict = _both(verdict, _term(name, term, job, call))
@@ -146,11 +146,13 @@ def _chain(name: str, chain: Ready, job: Candidate, call: Call) -> Verdict:
     return verdict
 
 
-def _term(name: str, term: Term, job: Candidate, call: Call) -> Verdict:
+def _term(name: str, term: Term, job: Candidate, call: Call) -> Readiness:
     match term:
         case LimitTo(n, bucket):
-            return Verdict(ways=(((bucket_of(job.task, bucket), n),),) if n else (), said=name)
-        case Check(fn):
+            return Readiness(
+                ways=(((condition_bucket(job.task, bucket), n),),) if n else (), said=name
+            )
+        case CheckTerm(fn):
             return _read(name, call(fn, job), job, call)
         case AnyOf(chains):
             verdicts = []
@@ -161,23 +163,25 @@ def _term(name: str, term: Term, job: Candidate, call: Call) -> Verdict:
             return _either(verdicts)
 
 
-def _both(one: Verdict, other: Verdict) -> Verdict:
+def _both(one: Readiness, other: Readiness) -> Readiness:
     if not one or not other:
         return other if one else one
-    return Verdict(ways=tuple(tuple(dict([*a, *b]).items()) for a in one.ways for b in other.ways))
+    return Readiness(
+        ways=tuple(tuple(dict([*a, *b]).items()) for a in one.ways for b in other.ways)
+    )
 
 
-def _either(verdicts: Sequence[Verdict]) -> Verdict:
+def _either(verdicts: Sequence[Readiness]) -> Readiness:
     """Any of them; if none, the first to change its mind says when to ask again."""
     ways = tuple(dict.fromkeys(way for verdict in verdicts for way in verdict.ways))
     if ways:
-        return Verdict(ways=ways)
+        return Readiness(ways=ways)
     waits = [verdict.wait for verdict in verdicts]
     soonest = None if None in waits else min(wait for wait in waits if wait is not None)
-    return Verdict(ways=(), wait=soonest, said=verdicts[0].said)
+    return Readiness(ways=(), wait=soonest, said=verdicts[0].said)
 
 
-def bucket_of(task: str, bucket: Any) -> str:
+def condition_bucket(task: str, bucket: Any) -> str:
     """The name of a bucket of `limit_to`: of the task alone, or of the task and a value."""
     if bucket is None:
         return task

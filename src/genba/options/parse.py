@@ -14,12 +14,12 @@ from genba.domain.duration import DAY, Micros, duration, moment
 from genba.domain.retry import Retry
 from genba.domain.states import FINAL
 from genba.errors import BadOption, JobNotFound
-from genba.options.values import Condition, Dep, Limit, Rate
+from genba.options.values import Dep, DependencyOutcome, Limit, Rate
 
-Keep: TypeAlias = Micros | dict[str, Micros | None] | None  # for every outcome, or by outcome
-Reader: TypeAlias = Callable[[str, Any], Any]
+KeepTimes: TypeAlias = Micros | dict[str, Micros | None] | None  # for every outcome, or by outcome
+Parser: TypeAlias = Callable[[str, Any], Any]
 
-NAME = re.compile(r"[A-Za-z_][\w.:#-]{0,199}")
+NAME_PATTERN = re.compile(r"[A-Za-z_][\w.:#-]{0,199}")
 
 
 def _refuse(name: str, value: object, wanted: str) -> BadOption:
@@ -41,7 +41,7 @@ def _most(name: str, value: Any) -> int | None:
     return None if value is None else _whole(0, 2**31 - 1)(name, value) or None
 
 
-def _time(*, none: bool = True, zero: bool = False) -> Reader:
+def _time(*, none: bool = True, zero: bool = False) -> Parser:
     def read(name: str, value: Any) -> Micros | None:
         if none and value is None:
             return None
@@ -64,7 +64,7 @@ def _flag(name: str, value: Any) -> bool:
     return value
 
 
-def _one_of(*allowed: object) -> Reader:
+def _one_of(*allowed: object) -> Parser:
     def read(name: str, value: Any) -> Any:
         # 1 == True, and is not what `once=1` could mean.
         if not any(value is one or (isinstance(one, str) and value == one) for one in allowed):
@@ -74,7 +74,7 @@ def _one_of(*allowed: object) -> Reader:
     return read
 
 
-def _text(longest: int, *, none: bool = True) -> Reader:
+def _text(longest: int, *, none: bool = True) -> Parser:
     def read(name: str, value: Any) -> str | None:
         if none and value is None:
             return None
@@ -86,7 +86,7 @@ def _text(longest: int, *, none: bool = True) -> Reader:
 
 
 def _name(name: str, value: Any) -> str:
-    if not isinstance(value, str) or NAME.fullmatch(value) is None:
+    if not isinstance(value, str) or NAME_PATTERN.fullmatch(value) is None:
         raise _refuse(
             name, value, "a name: a letter or _, then up to 199 letters, digits or _ . : # -"
         )
@@ -153,7 +153,7 @@ _SIZE = re.compile(r"\s*([0-9]{1,15}(?:\.[0-9]{1,6})?)\s*(?:([KMGT])(i?)B?|B)?\s
 _SIZE_STEPS = "KMGT"
 
 
-def size(name: str, value: Any) -> int | None:
+def parse_size(name: str, value: Any) -> int | None:
     """Bytes; K, M, G and T are powers of 1024, with or without the i and the B."""
     if value is None:
         return None
@@ -178,7 +178,7 @@ def _after(name: str, value: Any) -> tuple[Dep, ...]:
     return tuple(_each_dep(value, "success"))
 
 
-def _each_dep(value: Any, on: Condition) -> Iterator[Dep]:
+def _each_dep(value: Any, on: DependencyOutcome) -> Iterator[Dep]:
     """A job, a group of them, a Dep of either, or a list of such."""
     if isinstance(value, Dep):
         yield from _each_dep(value.job, value.on)
@@ -244,7 +244,7 @@ def _rate(name: str, value: Any) -> Rate | None:
     return value if value is None or isinstance(value, Rate) else Rate(None, value)
 
 
-def read_every(name: str, value: Any) -> Micros | None:
+def parse_every(name: str, value: Any) -> Micros | None:
     """A duration; -1 means again at once, 0 and None mean no interval."""
     return -1 if value == -1 and type(value) is int else _time(zero=True)(name, value) or None
 
@@ -256,7 +256,7 @@ def _cron(name: str, value: Any) -> str | None:
     return text
 
 
-def read_keep(name: str, value: Any) -> Keep:
+def parse_keep(name: str, value: Any) -> KeepTimes:
     """How long; or for some outcomes, the rest as usual."""
     one: Callable[[str, Any], Micros | None] = _time(zero=True)
     if not isinstance(value, Mapping):
@@ -270,7 +270,7 @@ def read_keep(name: str, value: Any) -> Keep:
     }
 
 
-def read_zone(name: str, value: Any) -> str | None:
+def parse_zone(name: str, value: Any) -> str | None:
     if value is None:
         return None
     try:
@@ -282,19 +282,19 @@ def read_zone(name: str, value: Any) -> str | None:
 # what is no option
 
 
-def read_text(name: str, value: Any) -> str:
+def parse_text(name: str, value: Any) -> str:
     """Any text that both databases can keep, or look for."""
     if not isinstance(value, str) or not _storable(value):
         raise _refuse(name, value, "a text without NUL and lone surrogates")
     return str(value)
 
 
-def read_reason(value: Any) -> str | None:
+def parse_reason(value: Any) -> str | None:
     """Why somebody does something, if he says so."""
-    return None if value is None else read_text("reason", value)
+    return None if value is None else parse_text("reason", value)
 
 
-def read_id(name: str, value: Any) -> int:
+def parse_job_id(name: str, value: Any) -> int:
     """The id of a job, given as such or by its handle; JobNotFound for one that no job can have."""
     id = getattr(value, "id", value)
     if isinstance(id, bool) or not isinstance(id, int):
@@ -306,7 +306,7 @@ def read_id(name: str, value: Any) -> int:
 
 ALIASES: Mapping[str, str] = MappingProxyType({"nice": "priority", "delay": "at"})
 
-OPTION_READERS: Mapping[str, Reader] = MappingProxyType(
+OPTION_PARSERS: Mapping[str, Parser] = MappingProxyType(
     {
         "queue": _name,
         "priority": _whole(-(2**31), 2**31 - 1),
@@ -318,7 +318,7 @@ OPTION_READERS: Mapping[str, Reader] = MappingProxyType(
         "timeout": _time(),
         "grace": _time(none=False, zero=True),
         "stall_timeout": _time(),
-        "memory": size,
+        "memory": parse_size,
         "cpu": _time(),
         "after": _after,
         "on_dependency_failure": _one_of("cancel", "run", "hold"),
@@ -335,7 +335,7 @@ OPTION_READERS: Mapping[str, Reader] = MappingProxyType(
     }
 )
 
-POLICY_READERS: Mapping[str, Reader] = MappingProxyType(
+POLICY_PARSERS: Mapping[str, Parser] = MappingProxyType(
     {
         "name": _name,
         "title": _text(200),
@@ -349,14 +349,14 @@ POLICY_READERS: Mapping[str, Reader] = MappingProxyType(
         "at_most_once": _flag,
         "max_crashes": _whole(1, 2**31 - 1),
         "concurrency": _whole(1, 1000),
-        "keep": read_keep,
+        "keep": parse_keep,
         "on_final": _on_final,
         "progress_every": _time(none=False, zero=True),
         "history": _one_of("all", "final"),
         "cron": _cron,
-        "every": read_every,
-        "tz": read_zone,
+        "every": parse_every,
+        "tz": parse_zone,
     }
 )
 
-ALL_READERS: Mapping[str, Reader] = MappingProxyType({**OPTION_READERS, **POLICY_READERS})
+ALL_PARSERS: Mapping[str, Parser] = MappingProxyType({**OPTION_PARSERS, **POLICY_PARSERS})

@@ -14,7 +14,14 @@ from genba.domain.duration import DAY, MILLISECOND, SECOND, Micros, duration, mo
 from genba.domain.fairness import names_in
 from genba.domain.retry import Retry
 from genba.errors import BadOption
-from genba.options.parse import ALIASES, ALL_READERS, OPTION_READERS, POLICY_READERS, Keep, Reader
+from genba.options.parse import (
+    ALIASES,
+    ALL_PARSERS,
+    OPTION_PARSERS,
+    POLICY_PARSERS,
+    KeepTimes,
+    Parser,
+)
 from genba.options.values import Dep, Limit, Rate
 
 OnDependencyFailure: TypeAlias = Literal["cancel", "run", "hold"]
@@ -62,9 +69,9 @@ class Options:
     def build(cls, given: Mapping[str, Any], base: Options) -> Options:
         """`base` with what a user has given on top; BadOption for what is unknown, ill-typed or contradictory."""
         for name in given:
-            if name in POLICY_READERS:
+            if name in POLICY_PARSERS:
                 raise BadOption(f"{name} belongs to the task: write it in @app.task(…), not here")
-            _check_known(name, OPTION_READERS)
+            _check_known(name, OPTION_PARSERS)
         return replace(base, **_read_options(given)) if given else base
 
     def due_at(self, now: Micros, tz: tzinfo = UTC) -> Micros | None:
@@ -101,7 +108,7 @@ class Policy:
     at_most_once: bool = False
     max_crashes: int = 3
     concurrency: int = 1
-    keep: Keep = 7 * DAY
+    keep: KeepTimes = 7 * DAY
     on_final: Any = None
     progress_every: Micros = 500 * MILLISECOND
     history: Kept = "all"
@@ -113,9 +120,9 @@ class Policy:
     def build(cls, given: Mapping[str, Any], base: Policy) -> Policy:
         """`base` with what a user has given on top; BadOption for what is unknown, ill-typed or contradictory."""
         for name in given:
-            _check_known(name, POLICY_READERS)
+            _check_known(name, POLICY_PARSERS)
         policy = replace(
-            base, **{name: POLICY_READERS[name](name, value) for name, value in given.items()}
+            base, **{name: POLICY_PARSERS[name](name, value) for name, value in given.items()}
         )
         if policy.exclusive and policy.max_running not in (None, 1):
             raise BadOption(
@@ -132,14 +139,14 @@ DEFAULT_OPTIONS = Options()
 DEFAULT_POLICY = Policy()
 
 
-def declare(
+def build_options(
     given: Mapping[str, Any], options: Options = DEFAULT_OPTIONS, policy: Policy = DEFAULT_POLICY
 ) -> tuple[Options, Policy]:
     """What a decorator or an app's `defaults` say, where job options and task policy stand side by side."""
     for name in given:
-        _check_known(name, ALL_READERS)
-    own = {name: value for name, value in given.items() if name in POLICY_READERS}
-    rest = {name: value for name, value in given.items() if name not in POLICY_READERS}
+        _check_known(name, ALL_PARSERS)
+    own = {name: value for name, value in given.items() if name in POLICY_PARSERS}
+    rest = {name: value for name, value in given.items() if name not in POLICY_PARSERS}
     return Options.build(rest, options), Policy.build(own, policy)
 
 
@@ -152,7 +159,7 @@ def merge(app: Mapping[str, Any], task: Mapping[str, Any], call: Mapping[str, An
 
 
 # What an operator may change while the app runs: the rest is part of the code, or of one call.
-CHANGEABLE: tuple[str, ...] = (
+OVERRIDABLE: tuple[str, ...] = (
     *(
         "queue",
         "priority",
@@ -185,23 +192,23 @@ CHANGEABLE: tuple[str, ...] = (
     ),
     *("on_final", "progress_every", "cron", "every", "tz"),
 )
-WHEN = ("cron", "every", "tz")  # the schedule of a task itself
-_OF_NODES = (*WHEN, "concurrency")  # what no job carries
+SCHEDULE_OPTIONS = ("cron", "every", "tz")  # the schedule of a task itself
+_OF_NODES = (*SCHEDULE_OPTIONS, "concurrency")  # what no job carries
 _NO_NAME = "name cannot be changed: jobs, schedules and callers know the task by it"
 
 
 def override(changes: Mapping[str, Any]) -> dict[str, Any]:
     """What an operator wants of a task, checked, as plain values that can be stored and read again."""
     for name in changes:
-        _check_known(name, ALL_READERS)
+        _check_known(name, ALL_PARSERS)
         if name == "name":
             raise BadOption(_NO_NAME)
-        if name not in CHANGEABLE:
+        if name not in OVERRIDABLE:
             raise BadOption(
-                f"{name} cannot be changed from outside; what can: {', '.join(CHANGEABLE)}"
+                f"{name} cannot be changed from outside; what can: {', '.join(OVERRIDABLE)}"
             )
-        if name in POLICY_READERS:
-            POLICY_READERS[name](name, changes[name])
+        if name in POLICY_PARSERS:
+            POLICY_PARSERS[name](name, changes[name])
     if callable(changes.get("on_final")):
         raise BadOption(
             "on_final: a function is part of the code; from outside, name a task that takes `job`, an id"
@@ -209,35 +216,37 @@ def override(changes: Mapping[str, Any]) -> dict[str, Any]:
     if changes.get("cron") is not None and changes.get("every") is not None:
         raise BadOption("cron and every both say when; give one of them")
     Options.build(
-        {name: value for name, value in changes.items() if name not in POLICY_READERS},
+        {name: value for name, value in changes.items() if name not in POLICY_PARSERS},
         DEFAULT_OPTIONS,
     )
     named = {
         ALIASES.get(name, name): -value if name == "nice" else value
         for name, value in changes.items()
     }
-    return {name: plain(value) for name, value in named.items()}
+    return {name: storable(value) for name, value in named.items()}
 
 
-def replaced(old: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+def merge_overrides(old: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """What operators have said before, and what they say now over it: cron= ends every=, and the other way."""
     ended: tuple[str, ...] = ()
     if "cron" in changes:
         ended = ("every",) if changes["cron"] is not None else ("tz",)
-    elif "every" in changes and POLICY_READERS["every"]("every", changes["every"]) is not None:
+    elif "every" in changes and POLICY_PARSERS["every"]("every", changes["every"]) is not None:
         ended = ("cron", "tz")
     return {**{name: value for name, value in old.items() if name not in ended}, **changes}
 
 
-def check_together(definition: Mapping[str, Any], changes: Mapping[str, Any]) -> None:
+def check_against_definition(definition: Mapping[str, Any], changes: Mapping[str, Any]) -> None:
     """BadOption, if what operators want contradicts what the code says: no job could be enqueued, or none run."""
     said = {
         name: definition[name]
         for name in ("exclusive", "max_running")
         if definition.get(name) is not None
     }
-    declare({**said, **{name: value for name, value in changes.items() if name not in WHEN}})
-    if changes.get("tz") is not None and "cron" not in (own_when(definition, changes) or {}):
+    build_options(
+        {**said, **{name: value for name, value in changes.items() if name not in SCHEDULE_OPTIONS}}
+    )
+    if changes.get("tz") is not None and "cron" not in (task_schedule(definition, changes) or {}):
         raise BadOption("tz belongs to cron")
     if changes.get("concurrency", 1) > 1 and not definition.get("async", True):
         raise BadOption(
@@ -256,13 +265,15 @@ def check_together(definition: Mapping[str, Any], changes: Mapping[str, Any]) ->
         )
 
 
-def own_when(definition: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any] | None:
+def task_schedule(
+    definition: Mapping[str, Any], changes: Mapping[str, Any]
+) -> dict[str, Any] | None:
     """When a task runs by itself, by its code and what operators say; None: it does not."""
-    cron, every, tz = (definition.get(name) for name in WHEN)
+    cron, every, tz = (definition.get(name) for name in SCHEDULE_OPTIONS)
     if "cron" in changes:
         cron, every = changes["cron"], None if changes["cron"] is not None else every
     if "every" in changes:
-        every = POLICY_READERS["every"]("every", changes["every"])
+        every = POLICY_PARSERS["every"]("every", changes["every"])
         cron = cron if every is None else None
     if cron is not None:
         return {"cron": cron, "tz": changes.get("tz", tz)}
@@ -299,7 +310,7 @@ _DEFINED: tuple[str, ...] = (
 )
 
 
-def defined(
+def with_definition(
     options: Options, policy: Policy, said: Iterable[str], definition: Mapping[str, Any]
 ) -> tuple[Options, Policy]:
     """What holds for a call by name: what it has `said`, else what the decorator says, which nodes have persisted.
@@ -311,10 +322,10 @@ def defined(
     spoken = {ALIASES.get(name, name) for name in said}
     given = {name: value for name, value in given.items() if name not in spoken}
     before = _values(options) | _values(policy)
-    built = declare(given, options, policy)
+    built = build_options(given, options, policy)
     after = _values(built[0]) | _values(built[1])
     # Only what differs: with the very defaults in it, the job's snapshot stays as short as that of any other.
-    return declare(
+    return build_options(
         {name: value for name, value in given.items() if after[name] != before[name]},
         options,
         policy,
@@ -325,13 +336,13 @@ def _values(value: Options | Policy) -> dict[str, Any]:
     return {field.name: getattr(value, field.name) for field in fields(value)}
 
 
-def _times_of(micros: Keep) -> timedelta | dict[str, Any] | None:
+def _times_of(micros: KeepTimes) -> timedelta | dict[str, Any] | None:
     if isinstance(micros, dict):
         return {name: _times_of(time) for name, time in micros.items()}
     return None if micros is None else timedelta(microseconds=micros)
 
 
-def plain(value: Any) -> Any:
+def storable(value: Any) -> Any:
     """As it can be stored, and read again."""
     if isinstance(value, Retry):
         return value.to_json()
@@ -342,7 +353,7 @@ def plain(value: Any) -> Any:
     return value.isoformat() if isinstance(value, datetime) else value
 
 
-def overridden(
+def with_overrides(
     options: Options, policy: Policy, said: Iterable[str], changes: Mapping[str, Any]
 ) -> tuple[Options, Policy]:
     """What holds for a call: an operator's word over that of the task and the app, the call's own over both."""
@@ -352,10 +363,10 @@ def overridden(
         for name, value in changes.items()
         if name not in spoken and name not in _OF_NODES
     }
-    return declare(for_jobs, options, policy)
+    return build_options(for_jobs, options, policy)
 
 
-class Snapshot(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=False):
+class OptionsSnapshot(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=False):
     """What node and worker must know of a job's options and its task's policy, as it was at the enqueue.
 
     Only what differs from the defaults is written, so most jobs carry none; therefore a default, once released, may
@@ -375,7 +386,7 @@ class Snapshot(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
     dedicated: bool = False
     on_dependency_failure: OnDependencyFailure = DEFAULT_OPTIONS.on_dependency_failure
     unique_for: Micros | None = None
-    keep: Keep = DEFAULT_POLICY.keep
+    keep: KeepTimes = DEFAULT_POLICY.keep
     once: bool | Literal["task", "waiting"] = False
     progress_every: Micros = DEFAULT_POLICY.progress_every
     history: Kept = DEFAULT_POLICY.history
@@ -389,7 +400,7 @@ class Snapshot(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
     @classmethod
     def of(
         cls, options: Options, policy: Policy, usual: Sequence[Limit | Rate] | None = None
-    ) -> Snapshot:
+    ) -> OptionsSnapshot:
         """`usual` are the limits of the task, if that is known: a copy of the job must have the same as the job."""
         return cls(
             timeout=options.timeout,
@@ -427,7 +438,7 @@ class Snapshot(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
         )
 
     @classmethod
-    def read(cls, written: bytes | None) -> Snapshot:
+    def read(cls, written: bytes | None) -> OptionsSnapshot:
         """What `snapshot` wrote; fields of a newer version are ignored."""
         return _PLAIN if written is None else _read_snapshot(written)
 
@@ -456,7 +467,7 @@ class Snapshot(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
 _TIMES = ("timeout", "grace", "stall_timeout", "cpu", "unique_for")
 
 
-def shown(options: Options) -> dict[str, Any]:
+def changed_options(options: Options) -> dict[str, Any]:
     """The options that are not as usual, as `using` takes them; times in seconds."""
     usual = _values(DEFAULT_OPTIONS)
     said = {
@@ -485,24 +496,26 @@ _UPDATABLE: tuple[str, ...] = (
 )
 
 
-def updated(changes: Mapping[str, Any]) -> tuple[Options, dict[str, Any]]:
+def read_update(changes: Mapping[str, Any]) -> tuple[Options, dict[str, Any]]:
     """New options of a job, and those of them that travel with it, as plain values."""
     if not changes:
         raise BadOption(f"nothing to change: name one of {', '.join(_UPDATABLE)}")
     for name in changes:
-        _check_known(name, ALL_READERS)
+        _check_known(name, ALL_PARSERS)
         if name not in _UPDATABLE:
             raise BadOption(f"{name} of a job cannot be changed; what can: {', '.join(_UPDATABLE)}")
     options = Options.build(changes, DEFAULT_OPTIONS)
-    written = Snapshot.of(options, DEFAULT_POLICY)
+    written = OptionsSnapshot.of(options, DEFAULT_POLICY)
     stored = {
-        name: getattr(written, name) for name in changes if name in Snapshot.__struct_fields__
+        name: getattr(written, name)
+        for name in changes
+        if name in OptionsSnapshot.__struct_fields__
     }
     return options, stored
 
 
-_PLAIN = Snapshot()
-_read_snapshot = msgspec.json.Decoder(Snapshot).decode
+_PLAIN = OptionsSnapshot()
+_read_snapshot = msgspec.json.Decoder(OptionsSnapshot).decode
 
 
 def _written_limit(limit: Limit | Rate) -> tuple[str | None, int | str, bool | int | None]:
@@ -511,21 +524,21 @@ def _written_limit(limit: Limit | Rate) -> tuple[str | None, int | str, bool | i
     return limit.bucket, limit.rate, limit.burst
 
 
-def snapshot(
+def encode_snapshot(
     options: Options,
     policy: Policy,
     usual: Sequence[Limit | Rate] | None = None,
     trace: str | None = None,
 ) -> bytes | None:
     """The options that travel with the job, as JSON; None when all are the defaults and nobody traces it."""
-    snap = Snapshot.of(options, policy, usual)
+    snap = OptionsSnapshot.of(options, policy, usual)
     written = msgspec.json.encode(
         snap if trace is None else msgspec.structs.replace(snap, trace=trace)
     )
     return None if written == b"{}" else written
 
 
-def _check_known(name: str, readers: Mapping[str, Reader]) -> None:
+def _check_known(name: str, readers: Mapping[str, Parser]) -> None:
     if name not in readers:
         close = get_close_matches(name, readers)
         meant = f"; did you mean {' or '.join(close)}?" if close else ""
@@ -538,7 +551,7 @@ def _read_options(given: Mapping[str, Any]) -> dict[str, Any]:
             raise BadOption(f"{one} and {other} exclude each other; give one of them")
     read: dict[str, Any] = {}
     for name, value in given.items():
-        read[ALIASES.get(name, name)] = OPTION_READERS[name](name, value)
+        read[ALIASES.get(name, name)] = OPTION_PARSERS[name](name, value)
     # The nearer level decides what makes a job unique.
     if read.get("key") is not None:
         read["once"] = False

@@ -10,9 +10,9 @@ from typing import Any, Literal, TypeAlias
 from genba.domain.duration import SECOND, Duration, Micros, duration
 from genba.errors import BadOption
 
-Condition: TypeAlias = Literal["success", "finished", "failure"]
+DependencyOutcome: TypeAlias = Literal["success", "finished", "failure"]
 
-_CONDITIONS: tuple[Condition, ...] = ("success", "finished", "failure")
+_CONDITIONS: tuple[DependencyOutcome, ...] = ("success", "finished", "failure")
 _LONGEST_BUCKET = 200
 _OURS = ("max_running ", "rate ", "limit_to ")
 _MOST = 2**31 - 1
@@ -76,7 +76,7 @@ class Dep:
     """
 
     job: Any
-    on: Condition = "success"
+    on: DependencyOutcome = "success"
 
     def __post_init__(self) -> None:
         if self.job is None or isinstance(self.job, bool | float | str | bytes | Dep):

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from genba.domain.duration import format_duration
-from genba.storage.doctor_facts import Vitals
-from genba.storage.engines.sqlite.database import loses_wal
-from genba.storage.engines.sqlite.file_checks import NETWORK
+from genba.storage.doctor_facts import StoreFacts
+from genba.storage.engines.sqlite.database import has_wal_reset_bug
+from genba.storage.engines.sqlite.file_checks import NETWORK_FILE_SYSTEMS
 from genba.storage.store import Store
 
 SKEW = 1_000_000  # micros between two clocks
@@ -41,22 +41,22 @@ class Finding:
 def examine(store: Store) -> list[Finding]:
     """What is wrong comes first; what is fine is told too, so that one knows what was looked at."""
     store.install()
-    found = findings(store.checkup.vitals(store.nodes.live(), store.policy.parked(), LONG))
+    found = findings(store.doctor_facts.collect(store.nodes.live(), store.policy.parked(), LONG))
     return sorted(found, key=lambda one: not one.wrong)
 
 
-def findings(vitals: Vitals) -> list[Finding]:
+def findings(vitals: StoreFacts) -> list[Finding]:
     return [finding for ask in ASKERS for finding in ask(vitals)]
 
 
-Asker = Callable[[Vitals], Iterable[Finding]]
+Asker = Callable[[StoreFacts], Iterable[Finding]]
 
 
-def _engine(seen: Vitals) -> Iterator[Finding]:
+def _engine(seen: StoreFacts) -> Iterator[Finding]:
     data = {"engine": seen.engine, "version": seen.version}
     said = f"{seen.engine} {seen.version}"
     numbers = tuple(map(int, re.findall(r"\d+", seen.version)[:3]))
-    if seen.engine == "SQLite" and loses_wal(numbers):
+    if seen.engine == "SQLite" and has_wal_reset_bug(numbers):
         todo = "use the default driver, apsw, which brings a sound one"
         yield Finding(
             "engine", True, f"{said} may corrupt a file that two processes write", todo, data
@@ -69,9 +69,9 @@ def _engine(seen: Vitals) -> Iterator[Finding]:
         yield Finding("engine", False, said, None, data)
 
 
-def _home(seen: Vitals) -> Iterator[Finding]:
+def _home(seen: StoreFacts) -> Iterator[Finding]:
     kind, free = seen.home.file_system, seen.home.free
-    if kind and any(kind == bad or kind.startswith(bad) for bad in NETWORK):
+    if kind and any(kind == bad or kind.startswith(bad) for bad in NETWORK_FILE_SYSTEMS):
         text = f"the file is on a {kind} file system, where SQLite's locks cannot be trusted"
         yield Finding(
             "file_system",
@@ -88,7 +88,7 @@ def _home(seen: Vitals) -> Iterator[Finding]:
         )
 
 
-def _clock(seen: Vitals) -> Iterator[Finding]:
+def _clock(seen: StoreFacts) -> Iterator[Finding]:
     ahead = seen.skew / 1_000_000
     wrong = abs(seen.skew) > SKEW
     text = f"this machine's clock is {abs(ahead):.1f} s {'ahead of' if ahead > 0 else 'behind'} the database's"
@@ -100,7 +100,7 @@ def _clock(seen: Vitals) -> Iterator[Finding]:
     yield Finding("clock", wrong, text, todo, {"seconds": ahead})
 
 
-def _waste(seen: Vitals) -> Iterator[Finding]:
+def _waste(seen: StoreFacts) -> Iterator[Finding]:
     for what, size, empty in seen.waste:
         if empty > WASTE and 2 * empty > size:
             text = f"{what}: {empty >> 20} of {size >> 20} MB hold nothing"
@@ -108,7 +108,7 @@ def _waste(seen: Vitals) -> Iterator[Finding]:
             yield Finding("bloat", True, text, todo, {"what": what, "size": size, "empty": empty})
 
 
-def _writer(seen: Vitals) -> Iterator[Finding]:
+def _writer(seen: StoreFacts) -> Iterator[Finding]:
     if seen.writer and seen.writer.stopped:
         pid = seen.writer.pid
         text = f"process {pid} is stopped in the middle of a write, and nobody else can write"
@@ -116,7 +116,7 @@ def _writer(seen: Vitals) -> Iterator[Finding]:
         yield Finding("writer", True, text, todo, {"pid": pid, "state": "stopped"})
 
 
-def _transactions(seen: Vitals) -> Iterator[Finding]:
+def _transactions(seen: StoreFacts) -> Iterator[Finding]:
     for pid, program, seconds, state in seen.long_transactions:
         text = (
             f"session {pid} ({program or 'no name'}, {state}) is in a transaction since {seconds} s"
@@ -127,7 +127,7 @@ def _transactions(seen: Vitals) -> Iterator[Finding]:
         )
 
 
-def _hearing(seen: Vitals) -> Iterator[Finding]:
+def _hearing(seen: StoreFacts) -> Iterator[Finding]:
     if not seen.echo:
         todo = "connect to the server, or say ?pooler=transaction in its URL; nodes look once a second then"
         yield Finding("listener", True, "NOTIFY does not arrive through this connection", todo)
@@ -138,7 +138,7 @@ def _hearing(seen: Vitals) -> Iterator[Finding]:
             yield Finding("listener", True, text, todo, {"node": node.name})
 
 
-def _nodes(seen: Vitals) -> Iterator[Finding]:
+def _nodes(seen: StoreFacts) -> Iterator[Finding]:
     waiting = sum(count for _, count, _ in seen.queues)
     if not seen.nodes:
         todo = "start one: genba node start module:app" if waiting else None
@@ -172,7 +172,7 @@ def _nodes(seen: Vitals) -> Iterator[Finding]:
         yield Finding("versions", False, text, None, {"versions": sorted(versions)})
 
 
-def _tasks(seen: Vitals) -> Iterator[Finding]:
+def _tasks(seen: StoreFacts) -> Iterator[Finding]:
     known = {task for node in seen.nodes for task in node.knows}
     unknown: dict[str, int] = {}
     for why, _, count in seen.parked:
@@ -187,7 +187,7 @@ def _tasks(seen: Vitals) -> Iterator[Finding]:
         yield Finding("task", True, text, todo, {"task": task, "jobs": count})
 
 
-def _queues(seen: Vitals) -> Iterator[Finding]:
+def _queues(seen: StoreFacts) -> Iterator[Finding]:
     served = {queue for node in seen.nodes for queue in node.serves}
     for queue, count, first in seen.queues if seen.nodes else ():
         data = {"queue": queue, "waiting": count}
@@ -220,7 +220,7 @@ def _queues(seen: Vitals) -> Iterator[Finding]:
         )
 
 
-def _maintenance(seen: Vitals) -> Iterator[Finding]:
+def _maintenance(seen: StoreFacts) -> Iterator[Finding]:
     late, first = seen.overdue
     todo = "nodes do this: are they alive, and not at their limit?"
     if late and first is not None:
@@ -234,7 +234,7 @@ def _maintenance(seen: Vitals) -> Iterator[Finding]:
         yield Finding("abandoned", True, text, todo, {"job": job, "node": node})
 
 
-def _people(seen: Vitals) -> Iterator[Finding]:
+def _people(seen: StoreFacts) -> Iterator[Finding]:
     for reason, count in seen.held:
         text = f"{count} jobs are held: {reason}"
         yield Finding(

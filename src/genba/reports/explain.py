@@ -13,7 +13,7 @@ from typing import Any
 
 from genba.domain.duration import Micros, to_datetime
 from genba.domain.states import FINAL, State
-from genba.domain.untrusted_json import UNREADABLE, read
+from genba.domain.untrusted_json import UNREADABLE, read_json
 from genba.storage.records import JobRecord, NodeRecord
 from genba.storage.store import Store
 
@@ -102,7 +102,7 @@ class Facts:
 
     def usual(self, task: str | None = None) -> Micros | None:
         """How long a job of this task, or of this job's queue, takes lately."""
-        return self.store.search.usual_run(task, None if task else self.job.queue)
+        return self.store.search.usual_duration(task, None if task else self.job.queue)
 
 
 Asker = Callable[[Facts], Sequence[Reason]]
@@ -276,10 +276,10 @@ def _condition(facts: Facts) -> Sequence[Reason]:
         ]
     if not parked.startswith("question "):
         return []
-    question = facts.store.questions.question(parked.removeprefix("question "))
+    question = facts.store.conditions.question(parked.removeprefix("question "))
     if question is None:
         return [Reason("condition", "its conditions are about to be asked", start=facts.now)]
-    names = ", ".join(read(question.conditions, list[str], [UNREADABLE]))
+    names = ", ".join(read_json(question.conditions, list[str], [UNREADABLE]))
     look = max(question.look_at, facts.now)
     data = {
         "conditions": names.split(", "),

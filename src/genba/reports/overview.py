@@ -55,10 +55,10 @@ class Overview:
     node_names: dict[int, str]
 
 
-def look(app: Client, limit: int) -> Overview:
+def read_overview(app: Client, limit: int) -> Overview:
     store = app.store
     store.install()
-    levels = store.gauge.look()
+    levels = store.counts.look()
     records = {record.name: record for record in store.policy.queues()}
     live = store.nodes.live()
     busy = store.search.busy_nodes()

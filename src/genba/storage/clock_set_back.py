@@ -11,19 +11,19 @@ from genba.storage.engines.database import Database
 BATCH = 500
 
 
-class Setback:
+class ClockSetBack:
     def __init__(self, database: Database, namespace: str) -> None:
         self._db = database
         self._namespace = namespace
 
-    def mend(self) -> int:
+    def repair(self) -> int:
         """Retries, delays, rates, conditions and locks that wait for a moment far ahead; how many.  Cheap if none."""
         with self._db.transaction() as tx:
             names = ("rates_set_back", "questions_set_back", "calls_set_back", "grants_set_back")
             mended = sum(len(tx.all(name, namespace=self._namespace)) for name in names)
         return mended + self._mend_waits()
 
-    def mend_ranks(self) -> int:
+    def repair_ranks(self) -> int:
         """Of jobs that wait to be claimed: all who come now would go before them.  Reads all that wait."""
         with self._db.statement() as tx:
             ids = tx.all("waiting_since_later", namespace=self._namespace)

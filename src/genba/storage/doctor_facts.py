@@ -6,23 +6,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from genba.domain.clock import Clock
-from genba.storage.engines.database import Database, Home, Writer
-from genba.storage.nodes.wakeups import Presence
+from genba.storage.engines.database import Database, DiskInfo, WritingProcess
+from genba.storage.nodes.wakeups import NodeWakeups
 from genba.storage.records import Micros, NodeRecord
 
-LATE = 60_000_000  # micros; what should have happened before that, nobody does
+LATE_US = 60_000_000  # micros; what should have happened before that, nobody does
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Vitals:
+class StoreFacts:
     """All that was seen, at one moment; what does not exist on an engine is empty."""
 
     now: Micros  # by the store's clock
     skew: Micros  # how much this machine's clock is ahead of it
     engine: str
     version: str
-    home: Home
-    writer: Writer | None  # where only one can write
+    home: DiskInfo
+    writer: WritingProcess | None  # where only one can write
     waste: Sequence[tuple[str, int, int]]  # what, bytes in all, bytes of it that hold nothing
     long_transactions: Sequence[tuple[int, str, int, str]]  # pid, program, seconds, state
     nodes: Sequence[NodeRecord]
@@ -39,18 +39,18 @@ class Vitals:
     abandoned: Sequence[tuple[int, str]]  # job, its node that has ended
 
 
-class Checkup:
+class DoctorFacts:
     def __init__(
-        self, database: Database, presence: Presence, namespace: str, clock: Clock
+        self, database: Database, presence: NodeWakeups, namespace: str, clock: Clock
     ) -> None:
         self._db = database
         self._presence = presence
         self._namespace = namespace
         self._clock = clock
 
-    def vitals(
+    def collect(
         self, nodes: Sequence[NodeRecord], parked: Sequence[tuple[str, str, int]], patience: int
-    ) -> Vitals:
+    ) -> StoreFacts:
         """`patience`: seconds after which a transaction is long."""
         mine = {"namespace": self._namespace}
         with self._db.statement() as tx:
@@ -59,9 +59,9 @@ class Checkup:
             skew = (before + self._clock.now()) // 2 - now
             engine = tx.one("engine")
             assert engine is not None
-            overdue = tx.one("overdue", **mine, before=now - LATE)
+            overdue = tx.one("overdue", **mine, before=now - LATE_US)
             assert overdue is not None
-            return Vitals(
+            return StoreFacts(
                 now=now,
                 skew=skew,
                 engine=engine[0],
@@ -81,10 +81,11 @@ class Checkup:
                 overdue=(overdue[0], overdue[1]),
                 held=[(row[0], row[1]) for row in tx.all("held_reasons", **mine)],
                 late_schedules=[
-                    (row[0], row[1]) for row in tx.all("late_schedules", **mine, before=now - LATE)
+                    (row[0], row[1])
+                    for row in tx.all("late_schedules", **mine, before=now - LATE_US)
                 ],
                 stopped_schedules=[(row[0], row[1]) for row in tx.all("stopped_schedules", **mine)],
                 abandoned=[
-                    (row[0], row[1]) for row in tx.all("left_behind", **mine, before=now - LATE)
+                    (row[0], row[1]) for row in tx.all("left_behind", **mine, before=now - LATE_US)
                 ],
             )

@@ -21,10 +21,10 @@ from typing import Any, NamedTuple
 import msgspec
 
 from genba.errors import BadOption, CursorExpired
-from genba.storage.engines.database import Database, Tx
+from genba.storage.engines.database import Database, Transaction
 from genba.storage.records import JobId, Micros
 
-PAGE = 200  # rows
+PAGE_ROWS = 200  # rows
 _json = msgspec.json.Encoder()
 
 
@@ -39,7 +39,7 @@ class EventRow(NamedTuple):
     data: bytes | None
 
 
-class Position(msgspec.Struct, frozen=True, array_like=True):
+class EventPosition(msgspec.Struct, frozen=True, array_like=True):
     """Where a reader stands: behind the `index`-th event of row `seq`, in the pass `current`."""
 
     seq: int = 0
@@ -58,17 +58,17 @@ class Position(msgspec.Struct, frozen=True, array_like=True):
         return base64.urlsafe_b64encode(msgspec.msgpack.encode(self)).decode().rstrip("=")
 
     @classmethod
-    def of(cls, cursor: str) -> Position:
+    def of(cls, cursor: str) -> EventPosition:
         try:
             packed = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4))
             return msgspec.msgpack.decode(packed, type=cls)
         except (TypeError, ValueError, binascii.Error, msgspec.MsgspecError):
             raise BadOption(f"after: {cursor!r} is no cursor of an event") from None
 
-    def behind(self, seq: int, index: int) -> Position:
+    def behind(self, seq: int, index: int) -> EventPosition:
         return msgspec.structs.replace(self, seq=seq, index=index, begun=True)
 
-    def rested(self, snapshot: str, top: int) -> Position:
+    def rested(self, snapshot: str, top: int) -> EventPosition:
         """The pass is done; `top` is the greatest number that it could see."""
         oldest, newest, *_ = snapshot.split(":")
         low, next_low, next_from = self.low, self.next_low, self.next_from
@@ -76,20 +76,20 @@ class Position(msgspec.Struct, frozen=True, array_like=True):
             low, next_low, next_from = max(low, next_low), top, int(newest)
         if int(newest) <= int(oldest):  # nobody was at work
             low = max(low, top)
-        return Position(max(self.seq, top), -1, low, snapshot, "", next_low, next_from, True)
+        return EventPosition(max(self.seq, top), -1, low, snapshot, "", next_low, next_from, True)
 
 
-class Page(NamedTuple):
+class EventPage(NamedTuple):
     """`after` is where the reader stands when it has read all of `rows`; `more`: the pass goes on."""
 
     rows: list[EventRow]
-    during: Position
-    after: Position
+    during: EventPosition
+    after: EventPosition
     more: bool
 
 
 @cache
-def operator() -> str:
+def current_operator() -> str:
     """Who we are, for the history."""
     try:
         user = getpass.getuser()
@@ -106,7 +106,7 @@ class Events:
 
     def tell(
         self,
-        tx: Tx,
+        tx: Transaction,
         kind: str,
         ids: Sequence[JobId] = (),
         *,
@@ -128,7 +128,7 @@ class Events:
             data=_json.encode(more) if more else None,
         )
 
-    def page(self, at: Position, job: JobId | None = None) -> Page:
+    def page(self, at: EventPosition, job: JobId | None = None) -> EventPage:
         """The next rows behind `at`; CursorExpired if some of them are gone."""
         with self._db.statement() as tx:
             found = tx.all(
@@ -139,7 +139,7 @@ class Events:
                 current=at.current,
                 job_id=job,
                 digits=str(job).encode(),
-                limit=PAGE,
+                limit=PAGE_ROWS,
             )
         snapshot, top, pruned = found[0][:3]
         rows = sorted(EventRow(*row[3:]) for row in found if row[3] is not None)
@@ -149,14 +149,14 @@ class Events:
                 "read more often, or keep them longer (keep_events, max_events)"
             )
         during = msgspec.structs.replace(at, current=at.current or snapshot)
-        if len(rows) >= PAGE:
-            return Page(rows, during, during.behind(rows[-1].seq, 1 << 60), True)
+        if len(rows) >= PAGE_ROWS:
+            return EventPage(rows, during, during.behind(rows[-1].seq, 1 << 60), True)
         if at.current:  # what this snapshot did not see comes with the next
             top = rows[-1].seq if rows else at.seq
-            return Page(rows, during, during.rested(at.current, top), at.current != snapshot)
-        return Page(rows, during, during.rested(snapshot, top or 0), False)
+            return EventPage(rows, during, during.rested(at.current, top), at.current != snapshot)
+        return EventPage(rows, during, during.rested(snapshot, top or 0), False)
 
-    def end(self) -> Position:
+    def end(self) -> EventPosition:
         """Behind all that has happened so far."""
         with self._db.statement() as tx:
             found = tx.all(
@@ -170,7 +170,7 @@ class Events:
                 limit=1,
             )
         snapshot, top, _ = found[0][:3]
-        return Position().rested(snapshot, top or 0)
+        return EventPosition().rested(snapshot, top or 0)
 
     def tasks_of(self, ids: Sequence[JobId]) -> dict[JobId, str]:
         with self._db.statement() as tx:

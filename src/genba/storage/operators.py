@@ -13,15 +13,15 @@ from typing import Any
 
 import msgspec
 
-from genba.domain.untrusted_json import read
+from genba.domain.untrusted_json import read_json
 from genba.errors import BadOption, GenbaError, StoreError, UnknownTask
-from genba.options.limits import RUNNING
-from genba.options.parse import Keep, read_keep
-from genba.storage.engines.database import Database, Tx
-from genba.storage.limits.slots import UNLIMITED, Limits
+from genba.options.limits import MAX_RUNNING_PREFIX
+from genba.options.parse import KeepTimes, parse_keep
+from genba.storage.engines.database import Database, Transaction
+from genba.storage.limits.slots import UNLIMITED, LimitSlots
 from genba.storage.records import Micros
 
-DISABLED = "disabled task "
+PARKED_ON_DISABLED = "disabled task "
 PARK = 2000  # jobs in one transaction, as the query has it
 _LOWEST = -(2**63)
 
@@ -31,7 +31,7 @@ class RulesChanged(GenbaError):
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class OperatorRules:
     """What holds now; `epoch` is its version."""
 
     epoch: int
@@ -80,56 +80,56 @@ def _task(row: tuple[Any, ...]) -> TaskRecord:
     return TaskRecord(name, title, definition, override, bool(enabled), changed_at, changed_by)
 
 
-def kept_for(said: Keep, override: Mapping[str, Any] | None) -> Keep:
+def keep_of(said: KeepTimes, override: Mapping[str, Any] | None) -> KeepTimes:
     """How long final jobs of a task are kept, by its code and what an operator says; None: for ever."""
     if override is None or "keep" not in override:
         return said
     try:
-        return read_keep("keep", override["keep"])
+        return parse_keep("keep", override["keep"])
     except BadOption:  # nobody could have said that to us
         return said
 
 
-class Policies:
+class Operators:
     def __init__(
         self,
         database: Database,
         namespace: str,
         install: Callable[[], None],
         spread: Callable[[], None],
-        limits: Limits,
+        limits: LimitSlots,
     ) -> None:
         self._limits = limits
         self._db = database
         self._namespace = namespace
         self._install = install
         self._spread = spread  # tells the nodes to look
-        self._rules: Rules | None = None
+        self._rules: OperatorRules | None = None
 
     # what holds
 
-    def rules(self) -> Rules:
+    def rules(self) -> OperatorRules:
         """As last read; whoever acts on them shows their epoch."""
         return self._rules or self.refresh()
 
-    def rules_in(self, tx: Tx) -> Rules:
+    def rules_in(self, tx: Transaction) -> OperatorRules:
         """The same for one who is in a transaction, and must not open another."""
-        return self._rules or self.read(tx)
+        return self._rules or self.read_rules(tx)
 
-    def refresh(self) -> Rules:
+    def refresh(self) -> OperatorRules:
         self._install()
         with self._db.statement() as tx:
-            return self.read(tx)
+            return self.read_rules(tx)
 
-    def read(self, tx: Tx) -> Rules:
+    def read_rules(self, tx: Transaction) -> OperatorRules:
         """The epoch first: if a change comes between, the rules are newer than they say, and are read once more."""
         row = tx.one("epoch", namespace=self._namespace)
         tasks = tx.all("ruled_tasks", namespace=self._namespace)
         queues = tx.all("ruled_queues", namespace=self._namespace)
         spoken = {
-            name: read(override, dict[str, Any], {}) for name, override, _ in tasks if override
+            name: read_json(override, dict[str, Any], {}) for name, override, _ in tasks if override
         }
-        self._rules = Rules(
+        self._rules = OperatorRules(
             epoch=row[0] if row else 0,
             disabled=frozenset(name for name, _, enabled in tasks if not enabled),
             paused=frozenset(name for name, paused, _, _ in queues if paused),
@@ -139,7 +139,7 @@ class Policies:
         )
         return self._rules
 
-    def stale(self, tx: Tx) -> bool:
+    def stale(self, tx: Transaction) -> bool:
         row = tx.one("epoch", namespace=self._namespace)
         return self._rules is None or row is None or row[0] != self._rules.epoch
 
@@ -202,7 +202,7 @@ class Policies:
             self._known(tx, name, by, definition)
             tx.run("next_epoch", namespace=self._namespace)  # first: two operators take turns
             row = tx.one("override_of", namespace=self._namespace, name=name)
-            before = read(row[0], dict[str, Any], {}) if row else {}
+            before = read_json(row[0], dict[str, Any], {}) if row else {}
             after = change(dict(before))
             written = msgspec.json.encode(after).decode() if after else None
             tx.run("override_task", namespace=self._namespace, name=name, override=written, by=by)
@@ -213,12 +213,14 @@ class Policies:
             }
             self._tell(tx, "task_changed", task=name, by=by, changes=changes, override=after)
             if changes.keys() & {"max_running", "exclusive"}:
-                self._limits.overrule(tx, RUNNING + name, _most_running(after))
+                self._limits.override_limit(tx, MAX_RUNNING_PREFIX + name, _most_running(after))
         self._rules = None
         self._spread()
         return after
 
-    def _known(self, tx: Tx, name: str, by: str, definition: Mapping[str, Any] | None) -> None:
+    def _known(
+        self, tx: Transaction, name: str, by: str, definition: Mapping[str, Any] | None
+    ) -> None:
         """A task that some node has declared, or that the caller's app has."""
         if definition is not None:
             written = msgspec.json.encode(definition, order="deterministic").decode()
@@ -248,7 +250,7 @@ class Policies:
                         namespace=self._namespace,
                         queue=queue,
                         task=name,
-                        parked_on=DISABLED + name,
+                        parked_on=PARKED_ON_DISABLED + name,
                         rank=last[0],
                         id=last[1],
                     )
@@ -264,7 +266,7 @@ class Policies:
             return str(row[0]) if row else None
 
     def unpark_task(self, name: str) -> int:
-        return self.unpark(DISABLED + name)
+        return self.unpark(PARKED_ON_DISABLED + name)
 
     def unpark(self, reason: str) -> int:
         """Everything that was parked for this reason is back; how many."""
@@ -284,7 +286,8 @@ class Policies:
             self.park_task(task)
         with self._db.statement() as tx:
             enabled = [
-                (DISABLED + row[0],) for row in tx.all("enabled_tasks", namespace=self._namespace)
+                (PARKED_ON_DISABLED + row[0],)
+                for row in tx.all("enabled_tasks", namespace=self._namespace)
             ]
             ended = [row[0] for row in tx.batch("parked_among", enabled, namespace=self._namespace)]
         return sum(map(self.unpark, ended)) > 0
@@ -353,19 +356,19 @@ class Policies:
             self._spread()
         return resumed
 
-    def make_fair(self, tx: Tx, queue: str, fair_by: str) -> None:
+    def make_fair(self, tx: Transaction, queue: str, fair_by: str) -> None:
         """From now on the keys of this queue take turns; it stays so."""
         if queue not in self.rules_in(tx).fair and tx.one(
             "make_fair", namespace=self._namespace, name=queue, fair_by=fair_by
         ):
             self._changed(tx, "queue_changed", queue=queue, fair_by=fair_by)
 
-    def _changed(self, tx: Tx, kind: str, **told: Any) -> None:
+    def _changed(self, tx: Transaction, kind: str, **told: Any) -> None:
         tx.run("next_epoch", namespace=self._namespace)
         self._tell(tx, kind, **told)
         self._rules = None
 
-    def _tell(self, tx: Tx, kind: str, **told: Any) -> None:
+    def _tell(self, tx: Transaction, kind: str, **told: Any) -> None:
         data = msgspec.json.encode({key: value for key, value in told.items() if value is not None})
         tx.run("enqueued", namespace=self._namespace, kind=kind, job_id=None, data=data)
 

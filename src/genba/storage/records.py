@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from genba.domain.limits import Needs, Rule
-from genba.domain.untrusted_json import UNREADABLE, read
+from genba.domain.limits import LimitRule, SlotNeeds
+from genba.domain.untrusted_json import UNREADABLE, read_json
 
 Micros = int
 JobId = int
-NAMED = 0  # as due_from: somebody has named the moment itself, and nothing moves it
+EXACT_MOMENT = 0  # as due_from: somebody has named the moment itself, and nothing moves it
 QUIET = '"history":"final"'  # in the options of a job
 
 
@@ -43,8 +43,8 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True):
     fair_key: str | None = None  # who takes turns with others, in a fair queue
     fair_by: str | None = None  # makes its queue a fair one
     after: tuple[Edge, ...] = ()
-    needs: Needs = ()
-    rules: tuple[Rule, ...] = ()  # of the templates of its needs
+    needs: SlotNeeds = ()
+    rules: tuple[LimitRule, ...] = ()  # of the templates of its needs
     capped: bool = False  # counts for its task's max_waiting
     max_waiting: int | None = None  # refused if so many wait
     ready: tuple[str, ...] = ()
@@ -68,7 +68,7 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.needs) or self.capped
 
 
-class Alike(list[NewJob]):
+class UniformJobs(list[NewJob]):
     """Jobs that differ in nothing but their arguments, as most of a bulk enqueue do."""
 
 
@@ -299,12 +299,12 @@ class NodeRecord:
     @property
     def serves(self) -> list[str]:
         """The names of its queues."""
-        return read(self.queues, list[str], [UNREADABLE])
+        return read_json(self.queues, list[str], [UNREADABLE])
 
     @property
     def knows(self) -> list[str]:
         """The names of its tasks."""
-        return read(self.tasks, list[str], [UNREADABLE])
+        return read_json(self.tasks, list[str], [UNREADABLE])
 
     @property
     def expired(self) -> bool:

@@ -13,37 +13,43 @@ from urllib.parse import parse_qs, unquote
 
 from genba.domain.clock import Clock, SystemClock
 from genba.domain.rank import AGE_STEP
-from genba.domain.states import stopped_by
-from genba.domain.untrusted_json import read
-from genba.domain.url import masked, split
+from genba.domain.states import default_stop_reason
+from genba.domain.untrusted_json import read_json
+from genba.domain.url import mask_password, split_url
 from genba.errors import BadOption, StoreError
-from genba.storage.clients.listener import Ear
+from genba.storage.clients.listener import ClientListener
 from genba.storage.clients.locks import Locks
 from genba.storage.clients.messages import Messages
 from genba.storage.clients.sessions import Sessions
-from genba.storage.clients.wakeups import Bells, FileBells, ServerBells
-from genba.storage.clock_set_back import Setback
-from genba.storage.doctor_facts import Checkup
+from genba.storage.clients.wakeups import ClientWakeups, PostgresClientWakeups, SqliteClientWakeups
+from genba.storage.clock_set_back import ClockSetBack
+from genba.storage.doctor_facts import DoctorFacts
 from genba.storage.engines import migrate
-from genba.storage.engines.database import Database, Query, Tx, Writer, load_queries
+from genba.storage.engines.database import (
+    Database,
+    Query,
+    Transaction,
+    WritingProcess,
+    load_queries,
+)
 from genba.storage.engines.postgres.database import PostgresDatabase
 from genba.storage.engines.sqlite.database import SqliteDatabase
-from genba.storage.engines.sqlite.file_checks import Place
-from genba.storage.events import Events, operator
-from genba.storage.jobs.attempts import Running
-from genba.storage.jobs.bulk import GONE_TOO, Bulk
-from genba.storage.jobs.conditions import Questions, Steering
-from genba.storage.jobs.counts import Gauge
+from genba.storage.engines.sqlite.file_checks import SqliteLocation
+from genba.storage.events import Events, current_operator
+from genba.storage.jobs.attempts import Attempts
+from genba.storage.jobs.bulk import DELETED_WITH_JOB, BulkChanges
+from genba.storage.jobs.conditions import Conditions, Steering
+from genba.storage.jobs.counts import JobCounts
 from genba.storage.jobs.dependencies import Dependencies
-from genba.storage.jobs.enqueue import Intake
+from genba.storage.jobs.enqueue import Enqueuer
 from genba.storage.jobs.fairness import Fairness
-from genba.storage.jobs.own_writes import Inside
+from genba.storage.jobs.own_writes import OwnWrites
 from genba.storage.jobs.prune import Pruner
 from genba.storage.jobs.search import Search
-from genba.storage.limits.slots import Limits
-from genba.storage.nodes.nodes import Membership
-from genba.storage.nodes.wakeups import FilePresence, Presence, ServerPresence
-from genba.storage.operators import Policies, Rules
+from genba.storage.limits.slots import LimitSlots
+from genba.storage.nodes.nodes import Nodes
+from genba.storage.nodes.wakeups import NodeWakeups, PostgresNodeWakeups, SqliteNodeWakeups
+from genba.storage.operators import OperatorRules, Operators
 from genba.storage.records import (
     BOOST,
     HISTORY,
@@ -60,7 +66,7 @@ from genba.storage.records import (
     is_quiet,
 )
 from genba.storage.schedules.schedules import Schedules
-from genba.storage.verify import Certificate, verify
+from genba.storage.verify import VerifyReport, verify
 
 SIZES = (
     1,
@@ -78,7 +84,7 @@ SIZES = (
 )  # claims come in few sizes, each a prepared statement
 FRONT = 2000  # jobs that are looked at for tasks that nobody knows: about a claim
 DEFAULT_URL = "sqlite:///genba.db"
-LEASE: Micros = 15_000_000
+LEASE_US: Micros = 15_000_000
 _claimed: Callable[[Any], Claimed] = partial(
     tuple.__new__, Claimed
 )  # without a call of its Python constructor
@@ -96,18 +102,18 @@ def open_store(
     *,
     namespace: str = "default",
     clock: Clock | None = None,
-    lease: Micros = LEASE,
+    lease: Micros = LEASE_US,
     age_step: Micros = AGE_STEP,
 ) -> Store:
     """The store behind `url`; nothing is opened before the first call.  A clock of its own is for tests."""
-    parts = split(url)
+    parts = split_url(url)
     if parts.scheme == "sqlite":
         place = _place(url)
         database = SqliteDatabase(place, queries("sqlite"), clock or SystemClock())
         return Store(
             database,
-            FilePresence(place.path),
-            FileBells(place.path),
+            SqliteNodeWakeups(place.path),
+            SqliteClientWakeups(place.path),
             namespace,
             lease,
             clock,
@@ -116,9 +122,15 @@ def open_store(
     if parts.scheme in ("postgresql", "postgres"):
         server = PostgresDatabase(url, queries("postgres"), clock)
         return Store(
-            server, ServerPresence(server), ServerBells(server), namespace, lease, clock, age_step
+            server,
+            PostgresNodeWakeups(server),
+            PostgresClientWakeups(server),
+            namespace,
+            lease,
+            clock,
+            age_step,
         )
-    shown = masked(url)
+    shown = mask_password(url)
     raise BadOption(
         f"{shown!r} is no database URL: use sqlite:///file.db, sqlite:////folder/file.db or postgresql://…"
     )
@@ -138,30 +150,30 @@ def queries(dialect: str) -> dict[str, Query]:
     }
 
 
-def _place(url: str) -> Place:
-    parts = split(url)
+def _place(url: str) -> SqliteLocation:
+    parts = split_url(url)
     asked = parse_qs(parts.query)
     unknown = set(asked) - {"driver", "network"}
     driver = asked.get("driver", ["apsw"])[0]
     if unknown or driver not in ("apsw", "sqlite3") or asked.get("network", ["allow"]) != ["allow"]:
         raise BadOption(
-            f"{masked(url)!r}: a sqlite URL takes ?driver=apsw, ?driver=sqlite3 and ?network=allow"
+            f"{mask_password(url)!r}: a sqlite URL takes ?driver=apsw, ?driver=sqlite3 and ?network=allow"
         )
     if parts.netloc:
         raise BadOption(
-            f"{masked(url)!r}: three slashes before a relative path, four before an absolute one"
+            f"{mask_password(url)!r}: three slashes before a relative path, four before an absolute one"
         )
     name = unquote(parts.path)[1:]
     path = Path(os.path.abspath(name)) if name and name != ":memory:" else None
-    return Place(path, driver, "network" in asked)
+    return SqliteLocation(path, driver, "network" in asked)
 
 
 class Store:
     def __init__(
         self,
         database: Database,
-        presence: Presence,
-        bells: Bells,
+        presence: NodeWakeups,
+        bells: ClientWakeups,
         namespace: str,
         lease: Micros,
         clock: Clock | None = None,
@@ -169,49 +181,51 @@ class Store:
     ) -> None:
         steady = (clock or SystemClock()).boot
         self._db = database
-        self.presence = presence
+        self.node_wakeups = presence
         self.namespace = namespace
         self.age_step = (
             age_step  # how much waiting a priority is worth: the same for all who rank jobs
         )
         self.events = Events(database, namespace)
-        self.by: Callable[[], str] = operator  # who changes something by hand, for the history
-        self.limits = Limits(database, namespace)
-        self.intake = Intake(self, database)
-        self.running = Running(self, database)
-        self.nodes = Membership(
+        self.by: Callable[[], str] = (
+            current_operator  # who changes something by hand, for the history
+        )
+        self.limits = LimitSlots(database, namespace)
+        self.enqueuer = Enqueuer(self, database)
+        self.running = Attempts(self, database)
+        self.nodes = Nodes(
             database, presence, namespace, self.running.end, self.events, self.limits, steady
         )
-        self.policy = Policies(database, namespace, self.install, self._wake_all, self.limits)
+        self.policy = Operators(database, namespace, self.install, self._wake_all, self.limits)
         self.search = Search(database, namespace)
-        self.gauge = Gauge(database, namespace)
-        self.checkup = Checkup(database, presence, namespace, clock or SystemClock())
-        self.bulk = Bulk(self, database)
+        self.counts = JobCounts(database, namespace)
+        self.doctor_facts = DoctorFacts(database, presence, namespace, clock or SystemClock())
+        self.bulk = BulkChanges(self, database)
         self.fairness = Fairness(self, database)
-        self.inside = Inside(database, self.events, self.running.end, self._ended_inside)
+        self.inside = OwnWrites(database, self.events, self.running.end, self._ended_inside)
         self.dependencies = Dependencies(database, namespace, self)
         self.locks = Locks(database, bells, namespace)
         self.messages = Messages(database, bells, namespace)
-        self.setback = Setback(database, namespace)
+        self.clock_set_back = ClockSetBack(database, namespace)
         self.pruner = Pruner(database, namespace)
         self.sessions = Sessions(database, bells, namespace, lease, self.locks.free_session, steady)
-        self.ear = Ear(bells, self.sessions)
-        self.schedules = Schedules(database, namespace, self.intake.insert, self._put_down_now)
+        self.listener = ClientListener(bells, self.sessions)
+        self.schedules = Schedules(database, namespace, self.enqueuer.insert, self._put_down_now)
         steering = Steering(self.running.end, self._put_down_now, self.events, self.limits)
-        self.questions = Questions(database, namespace, steering)
+        self.conditions = Conditions(database, namespace, steering)
         self.children_wait = False  # a hint: since it was last cleared, a parent has ended
         self._installed = False
 
     @property
-    def lanes(self) -> int:
-        return self._db.lanes
+    def parallel_writers(self) -> int:
+        return self._db.parallel_writers
 
     @property
     def pooler_found(self) -> bool:
         """There is one in transaction mode in between, of which the URL says nothing; known after the first call."""
         return self._db.pooler_found
 
-    def writer(self) -> Writer | None:
+    def writer(self) -> WritingProcess | None:
         """The process that writes just now, where that is one at a time; never waits."""
         return self._db.writer()
 
@@ -243,7 +257,7 @@ class Store:
         self._installed = False
         return sorted(migrate.uninstall(self._db))
 
-    def verify(self) -> Certificate:
+    def verify(self) -> VerifyReport:
         """What the history of this installation says of it."""
         self.install()
         return verify(self._db, self.namespace)
@@ -252,18 +266,18 @@ class Store:
         """Every node looks at once, busy or not."""
         with suppress(StoreError):  # they look every second anyway
             for node in self.nodes.live():
-                self.presence.knock(node.id)
+                self.node_wakeups.wake_node(node.id)
 
     def now(self) -> Micros:
         with self._db.statement() as tx:
             return tx.now()
 
-    def mark_of_writes(self) -> object:
+    def write_marker(self) -> object:
         return self._db.mark()
 
     def close(self) -> None:
-        self.ear.close()
-        self.presence.close()
+        self.listener.close()
+        self.node_wakeups.close()
         self._db.close()
 
     # jobs come in
@@ -275,7 +289,7 @@ class Store:
 
         RulesChanged, and nothing written, if `epoch` is given and an operator has changed the rules since.
         """
-        return self.intake.enqueue(jobs, conn, epoch)
+        return self.enqueuer.enqueue(jobs, conn, epoch)
 
     # jobs are run
 
@@ -284,10 +298,10 @@ class Store:
 
         The first statements of a session of PostgreSQL take ten times as long as the next ones.
         """
-        if self.lanes < 2:
+        if self.parallel_writers < 2:
             return
         nobody = Success(-1, 1, 0, b"", 0, 0, 0, 0, 0, 0)
-        with self._db.single() as tx:
+        with self._db.single_write() as tx:
             for limit in (1, max(SIZES)):
                 tx.claim(
                     namespace="",
@@ -300,7 +314,7 @@ class Store:
                 )
             tx.matched("succeed", [nobody], node=node)
 
-    def exchange(
+    def finish_and_claim(
         self,
         node: int,
         claim: int,
@@ -319,22 +333,22 @@ class Store:
         self, node: int, claim: int, wants: Mapping[str, int], tasks: Sequence[str]
     ) -> list[Claimed]:
         """Lease the best due jobs of each queue to `node`; nobody else gets them while it lives."""
-        frame = self._db.single if len(wants) == 1 else self._db.transaction
+        frame = self._db.single_write if len(wants) == 1 else self._db.transaction
         with frame() as tx:
             return self._claim(tx, node, claim, wants, tasks)
 
     def _claim(
-        self, tx: Tx, node: int, claim: int, wants: Mapping[str, int], tasks: Sequence[str]
+        self, tx: Transaction, node: int, claim: int, wants: Mapping[str, int], tasks: Sequence[str]
     ) -> list[Claimed]:
         got = self._claim_by(tx, self.policy.rules_in(tx), node, claim, wants, tasks)
         if not got and self.policy.stale(tx):
-            got = self._claim_by(tx, self.policy.read(tx), node, claim, wants, tasks)
+            got = self._claim_by(tx, self.policy.read_rules(tx), node, claim, wants, tasks)
         return got
 
     def _claim_by(
         self,
-        tx: Tx,
-        rules: Rules,
+        tx: Transaction,
+        rules: OperatorRules,
         node: int,
         claim: int,
         wants: Mapping[str, int],
@@ -390,13 +404,13 @@ class Store:
             rows = [tx.one("claim_one", id=id, **given) for id in found[:limit]]
         return [Claimed(*row) for row in rows if row is not None]
 
-    def claim_this(self, node: int, claim: int, id: JobId) -> Claimed | None:
+    def claim_job(self, node: int, claim: int, id: JobId) -> Claimed | None:
         """Lease one job to `node`, due or not; None if it is in no state to start."""
-        with self._db.single() as tx:
+        with self._db.single_write() as tx:
             row = tx.one("claim_this", namespace=self.namespace, node=node, claim=claim, id=id)
         return Claimed(*row) if row else None
 
-    def of_claim(self, node: int, claim: int) -> list[Claimed]:
+    def jobs_of_claim(self, node: int, claim: int) -> list[Claimed]:
         """What a claim has taken whose answer was lost."""
         with self._db.statement() as tx:
             return [Claimed(*row) for row in sorted(tx.all("of_claim", node=node, claim=claim))]
@@ -432,13 +446,13 @@ class Store:
             if self.children_wait:
                 self.children_wait = False
                 self.settle()
-            self.presence.ring(self.namespace, None)
+            self.node_wakeups.ring(self.namespace, None)
 
-    def ring_handed(self) -> bool:
+    def wake_for_granted(self) -> bool:
         """Wake nodes for jobs that were let go by a limit, if there are any."""
         handed, self.limits.lines.handed = self.limits.lines.handed, False
         if handed:
-            self.presence.ring(self.namespace, None, 8)
+            self.node_wakeups.ring(self.namespace, None, 8)
         return handed
 
     # jobs are kept in motion
@@ -447,11 +461,11 @@ class Store:
         """Scheduled jobs whose moment has come; how many."""
         with self._db.transaction() as tx:
             rows = tx.all("promote", namespace=self.namespace, age_step=self.age_step)
-            self.tell_of_moves(tx, [row[:3] for row in rows])
+            self.record_states(tx, [row[:3] for row in rows])
             self.limits.moved(tx, [row[0] for row in rows if row[3] is not None])
             return len(rows)
 
-    def tell_of_moves(self, tx: Tx, rows: Sequence[tuple[Any, ...]]) -> None:
+    def record_states(self, tx: Transaction, rows: Sequence[tuple[Any, ...]]) -> None:
         """(id, state, options) of jobs that have just come into that state."""
         by_state: dict[str, list[JobId]] = {}
         for id, state, options in rows:
@@ -469,15 +483,17 @@ class Store:
         """Look at the children of parents that have ended; how many parents.  Once more, until there are none."""
         done = self.dependencies.settle()
         for node in self.dependencies.asked():
-            self.presence.knock(node)
+            self.node_wakeups.wake_node(node)
         return done
 
-    def _put_down_now(self, tx: Tx, verb: str, id: JobId, reason: str) -> bool:
-        done = self.put_down(tx, verb, id, reason)
+    def _put_down_now(self, tx: Transaction, verb: str, id: JobId, reason: str) -> bool:
+        done = self.cancel_or_hold(tx, verb, id, reason)
         self.limits.moved(tx, [id])
         return done
 
-    def put_down(self, tx: Tx, verb: str, id: JobId, reason: str, by: str | None = None) -> bool:
+    def cancel_or_hold(
+        self, tx: Transaction, verb: str, id: JobId, reason: str, by: str | None = None
+    ) -> bool:
         """Cancel or hold what has not started; False if it has, or is final.
 
         The caller tells `limits.moved` of it, after all else that may wait for a row.
@@ -541,7 +557,7 @@ class Store:
         """Delete up to 500 jobs that ended before `before`, with their history; how many."""
         with self._db.transaction() as tx:
             gone = tx.all("prune", namespace=self.namespace, before=before)
-            for name in GONE_TOO:
+            for name in DELETED_WITH_JOB:
                 tx.batch(name, gone)
             return len(gone)
 
@@ -574,7 +590,7 @@ class Store:
             rows = [
                 tx.one("definition", namespace=self.namespace, name=task) for task in sorted(tasks)
             ]
-        told = {row[0]: read(row[1], dict[str, Any], {}) for row in rows if row}
+        told = {row[0]: read_json(row[1], dict[str, Any], {}) for row in rows if row}
         return {task: definition for task, definition in told.items() if definition}
 
     def ahead(self, job: JobRecord) -> int:
@@ -588,11 +604,11 @@ class Store:
     def cancel(self, id: JobId, reason: str | None, how: str = "cancel") -> bool:
         """What has not started is cancelled, what runs is asked to stop; False if it was final already."""
         with self._db.transaction() as tx:
-            asked, told = None, reason or stopped_by(how)
-            down = self.put_down(tx, "cancel", id, told, by=self.by())
+            asked, told = None, reason or default_stop_reason(how)
+            down = self.cancel_or_hold(tx, "cancel", id, told, by=self.by())
             if not down and (asked := self.ask_to_stop(tx, id, how, reason)) is None:
                 # It may have been given back meanwhile.
-                down = self.put_down(tx, "cancel", id, told, by=self.by())
+                down = self.cancel_or_hold(tx, "cancel", id, told, by=self.by())
             if not down and asked is None:
                 return False
             if down:
@@ -600,9 +616,9 @@ class Store:
         with suppress(StoreError):  # it is asked for: what is left is done by others, later
             if asked is None:
                 self.settle()
-                self.ring_handed()
+                self.wake_for_granted()
             else:
-                self.presence.knock(asked)
+                self.node_wakeups.wake_node(asked)
         return True
 
     def cancel_all(self, ids: Sequence[JobId], reason: str | None) -> int:
@@ -612,7 +628,7 @@ class Store:
             with self._db.transaction() as tx:
                 gone = []
                 for id in sorted(ids[start : start + 500]):
-                    if self.put_down(tx, "cancel", id, reason or "cancelled"):
+                    if self.cancel_or_hold(tx, "cancel", id, reason or "cancelled"):
                         count += 1
                         gone.append(id)
                     elif (node := self.ask_to_stop(tx, id, "cancel", reason)) is not None:
@@ -621,12 +637,12 @@ class Store:
                 self.limits.moved(tx, gone)
         with suppress(StoreError):  # as in cancel
             self.settle()
-            self.ring_handed()
+            self.wake_for_granted()
             for node in asked:
-                self.presence.knock(node)
+                self.node_wakeups.wake_node(node)
         return count
 
-    def ask_to_stop(self, tx: Tx, id: JobId, how: str, reason: str | None) -> int | None:
+    def ask_to_stop(self, tx: Transaction, id: JobId, how: str, reason: str | None) -> int | None:
         """Which node was asked; None if none runs it.
 
         A job holds its own row while its `transaction()` is open.  Its node is told then, and the row is not: if the
@@ -688,7 +704,7 @@ class Store:
 
     def _ring_all(self) -> None:
         with suppress(StoreError):  # it is done: nodes look every second anyway
-            self.presence.ring(self.namespace, None)
+            self.node_wakeups.ring(self.namespace, None)
 
 
 def _size(count: int) -> int:

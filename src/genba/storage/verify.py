@@ -13,11 +13,11 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from genba.client.event import unfold
-from genba.domain.history_check import Fault, Kind, Replay
-from genba.domain.limits import LIMIT, RATE, STRIPE, Needs, read_needs
+from genba.domain.history_check import Fault, FaultKind, HistoryCheck
+from genba.domain.limits import LIMIT, ORDERED, RATE, SlotNeeds, read_needs
 from genba.domain.states import FINAL, State
 from genba.domain.untrusted_json import UNREADABLE
-from genba.storage.engines.database import Database, Row, Snapshot
+from genba.storage.engines.database import Database, DatabaseSnapshot, Row
 from genba.storage.records import JobId, Micros
 
 SHOWN = 1000  # faults that are kept in words; all are counted
@@ -32,7 +32,7 @@ _SILENT = '"history":"final"'
 
 
 @dataclass
-class Certificate:
+class VerifyReport:
     """What was read, and what is wrong with it; nothing, if `faults` is empty."""
 
     jobs: int = 0
@@ -53,7 +53,7 @@ class Certificate:
             if len(self.faults) < SHOWN:
                 self.faults.append(fault)
 
-    def blame(self, kind: Kind, which: str, words: str) -> None:
+    def blame(self, kind: FaultKind, which: str, words: str) -> None:
         self.add(Fault(kind, which, words))
 
 
@@ -91,13 +91,13 @@ class _Attempt(NamedTuple):
     known: bool
 
 
-def verify(database: Database, namespace: str) -> Certificate:
+def verify(database: Database, namespace: str) -> VerifyReport:
     """Whether no job of `namespace` was lost or finished twice, no limit exceeded, and no move illegal."""
-    found = Certificate()
+    found = VerifyReport()
     with database.snapshot() as snapshot:
         _read_file(snapshot, found)
         for id, words in snapshot.rows("verify_arguments", namespace=namespace):
-            found.blame(Kind.LOST, f"job {id}", words)
+            found.blame(FaultKind.LOST, f"job {id}", words)
         replay = _replay(snapshot, namespace, found)
         held = _read_jobs(snapshot, namespace, replay, found)
         for fault in replay.lost():
@@ -107,23 +107,23 @@ def verify(database: Database, namespace: str) -> Certificate:
             _read_runs(snapshot, namespace, found)
         for name, moment, first, last in snapshot.rows("verify_ticks", namespace=namespace):
             found.blame(
-                Kind.TWICE,
+                FaultKind.TWICE,
                 f"schedule {name}",
                 f"its moment {moment} was run by job {first} and job {last}",
             )
     return found
 
 
-def _read_file(snapshot: Snapshot, found: Certificate) -> None:
+def _read_file(snapshot: DatabaseSnapshot, found: VerifyReport) -> None:
     for (said,) in snapshot.rows("verify_file"):
         if said != "ok":
-            found.blame(Kind.DAMAGED, "the file", str(said))
+            found.blame(FaultKind.DAMAGED, "the file", str(said))
 
 
-def _replay(snapshot: Snapshot, namespace: str, found: Certificate) -> Replay:
+def _replay(snapshot: DatabaseSnapshot, namespace: str, found: VerifyReport) -> HistoryCheck:
     pruned = next(snapshot.rows("verify_since", namespace=namespace), (0,))[0]
     found.complete = not pruned
-    replay = Replay(found.complete)
+    replay = HistoryCheck(found.complete)
     latest = back = 0
     for at, kind, job_id, data in snapshot.rows("verify_events", namespace=namespace):
         found.events += 1
@@ -139,19 +139,21 @@ def _replay(snapshot: Snapshot, namespace: str, found: Certificate) -> Replay:
 
 
 def _told(
-    at: Micros, kind: str, job_id: JobId | None, data: bytes | None, found: Certificate
+    at: Micros, kind: str, job_id: JobId | None, data: bytes | None, found: VerifyReport
 ) -> Iterator[tuple[JobId, str]]:
     for one in unfold(kind, at, job_id, data):
         if one.data.get("data") == UNREADABLE or "jobs" in one.data:
             found.blame(
-                Kind.DAMAGED, "an event", f"the data of the {kind} event of {at} cannot be read"
+                FaultKind.DAMAGED,
+                "an event",
+                f"the data of the {kind} event of {at} cannot be read",
             )
         elif one.job_id is not None and one.job_id >= 0:
             yield one.job_id, one.kind
 
 
 def _read_jobs(
-    snapshot: Snapshot, namespace: str, replay: Replay, found: Certificate
+    snapshot: DatabaseSnapshot, namespace: str, replay: HistoryCheck, found: VerifyReport
 ) -> Counter[str]:
     """Every row, with its attempts and its edges beside it; how many have a slot of each bucket."""
     attempts = _grouped(snapshot.rows("verify_attempts", namespace=namespace))
@@ -178,7 +180,7 @@ def _read_jobs(
         found.attempts += len(history)
         found.add(replay.row(job.id, job.state, silent=job.silent))
         for words in _damage(job, waits):
-            found.blame(Kind.DAMAGED, f"job {job.id}", words)
+            found.blame(FaultKind.DAMAGED, f"job {job.id}", words)
         _compare(job, history, found)
         if job.granted_at is not None and job.state not in _FINAL:
             slots.update(need.name for need in _needs(job.buckets) if need.kind == LIMIT)
@@ -200,12 +202,12 @@ def _grouped(rows: Iterator[Row]) -> Iterator[tuple[JobId, list[Row]]]:
         yield group[0][0], group
 
 
-def _orphaned(group: tuple[JobId, list[Row]], found: Certificate) -> None:
+def _orphaned(group: tuple[JobId, list[Row]], found: VerifyReport) -> None:
     found.attempts += len(group[1])
     if not _Attempt(*group[1][0]).known:
         count = len(group[1])
         found.blame(
-            Kind.LOST,
+            FaultKind.LOST,
             f"job {group[0]}",
             f"it is gone, and its history of {count} attempts is there",
         )
@@ -235,22 +237,22 @@ def _damage(job: _Job, waits: int) -> Iterator[str]:
         yield f"it is {job.state}, and waits for {waits} jobs"
 
 
-def _compare(job: _Job, attempts: Sequence[_Attempt], found: Certificate) -> None:
+def _compare(job: _Job, attempts: Sequence[_Attempt], found: VerifyReport) -> None:
     """A job with its history."""
     which = f"job {job.id}"
     last = job.attempt - (job.state == State.RUNNING)
     numbers = [one.attempt for one in attempts]
     if numbers and numbers[-1] > last:
         words = f"attempt {numbers[-1]} is in its history, and it has had {last}"
-        found.blame(Kind.DAMAGED, which, words)
+        found.blame(FaultKind.DAMAGED, which, words)
     elif not job.silent and last > 0:
         first = numbers[0] if numbers and last > KEPT else 1
         there = set(numbers)
         missing = next((number for number in range(first, last + 1) if number not in there), None)
         if missing is not None:
-            found.blame(Kind.LOST, which, f"attempt {missing} of {last} is not in its history")
+            found.blame(FaultKind.LOST, which, f"attempt {missing} of {last} is not in its history")
     if job.state == State.SUCCEEDED and last <= 0:
-        found.blame(Kind.DAMAGED, which, "it has succeeded, and no attempt was made")
+        found.blame(FaultKind.DAMAGED, which, "it has succeeded, and no attempt was made")
     elif (
         job.state == State.SUCCEEDED
         and numbers
@@ -258,7 +260,7 @@ def _compare(job: _Job, attempts: Sequence[_Attempt], found: Certificate) -> Non
         and attempts[-1].cause != "returned"
     ):
         found.blame(
-            Kind.DAMAGED,
+            FaultKind.DAMAGED,
             which,
             f"it has succeeded, and its last attempt ended by {attempts[-1].cause}",
         )
@@ -267,19 +269,19 @@ def _compare(job: _Job, attempts: Sequence[_Attempt], found: Certificate) -> Non
     for before, after in pairwise(attempts):
         if after.claimed_at is not None and after.claimed_at < before.ended_at - LONG_SLACK:
             words = f"attempt {after.attempt} began before attempt {before.attempt} had ended"
-            found.blame(Kind.TOGETHER, which, words)
+            found.blame(FaultKind.TOGETHER, which, words)
 
 
 def _read_buckets(
-    snapshot: Snapshot, namespace: str, held: Counter[str], found: Certificate
+    snapshot: DatabaseSnapshot, namespace: str, held: Counter[str], found: VerifyReport
 ) -> None:
     for name, taken, ordered, per, _ in snapshot.rows("verify_buckets", namespace=namespace):
         if per is None and not ordered and taken != held.get(name, 0):
             words = f"it counts {taken} slots that are taken, and {held.get(name, 0)} jobs have one"
-            found.blame(Kind.LIMIT, f"bucket {name}", words)
+            found.blame(FaultKind.LIMIT, f"bucket {name}", words)
 
 
-def _read_runs(snapshot: Snapshot, namespace: str, found: Certificate) -> None:
+def _read_runs(snapshot: DatabaseSnapshot, namespace: str, found: VerifyReport) -> None:
     """Attempts in the order in which they began: of each bucket, how many were under way at a time."""
     most: dict[str, int] = dict(snapshot.rows("verify_limits", namespace=namespace))
     under_way: dict[str, list[Micros]] = {}
@@ -290,7 +292,7 @@ def _read_runs(snapshot: Snapshot, namespace: str, found: Certificate) -> None:
         if row % 10_000 == 0:  # buckets that nobody is in any more
             under_way = {name: ends for name, ends in under_way.items() if max(ends) > began}
         for need in _needs(buckets):
-            allowed = 1 if need.kind == STRIPE else most.get(need.template)
+            allowed = 1 if need.kind == ORDERED else most.get(need.template)
             if need.kind == RATE or allowed is None or need.name in exceeded:
                 continue
             ends = under_way.setdefault(need.name, [])
@@ -300,11 +302,11 @@ def _read_runs(snapshot: Snapshot, namespace: str, found: Certificate) -> None:
             if len(ends) > allowed:
                 exceeded.add(need.name)
                 words = f"with job {id} {len(ends)} ran at a time, and {allowed} may"
-                found.blame(Kind.LIMIT, f"bucket {need.name}", words)
+                found.blame(FaultKind.LIMIT, f"bucket {need.name}", words)
 
 
 _NEVER = 1 << 62
 
 
-def _needs(written: str | None) -> Needs:
+def _needs(written: str | None) -> SlotNeeds:
     return read_needs(written) if written else ()

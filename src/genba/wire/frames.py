@@ -14,12 +14,12 @@ import msgspec
 
 # node → worker: [BUNCH, serial, jobs], [STOP, seat, place], [EXIT], [SHARE, seats], [ASK, serial, job, conditions],
 #                [EACH, serial, jobs]: a bunch, each job in a process of its own
-BUNCH, STOP, EXIT, SHARE, ASK, EACH = range(6)
+BUNCH, STOP, EXIT, SHARE, CHECK_CONDITIONS, FORK_PER_JOB = range(6)
 # worker → node: [READY, pid], [BELL], [RESULTS, [result, …]], [ANSWER, [serial, ways, wait, said, error]]
-READY, BELL, RESULTS, ANSWER = range(4)
+READY, RESULTS_READY, RESULTS, CONDITIONS_CHECKED = range(4)
 
 
-RETURNED, RAISED, STOPPED, UNFIT, APPLIED = range(
+RETURNED, RAISED, STOPPED, BAD_ARGUMENTS, APPLIED = range(
     5
 )  # how the call ended; APPLIED: the job has written its end itself
 
@@ -28,7 +28,7 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder()
 
 
-class Job(NamedTuple):
+class JobMessage(NamedTuple):
     """A job as it travels to a worker."""
 
     id: int
@@ -39,13 +39,13 @@ class Job(NamedTuple):
     extra: tuple[Any, ...] | None  # (options, retries, crashes, saved): None when all are as usual
 
 
-TASK, ARGS = Job._fields.index("task"), Job._fields.index("args")
+TASK, ARGS = JobMessage._fields.index("task"), JobMessage._fields.index("args")
 
 # A Result without its names: what is made for each job should not cost more than it must.
-Bare = tuple[int, int, int, bytes | None, int, int, int | None, int, dict[str, Any] | None]
+BareResult = tuple[int, int, int, bytes | None, int, int, int | None, int, dict[str, Any] | None]
 
 
-class Result(NamedTuple):
+class JobResult(NamedTuple):
     """How one call ended; `at` is the job's place in its bunch."""
 
     serial: int

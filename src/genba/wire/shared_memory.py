@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from genba.wire.frames import Bare
+from genba.wire.frames import BareResult
 
 IDLE, RUNNING, DONE = range(3)  # phases of the status word
 
@@ -42,15 +42,15 @@ _LOG = _RING + _RING_SIZE
 LOG_END = (
     1 << 15
 )  # of what a job writes, so much from the beginning and so much from the end is kept
-SIZE = _LOG + 2 * LOG_END
+SHARED_MEMORY_SIZE = _LOG + 2 * LOG_END
 
 
-class Slate:
+class SharedMemory:
     """The shared memory of one worker, from either side."""
 
     def __init__(self, fd: int, at: int = 0) -> None:
         self._fd = fd
-        self._map = mmap.mmap(fd, SIZE, offset=at * SIZE)
+        self._map = mmap.mmap(fd, SHARED_MEMORY_SIZE, offset=at * SHARED_MEMORY_SIZE)
         self._words = memoryview(self._map).cast("Q")
         head = self._words[_HEAD]
         self._head = (
@@ -61,17 +61,17 @@ class Slate:
     @staticmethod
     def create() -> int:
         fd = os.memfd_create("genba-slate", os.MFD_CLOEXEC)
-        os.ftruncate(fd, SIZE)
+        os.ftruncate(fd, SHARED_MEMORY_SIZE)
         return fd
 
     @staticmethod
-    def make_room(fd: int, seats: int) -> None:
+    def grow(fd: int, seats: int) -> None:
         """For so many jobs at a time; it never gets smaller."""
-        os.ftruncate(fd, max(os.fstat(fd).st_size, SIZE * (seats + 1)))
+        os.ftruncate(fd, max(os.fstat(fd).st_size, SHARED_MEMORY_SIZE * (seats + 1)))
 
-    def seat(self, number: int) -> Slate:
+    def seat(self, number: int) -> SharedMemory:
         """That of one job among several."""
-        return Slate(self._fd, number + 1)
+        return SharedMemory(self._fd, number + 1)
 
     def close(self) -> None:
         self._words.release()
@@ -87,7 +87,7 @@ class Slate:
     def started(self) -> int:
         return self._words[_STARTED]
 
-    def move(self, pid: int) -> None:
+    def set_job_pid(self, pid: int) -> None:
         """From now on jobs run in that process, and not in the worker itself."""
         self._words[_PID] = pid
 
@@ -117,15 +117,15 @@ class Slate:
         """The next signal is the death of this job, which has a process of its own."""
         self._words[_DOOMED] = place + 1
 
-    def doomed(self) -> int | None:
+    def marked_for_kill(self) -> int | None:
         word = self._words[_DOOMED]
         return word - 1 if word else None
 
-    def hit(self) -> None:
+    def mark_signalled(self) -> None:
         """Somebody else than the node has told this worker to go."""
         self._words[_HIT] = 1
 
-    def was_hit(self) -> bool:
+    def was_signalled(self) -> bool:
         return self._words[_HIT] != 0
 
     def drain(self) -> None:
@@ -141,7 +141,7 @@ class Slate:
         self._words[_SEEN] = place + 1
         return self._words[_STOP] == place + 1 or self._words[_DRAIN] in (1, place + 2)
 
-    def has_looked(self, place: int) -> bool:
+    def has_checked_stop(self, place: int) -> bool:
         return self._words[_SEEN] == place + 1
 
     # what it holds
@@ -248,7 +248,7 @@ class Slate:
 
     # results: a ring that outlives its writer, one after the other, so that all that is there can be read at once
 
-    def put(self, result: Bare) -> bool:
+    def put(self, result: BareResult) -> bool:
         """False if there is no room: send it by the socket."""
         body = _encoder.encode(result)
         size = len(body)

@@ -11,7 +11,7 @@ import threading
 from contextlib import suppress
 from typing import Any, Protocol, TextIO
 
-from genba.wire import LOG_END, Slate
+from genba.wire import LOG_END, SharedMemory
 
 _LONGEST = 2 * LOG_END  # of one text: what is longer is cut before it costs anything
 
@@ -23,9 +23,9 @@ class Sink(Protocol):
 class Capture:
     """One worker's log; between jobs, what is printed goes where it always went."""
 
-    def __init__(self, slate: Slate) -> None:
+    def __init__(self, memory: SharedMemory) -> None:
         self.on = False
-        self.sink: Sink = slate
+        self.sink: Sink = memory
         self._lock = threading.RLock()
         os.register_at_fork(after_in_child=self._after_fork)
 

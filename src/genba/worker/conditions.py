@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from genba import wire
-from genba.options.conditions import Candidate, Conditions, Verdict, arity, ask
-from genba.options.table import DEFAULT_OPTIONS, Snapshot, shown
+from genba.options.conditions import Candidate, Conditions, Readiness, arity, ask
+from genba.options.table import DEFAULT_OPTIONS, OptionsSnapshot, changed_options
 
 
-class Questioning:
+class ConditionChecker:
     def __init__(
         self,
         conditions: Conditions,
@@ -24,7 +24,7 @@ class Questioning:
         self._by_name = by_name
         self.name = "?"  # of the condition that is being asked
 
-    def ask(self, job: wire.Job, names: Sequence[str]) -> Verdict:
+    def ask(self, job: wire.JobMessage, names: Sequence[str]) -> Readiness:
         """What these conditions say of the job, all of them together."""
         self._named = {self._conditions.named[name]: name for name in names}
         return ask(
@@ -36,13 +36,15 @@ class Questioning:
         answer = fn(job) if arity(fn) else fn()
         return self._loop().run_until_complete(answer) if inspect.iscoroutine(answer) else answer
 
-    def _candidate(self, job: wire.Job) -> Candidate:
+    def _candidate(self, job: wire.JobMessage) -> Candidate:
         options, retries, crashes, _ = job.extra or (None, 0, 0, None)
         return Candidate(
             id=job.id,
             task=job.task,
             args=self._by_name(job.task, job.args),
-            options=shown(Snapshot.read(options.encode()).onto(DEFAULT_OPTIONS)) if options else {},
+            options=changed_options(OptionsSnapshot.read(options.encode()).onto(DEFAULT_OPTIONS))
+            if options
+            else {},
             attempt=job.attempt,
             retries=retries,
             crashes=crashes,

@@ -24,7 +24,7 @@ def main(argv: list[str]) -> NoReturn:
     target, title, slot = argv[1:4]
     for fd in FDS:
         os.set_inheritable(fd, False)
-    sock, tokens, slate = FDS
+    sock, tokens, memory = FDS
     adopt_orphans()
     set_title(title)
     try:
@@ -34,7 +34,7 @@ def main(argv: list[str]) -> NoReturn:
         leave(IMPORT_FAILED)
     code = 1
     try:
-        run(app, int(slot), socket.socket(fileno=sock), tokens, slate)
+        run(app, int(slot), socket.socket(fileno=sock), tokens, memory)
         code = 0
     except SystemExit as leaving:
         code = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)

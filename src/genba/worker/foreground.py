@@ -26,17 +26,21 @@ class _Outbox(socket.socket):
                 self.results += message[1]
 
 
-def run_here(
-    app: App, serial: int, job: wire.Job, slate: wire.Slate, clock: Clock | None = None
+def run_in_foreground(
+    app: App,
+    serial: int,
+    job: wire.JobMessage,
+    memory: wire.SharedMemory,
+    clock: Clock | None = None,
 ) -> list[list[Any]]:
     """Run it inside the app's lifespans; gives its result, as a worker sends it."""
     tokens, token_in = os.pipe()
     with _Outbox() as outbox:
         try:
-            worker = Worker(app, outbox, tokens, slate, clock)
+            worker = Worker(app, outbox, tokens, memory, clock)
             with closing(worker), worker.surroundings():
                 worker.run_one(serial, job)
-            return [*slate.take(), *outbox.results]
+            return [*memory.take(), *outbox.results]
         finally:
             os.close(tokens)
             os.close(token_in)

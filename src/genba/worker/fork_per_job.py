@@ -16,7 +16,7 @@ from typing import Any
 from genba import wire
 
 
-class Box:
+class ResultFile:
     """What the process of a job leaves to its worker."""
 
     def __init__(self) -> None:

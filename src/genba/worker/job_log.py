@@ -7,19 +7,19 @@ import os
 from typing import Any
 
 from genba.client.current_job import find_job
-from genba.log_lines import JOBS_AS, Line, LineHandler
+from genba.log_lines import JOB_LOG_VARIABLE, LineFormatter, LineHandler
 
 
-class JobLines:
+class JobLog:
     """Every record of `logging` in this process becomes a line that names the job it comes from."""
 
     def __init__(self) -> None:
-        asked = os.environ.get(JOBS_AS)
+        asked = os.environ.get(JOB_LOG_VARIABLE)
         self._handler: LineHandler | None = None
         if not asked:
             return
         form, _, node = asked.partition(" ")
-        self._handler = LineHandler(os.dup(2), Line(form, {"node": node}, _job))
+        self._handler = LineHandler(os.dup(2), LineFormatter(form, {"node": node}, _job))
         root = logging.getLogger()
         if not root.handlers:  # the app has nothing to say about it
             root.setLevel(logging.INFO)

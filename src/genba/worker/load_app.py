@@ -68,14 +68,14 @@ def _is_app(value: object) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class ImportFailure:
     """Why there is no app: `message` says it all, `frames` shows the lines of the user's code that led there."""
 
     message: str
     frames: str = ""
 
 
-def explain(target: str, error: BaseException) -> Failure:
+def explain(target: str, error: BaseException) -> ImportFailure:
     """What went wrong, as seen by who wrote the app: our own frames only with GENBA_TRACEBACK=1."""
     seen = traceback.TracebackException.from_exception(error)
     theirs = [frame for frame in seen.stack if not _is_ours(frame.filename)]
@@ -87,11 +87,11 @@ def explain(target: str, error: BaseException) -> Failure:
         advice = "; name it as `import` does, and start in the folder that has it"
     message = f"cannot import {target}: {reason}{advice}"
     if os.environ.get("GENBA_TRACEBACK") == "1" or _is_our_fault(error, seen, theirs):
-        return Failure(message, "".join(seen.format()))
+        return ImportFailure(message, "".join(seen.format()))
     if not theirs and not isinstance(error, SyntaxError):
-        return Failure(message)
+        return ImportFailure(message)
     _hide_ours(seen)
-    return Failure(message, "".join(seen.format()).removesuffix(end))
+    return ImportFailure(message, "".join(seen.format()).removesuffix(end))
 
 
 def _end(error: BaseException, seen: traceback.TracebackException) -> str:

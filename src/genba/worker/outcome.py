@@ -13,39 +13,42 @@ from genba import wire
 from genba.client.current_job import RunningJob
 from genba.client.task import Task
 from genba.domain.duration import duration
-from genba.domain.outcome import Wish
+from genba.domain.outcome import OutcomeRequest
 from genba.domain.states import PANIC
 from genba.errors import BadOption, FailJob, RetryJob, Stopped
-from genba.options.table import Snapshot
+from genba.options.table import OptionsSnapshot
 
 ERROR_LIMIT = 64 * 1024
 MESSAGE_LIMIT = 8 * 1024
 
-Told = tuple[
+CallOutcome = tuple[
     int, bytes | None, dict[str, Any] | None
 ]  # outcome, result or error, and whatever else there is to say
 
 
-class Unfit(Exception):
+class UnfitArguments(Exception):
     """The job's arguments are not those of its task."""
 
 
-def returned(task: Task[..., Any], value: Any) -> Told:
+def returned(task: Task[..., Any], value: Any) -> CallOutcome:
     payload, lost = task.arguments.encode_result(value)
     reason = {"reason": clean(f"the result could not be kept: {lost}")} if lost else None
     return wire.RETURNED, payload, reason
 
 
 def raised(
-    job: wire.Job, error: BaseException, asked: Callable[[], bool], moment: Callable[[Any], int]
-) -> Told:
+    job: wire.JobMessage,
+    error: BaseException,
+    asked: Callable[[], bool],
+    moment: Callable[[Any], int],
+) -> CallOutcome:
     """`asked`: whether the job should stop; `moment`: what a text means."""
     match error:
         case Stopped() | asyncio.CancelledError():
             # One that nobody asked for is an exception like any other, and counted, or it would run for ever.
             return wire.STOPPED if asked() else wire.RAISED, describe(error), None
-        case Unfit():
-            return wire.UNFIT, None, {"reason": str(error)}
+        case UnfitArguments():
+            return wire.BAD_ARGUMENTS, None, {"reason": str(error)}
         case FailJob():
             return (
                 wire.RAISED,
@@ -62,7 +65,7 @@ def raised(
             )
 
 
-def _retry(error: RetryJob, moment: Callable[[Any], int]) -> Told:
+def _retry(error: RetryJob, moment: Callable[[Any], int]) -> CallOutcome:
     wanted: dict[str, Any] = {"wants": "retry", "reason": text(error) or "RetryJob"}
     try:
         if error.delay is not None:
@@ -74,21 +77,21 @@ def _retry(error: RetryJob, moment: Callable[[Any], int]) -> Told:
     return wire.RAISED, describe(error), wanted
 
 
-def _worth_a_retry(job: wire.Job, error: BaseException) -> bool:
+def _worth_a_retry(job: wire.JobMessage, error: BaseException) -> bool:
     """Whether the job's rule says nothing against another try after this one."""
     options = job.extra[0] if job.extra else None
     if not options or not ('"on":' in options or '"never":' in options):
         return True
-    return Snapshot.read(options.encode()).retry_rule().covers(type(error))
+    return OptionsSnapshot.read(options.encode()).retry_rule().covers(type(error))
 
 
-def as_wished(
+def apply_requests(
     job: RunningJob,
     left_open: bool,
     outcome: int,
     payload: bytes | None,
     extra: dict[str, Any] | None,
-) -> Told:
+) -> CallOutcome:
     """With what the job has told and asked for; `left_open`: its transaction was not over."""
     if job.told is not None:
         extra = {**(extra or {}), "progress": job.told}
@@ -112,7 +115,7 @@ def as_wished(
     return outcome, wish.result, {**(extra or {}), "reason": None, **_wanted(wish)}
 
 
-def _wanted(wish: Wish) -> dict[str, Any]:
+def _wanted(wish: OutcomeRequest) -> dict[str, Any]:
     wanted: dict[str, Any] = {"wants": wish.wants, "free": wish.free}
     if wish.reason is not None:
         wanted["reason"] = wish.reason

@@ -13,7 +13,7 @@ from typing import Any
 from genba import wire
 from genba.client.task import Task
 from genba.options.table import Options, Policy
-from genba.worker.fork_per_job import Box
+from genba.worker.fork_per_job import ResultFile
 from genba.worker.worker import Worker
 
 TIMES = 20  # Python has learnt after eight
@@ -42,17 +42,17 @@ def rehearse() -> None:
     app: Any = Stage()
     node, sock = socket.socketpair()
     tokens, token_in = os.pipe()
-    shared = wire.Slate.create()
-    slate, box = wire.Slate(shared), Box()
+    shared = wire.SharedMemory.create()
+    memory, box = wire.SharedMemory(shared), ResultFile()
     with node, sock:
-        worker = Worker(app, sock, tokens, slate)
-        job = wire.Job(1, 1, 1, app.task.name, app.task.call().args, None)
+        worker = Worker(app, sock, tokens, memory)
+        job = wire.JobMessage(1, 1, 1, app.task.name, app.task.call().args, None)
         for serial in range(TIMES):
             worker.run_one(serial, job)
-            for result in slate.take():
+            for result in memory.take():
                 box.leave(tuple(result))
             box.take()
     box.close()
-    slate.close()
+    memory.close()
     for fd in (tokens, token_in, shared):
         os.close(fd)

@@ -14,7 +14,7 @@ _INSTALLED = tuple(
 )
 
 
-class Watch:
+class FileWatch:
     """The files of all imported modules that are not installed packages, as they are now, and `also` these."""
 
     def __init__(self, also: Iterable[str] = ()) -> None:

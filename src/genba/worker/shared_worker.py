@@ -18,19 +18,19 @@ from genba.client import current_job
 from genba.client.current_job import RunningJob
 from genba.enqueue import trace
 from genba.worker.cleanup import children, end_strays
-from genba.worker.job_log import JobLines
-from genba.worker.outcome import Told, returned
+from genba.worker.job_log import JobLog
+from genba.worker.outcome import CallOutcome, returned
 from genba.worker.worker import BELL_AFTER, App, Packed, Worker
 
-_BELL = wire.frame((wire.BELL,))
+_BELL = wire.frame((wire.RESULTS_READY,))
 
 
-class Sitting:
+class JobInSlot:
     """One job at a seat.  What running code may ask is made when somebody asks."""
 
     __slots__ = ("_job", "_place", "_seat", "made")
 
-    def __init__(self, seat: Seat, place: int, job: Packed) -> None:
+    def __init__(self, seat: WorkerSlot, place: int, job: Packed) -> None:
         self._seat = seat
         self._place = place
         self._job = job
@@ -38,19 +38,24 @@ class Sitting:
 
     def __call__(self) -> RunningJob:
         if self.made is None:
-            self.made = RunningJob(wire.Job(*self._job), self._place, self._seat)
+            self.made = RunningJob(wire.JobMessage(*self._job), self._place, self._seat)
         return self.made
 
 
-class Seat(Worker):
+class WorkerSlot(Worker):
     """A worker within a worker: its job shares the process with those of other seats."""
 
-    tracing = staticmethod(trace.around_async)
+    tracing = staticmethod(trace.trace_async_run)
 
     def __init__(
-        self, app: App, company: Shared, token_fd: int, slate: wire.Slate, lines: JobLines | None
+        self,
+        app: App,
+        company: SharedWorker,
+        token_fd: int,
+        memory: wire.SharedMemory,
+        lines: JobLog | None,
     ) -> None:
-        super().__init__(app, company.sock, token_fd, slate)
+        super().__init__(app, company.sock, token_fd, memory)
         self.lines = lines
         self._company = company
         self.task: asyncio.Task[None] | None = None
@@ -77,9 +82,9 @@ class Seat(Worker):
         self.begun = True
         place = self._place
         started = self._started = self._clock.now()
-        self._slate.begin(place, started)
-        sitting = Sitting(self, place, job)
-        current_job.enter_task(sitting)
+        self._memory.begin(place, started)
+        sitting = JobInSlot(self, place, job)
+        current_job.set_current_job_of_task(sitting)
         try:
             task, callee, args, kwargs = self._prepared(job[wire.TASK], job[wire.ARGS])
             value = await callee.call_here(args, kwargs)
@@ -87,35 +92,35 @@ class Seat(Worker):
             told = returned(task, value)
         except BaseException as error:  # noqa: BLE001  whatever the user's code raises ends this attempt, and only it
             self._end_if_forked(error)
-            told = self._raised(wire.Job(*job), error)
+            told = self._raised(wire.JobMessage(*job), error)
         try:
             self._stand_up(serial, index, sitting.made, told)
         except BaseException as error:  # noqa: BLE001  ours, not the job's
             self._company.fail(error)
 
-    def _stand_up(self, serial: int, index: int, job: RunningJob | None, told: Told) -> None:
-        place, slate, company = self._place, self._slate, self._company
+    def _stand_up(self, serial: int, index: int, job: RunningJob | None, told: CallOutcome) -> None:
+        place, memory, company = self._place, self._memory, self._company
         outcome, payload, extra = told
         if job is not None:
             outcome, payload, extra = self._as_asked(job, outcome, payload, extra)
-            if slate.locked(place):
+            if memory.locked(place):
                 extra = {**(extra or {}), "locks": True}
-        logged = slate.logged()
+        logged = memory.logged()
         if logged and outcome != wire.APPLIED:
-            extra = {**(extra or {}), "log": slate.log()}
+            extra = {**(extra or {}), "log": memory.log()}
         # The CPU time of one among several is not known.
         ended = self._clock.now()
         company.tell(
             (serial, index, outcome, payload, self._started, ended, None, company.peak(), extra)
         )
-        slate.done(place)
+        memory.done(place)
         if logged:
-            slate.forget_log()
+            memory.forget_log()
         self.task = None
         company.ended(self)
 
 
-class Shared:
+class SharedWorker:
     """The seats of one worker, while it is shared."""
 
     def __init__(
@@ -126,11 +131,11 @@ class Shared:
         self.sock = sock
         self._token_fd = token_fd
         self._frames = frames
-        self._slate = worker.slate
-        self._seats: list[Seat] = []
-        self._free: list[Seat] = []
-        self._busy: set[Seat] = set()
-        self._fresh: list[Seat] = []  # what they were given has not begun
+        self._memory = worker.memory
+        self._seats: list[WorkerSlot] = []
+        self._free: list[WorkerSlot] = []
+        self._busy: set[WorkerSlot] = set()
+        self._fresh: list[WorkerSlot] = []  # what they were given has not begun
         self._waiting: deque[tuple[int, int, Packed]] = (
             deque()
         )  # (serial, index, job) of which we may have a token
@@ -147,8 +152,10 @@ class Shared:
         """Until the node takes the seats away again, or hangs up; takes and gives what was heard beyond that."""
         loop = self._loop = asyncio.get_running_loop()
         while len(self._seats) < count:
-            slate = self._slate.seat(len(self._seats))
-            self._seats.append(Seat(self._app, self, self._token_fd, slate, self._worker.lines))
+            memory = self._memory.seat(len(self._seats))
+            self._seats.append(
+                WorkerSlot(self._app, self, self._token_fd, memory, self._worker.lines)
+            )
         self._free = self._seats[:count]
         self._waiting.clear()  # taken back, if there is anything
         self._over: asyncio.Future[None] = loop.create_future()
@@ -164,9 +171,9 @@ class Shared:
 
     def write(self, text: bytes) -> None:
         """What is printed goes to the job that prints; what no job prints, to nobody's log."""
-        slate = current_job.find_slate()
-        if slate is not None:
-            slate.write(text)
+        memory = current_job.find_memory()
+        if memory is not None:
+            memory.write(text)
 
     def bow_out(self) -> None:
         """Somebody wants this process to go: no more jobs after these."""
@@ -214,12 +221,12 @@ class Shared:
             self._peak = int(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
         return self._peak
 
-    def tell(self, result: wire.Bare) -> None:
-        if not self._slate.put(result):
+    def tell(self, result: wire.BareResult) -> None:
+        if not self._memory.put(result):
             self.sock.sendall(wire.frame((wire.RESULTS, [result])))
         self._untold = True
 
-    def ended(self, seat: Seat) -> None:
+    def ended(self, seat: WorkerSlot) -> None:
         self._busy.discard(seat)
         self._free.append(seat)
         if not self._busy and children() is not None:

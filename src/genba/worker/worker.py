@@ -28,19 +28,27 @@ from genba.client.current_job import RunningJob
 from genba.client.task import Task
 from genba.domain.clock import Clock, SystemClock
 from genba.domain.duration import to_datetime
-from genba.domain.outcome import Report
+from genba.domain.outcome import AttemptReport
 from genba.enqueue import trace
 from genba.errors import BadArguments, GenbaError, Stopped
 from genba.options.conditions import Conditions
-from genba.signal_safe import between
+from genba.signal_safe import stop_when_safe
 from genba.worker import event_loop
 from genba.worker.capture import Capture
 from genba.worker.cleanup import children, end_forked, end_strays, forks, threads, threads_left
-from genba.worker.conditions import Questioning
-from genba.worker.fork_per_job import Box, draw_others
-from genba.worker.job_log import JobLines
+from genba.worker.conditions import ConditionChecker
+from genba.worker.fork_per_job import ResultFile, draw_others
+from genba.worker.job_log import JobLog
 from genba.worker.middleware import Callee, LifespanFailed, Middleware, enter
-from genba.worker.outcome import Told, Unfit, as_wished, describe, raised, returned, text
+from genba.worker.outcome import (
+    CallOutcome,
+    UnfitArguments,
+    apply_requests,
+    describe,
+    raised,
+    returned,
+    text,
+)
 from genba.worker.process import die_like, leave
 
 Packed = Sequence[Any]  # a wire.Job as it came; most jobs never need it by names
@@ -88,7 +96,7 @@ def main(
     fork: Callable[[], int] = os.fork,
 ) -> None:
     """Run jobs until the node hangs up; `fork` is for those that have a process of their own."""
-    worker = Worker(app, sock, token_fd, wire.Slate(shm_fd), fork=fork)
+    worker = Worker(app, sock, token_fd, wire.SharedMemory(shm_fd), fork=fork)
     signal.signal(signal.SIGTERM, worker.on_sigterm)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
@@ -105,14 +113,14 @@ class _Dismissed(BaseException):
 
 
 class Worker:
-    tracing: Callable[..., Any] = staticmethod(trace.around)
+    tracing: Callable[..., Any] = staticmethod(trace.trace_run)
 
     def __init__(
         self,
         app: App,
         sock: socket.socket,
         token_fd: int,
-        slate: wire.Slate,
+        memory: wire.SharedMemory,
         clock: Clock | None = None,
         fork: Callable[[], int] = os.fork,
     ) -> None:
@@ -120,7 +128,7 @@ class Worker:
         self._tasks = app.task_table()
         self._sock = sock
         self._tokens = token_fd
-        self._slate = slate
+        self._memory = memory
         self._frames = wire.Frames()
         self._bunches: list[tuple[int, list[list[Any]], bool]] = []
         self._questions: list[list[Any]] = []
@@ -134,7 +142,7 @@ class Worker:
         self._peak = 0
         self._place = 0
         self._fork = fork
-        self._box: Box | None = None
+        self._box: ResultFile | None = None
         self._child = 0  # the process that runs the job, if it is not this one
         self._stoppable: Callable[[], None] | None = None
         self._bow_out: Callable[[], None] | None = None  # while it runs several jobs at a time
@@ -153,8 +161,8 @@ class Worker:
         self._clock = clock or SystemClock()
         self._middleware: Middleware | None = None
         self._surround_calls()
-        self._capture = Capture(slate)
-        self.lines: JobLines | None = None
+        self._capture = Capture(memory)
+        self.lines: JobLog | None = None
         self._outside: int | None = None
         self._shared: Any = None
         self._started = 0
@@ -164,8 +172,8 @@ class Worker:
     # what a running job may ask for
 
     @property
-    def slate(self) -> wire.Slate:
-        return self._slate
+    def memory(self) -> wire.SharedMemory:
+        return self._memory
 
     def inside(self) -> Any:
         self._app.store.install()  # once; not while a transaction is open
@@ -189,12 +197,12 @@ class Worker:
     def by_name(self, task: str, payload: bytes) -> dict[str, Any]:
         return self._tasks[task].arguments.by_name(payload)
 
-    def report(self, progress: str | None) -> Report:
-        self._logged = self._slate.logged()
+    def report(self, progress: str | None) -> AttemptReport:
+        self._logged = self._memory.logged()
         usage = resource.getrusage(resource.RUSAGE_SELF)
-        return Report(
+        return AttemptReport(
             progress=progress,
-            log=self._slate.log(),
+            log=self._memory.log(),
             ran=max(0, self._clock.now() - self._started),
             pid=os.getpid(),
             cpu=self._used(_cpu(), max(0, self._clock.now() - self._started)),
@@ -224,13 +232,13 @@ class Worker:
         return entered
 
     def _surround_calls(self) -> None:
-        layers = [*([self.tracing] if trace.wanted() else []), *self._app.middlewares]
+        layers = [*([self.tracing] if trace.tracing() else []), *self._app.middlewares]
         if layers:
             self._middleware = Middleware(layers, self._run_plain, self._run_async)
 
     def capture_output(self) -> None:
         """From now on what this process prints belongs to the job that runs; what lifespans print is nobody's."""
-        self.lines = JobLines()  # of its own way out, which is still there
+        self.lines = JobLog()  # of its own way out, which is still there
         faulthandler.register(signal.SIGUSR1, os.dup(2))  # what hangs can be asked where
         self._outside = self._capture.install()
 
@@ -296,7 +304,7 @@ class Worker:
         ):  # short ones travel in company, and would be gone before anybody could look
             self._show(f"{self._title} {jobs[0][wire.TASK]} #{jobs[0][0]}")
         last = len(jobs) - 1
-        self._slate.move(0)
+        self._memory.set_job_pid(0)
         for index, job in enumerate(jobs):
             token = token or self._next_token()
             if token != mine:
@@ -304,7 +312,7 @@ class Worker:
             token = b""
             if each and index < last:
                 self._run_apart(serial, index, job)
-                self._slate.move(0)
+                self._memory.set_job_pid(0)
             else:
                 self._run(serial, index, job)
         return b""
@@ -317,13 +325,13 @@ class Worker:
         heard = list(self._frames.filled(size))
         while heard:
             message = heard.pop(0)
-            if message[0] in (wire.BUNCH, wire.EACH):
-                self._bunches.append((message[1], message[2], message[0] == wire.EACH))
+            if message[0] in (wire.BUNCH, wire.FORK_PER_JOB):
+                self._bunches.append((message[1], message[2], message[0] == wire.FORK_PER_JOB))
             elif message[0] == wire.EXIT and self._bunches:
                 self._last = True
             elif message[0] == wire.EXIT:
                 self._leaving = True
-            elif message[0] == wire.ASK:
+            elif message[0] == wire.CHECK_CONDITIONS:
                 self._questions.append(message[1:])
             elif message[0] == wire.SHARE:
                 heard = self._share(message[1], heard)
@@ -331,11 +339,11 @@ class Worker:
 
     def _share(self, seats: int, heard: list[list[Any]]) -> list[list[Any]]:
         """Run several jobs at a time, until the node says otherwise."""
-        from genba.worker.shared_worker import Shared
+        from genba.worker.shared_worker import SharedWorker
 
         self._idle = False
         loop = self._event_loop()
-        shared = self._shared = self._shared or Shared(
+        shared = self._shared = self._shared or SharedWorker(
             self, self._app, self._sock, self._tokens, self._frames
         )
         self._capture.on, self._capture.sink = True, shared
@@ -344,7 +352,7 @@ class Worker:
             return loop.run_until_complete(shared.serve(seats, heard))
         finally:
             self._bow_out = None
-            self._capture.on, self._capture.sink = False, self._slate
+            self._capture.on, self._capture.sink = False, self._memory
             self._leaving = self._leaving or shared.leaving
 
     def _ring(self) -> None:
@@ -362,20 +370,20 @@ class Worker:
     def _answer(self, serial: int, job: list[Any], names: list[str]) -> None:
         """Ask these conditions; whoever raises is not ready."""
         self._fork = os.fork  # the user's code has been here, and may have left anything
-        asking = Questioning(self._app.conditions, self._event_loop, self.by_name)
+        asking = ConditionChecker(self._app.conditions, self._event_loop, self.by_name)
         told: list[Any]
         try:
-            verdict = asking.ask(wire.Job(*job), names)
+            verdict = asking.ask(wire.JobMessage(*job), names)
             told = [serial, verdict.ways, verdict.wait, verdict.said, None]
         except BaseException as error:  # noqa: BLE001  whatever the user's code raises is an answer
             told = [serial, (), None, asking.name, describe(error)]
         if children() is not None:
             end_strays(self._kept)
-        self._sock.sendall(wire.frame((wire.ANSWER, told)))
+        self._sock.sendall(wire.frame((wire.CONDITIONS_CHECKED, told)))
 
     # one job
 
-    def run_one(self, serial: int, job: wire.Job) -> None:
+    def run_one(self, serial: int, job: wire.JobMessage) -> None:
         """Without tokens and without a node that listens."""
         self._cpu, self._peak = _cpu(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         self._kept = children() or frozenset()
@@ -385,7 +393,7 @@ class Worker:
         place = self._place = wire.place(serial, index)
         self._signalled = self._missed = False
         started = self._clock.now()
-        self._slate.begin(place, started)
+        self._memory.begin(place, started)
         outcome, payload, extra, ended = self._live(place, job, started)
         cpu = ended - started
         if 0 <= cpu < QUICK:
@@ -413,7 +421,7 @@ class Worker:
         self._started = started
         made: list[RunningJob] = []
         self._packed, self._made = job, made
-        current_job.enter(self._current)
+        current_job.set_current_job(self._current)
         self._capture.on = True
         outcome, payload, extra = self._call(job)
         if self._signalled or made:
@@ -421,10 +429,10 @@ class Worker:
             if made:
                 outcome, payload, extra = self._as_asked(made[0], outcome, payload, extra)
         self._capture.on = False
-        current_job.enter(None)
-        if self._slate.logged() and outcome != wire.APPLIED:
-            extra = {**(extra or {}), "log": self._slate.log()}
-        if self._slate.locked(place):
+        current_job.set_current_job(None)
+        if self._memory.logged() and outcome != wire.APPLIED:
+            extra = {**(extra or {}), "log": self._memory.log()}
+        if self._memory.locked(place):
             extra = {**(extra or {}), "locks": True}
         return outcome, payload, extra, self._clock.now()
 
@@ -432,7 +440,7 @@ class Worker:
         """Made when somebody asks for it."""
         made = self._made
         if not made:
-            made.append(RunningJob(wire.Job(*self._packed), self._place, self))
+            made.append(RunningJob(wire.JobMessage(*self._packed), self._place, self))
         return made[0]
 
     def _without_strays(self, extra: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -440,13 +448,13 @@ class Worker:
         killed = end_strays(self._kept) if children() is not None else 0
         return {**(extra or {}), "strays": killed} if killed else extra
 
-    def _tell(self, place: int, result: wire.Bare) -> None:
-        slate = self._slate
-        if not slate.put(result):
+    def _tell(self, place: int, result: wire.BareResult) -> None:
+        memory = self._memory
+        if not memory.put(result):
             self._sock.sendall(wire.frame((wire.RESULTS, [result])))
-        slate.done(place)
-        if slate.logged():
-            slate.forget_log()
+        memory.done(place)
+        if memory.logged():
+            memory.forget_log()
         self._rung = False
 
     def _ring_soon(self, now: int, after: int) -> None:
@@ -457,13 +465,13 @@ class Worker:
     def _run_apart(self, serial: int, index: int, job: Packed) -> None:
         """In a process of its own.  If that dies we do so too, in the same way: then the node knows how."""
         place = self._place = wire.place(serial, index)
-        box = self._box = self._box or Box()
+        box = self._box = self._box or ResultFile()
         self._signalled, self._missed, self._stoppable = False, False, _not_yet
         pid = self._fork()
         if pid == 0:
             self._be_job(box, place, job)
-        self._slate.move(pid)
-        self._slate.begin(place, self._clock.now())
+        self._memory.set_job_pid(pid)
+        self._memory.begin(place, self._clock.now())
         self._child = pid
         if self._signalled:  # before there was anybody to pass it on to
             self._pass_on(pid)
@@ -489,10 +497,10 @@ class Worker:
 
     def _pass_on(self, pid: int) -> None:
         """The node has sent us a signal; it is for the process of the job."""
-        doomed = self._slate.doomed() == self._place
+        doomed = self._memory.marked_for_kill() == self._place
         os.kill(pid, signal.SIGKILL if doomed else signal.SIGTERM)
 
-    def _be_job(self, box: Box, place: int, job: Packed) -> NoReturn:
+    def _be_job(self, box: ResultFile, place: int, job: Packed) -> NoReturn:
         """Little more than the call: each page that this process writes to is copied, and that is most of its cost."""
         code = 1
         try:
@@ -510,17 +518,17 @@ class Worker:
 
     def _as_asked(
         self, job: RunningJob, outcome: int, payload: bytes | None, extra: dict[str, Any] | None
-    ) -> Told:
+    ) -> CallOutcome:
         """How the call ended, with what the job has told and asked for."""
         left_open = job.leave()
         if job.applied:
             self._tell_late(job, payload if outcome in (wire.RAISED, wire.STOPPED) else None)
             return wire.APPLIED, None, None
-        return as_wished(job, left_open, outcome, payload, extra)
+        return apply_requests(job, left_open, outcome, payload, extra)
 
     def _end_with_threads(self, place: int) -> None:
         """A job that was told to stop is not over while its threads run, and they end only with this process."""
-        if self._threads is not None and self._slate.asked_to_stop() == place:
+        if self._threads is not None and self._memory.asked_to_stop() == place:
             left = threads_left(self._threads)
             if left:
                 self.log(
@@ -530,7 +538,7 @@ class Worker:
 
     def _tell_late(self, job: RunningJob, error: bytes | None) -> None:
         """What happened after the job had ended itself."""
-        log = self._slate.log() if self._slate.logged() > self._logged else None
+        log = self._memory.log() if self._memory.logged() > self._logged else None
         if error is None and log is None:
             return
         try:
@@ -541,7 +549,7 @@ class Worker:
                 f"genba: job {job.id} raised after it had ended itself, and that is lost: {lost}\n"
             )
 
-    def _call(self, job: Packed) -> Told:
+    def _call(self, job: Packed) -> CallOutcome:
         try:
             task, callee, args, kwargs = self._prepared(job[wire.TASK], job[wire.ARGS])
             run = self._run_async if callee.is_async else self._run_plain
@@ -550,7 +558,7 @@ class Worker:
             return returned(task, value)
         except BaseException as error:  # noqa: BLE001  whatever the user's code raises ends this attempt, and only it
             self._end_if_forked(error)
-            return self._raised(wire.Job(*job), error)
+            return self._raised(wire.JobMessage(*job), error)
 
     def _end_if_forked(self, error: BaseException | None = None) -> None:
         if forks() != self._forks:
@@ -563,7 +571,7 @@ class Worker:
         try:
             args, kwargs = task.arguments.decode(payload)
         except BadArguments as error:
-            raise Unfit(f"arguments that no longer fit: {text(error)}") from error
+            raise UnfitArguments(f"arguments that no longer fit: {text(error)}") from error
         return (
             task,
             task if self._middleware is None else self._middleware.around(task),
@@ -571,11 +579,11 @@ class Worker:
             kwargs,
         )
 
-    def _raised(self, job: wire.Job, error: BaseException) -> Told:
+    def _raised(self, job: wire.JobMessage, error: BaseException) -> CallOutcome:
         return raised(
             job,
             error,
-            lambda: self._signalled or self._slate.should_stop(self._place),
+            lambda: self._signalled or self._memory.should_stop(self._place),
             self._app.moment,
         )
 
@@ -625,7 +633,7 @@ class Worker:
 
     def on_sigterm(self, signum: int, frame: Any) -> None:
         """The node wants this job to stop, or somebody wants this process to."""
-        asked = self._slate.asked_to_stop()
+        asked = self._memory.asked_to_stop()
         if asked is None:
             self._go()
         elif asked != self._place:
@@ -645,12 +653,12 @@ class Worker:
         if self._idle:
             self._idle = False
             raise _Dismissed
-        self._slate.hit()
+        self._memory.mark_signalled()
         if self._bow_out is not None:
             self._bow_out()
 
 
-_BELL = wire.frame((wire.BELL,))
+_BELL = wire.frame((wire.RESULTS_READY,))
 
 
 def void(_: object) -> None:
@@ -662,7 +670,7 @@ def _not_yet() -> None:
 
 
 def _raise_stopped() -> None:
-    between(_raise_it)
+    stop_when_safe(_raise_it)
 
 
 def _raise_it() -> None:

@@ -37,7 +37,7 @@ import msgspec
 from genba.worker import event_loop
 from genba.worker.load_app import App, explain, load
 from genba.worker.process import adopt_orphans, give_back_memory, leave, use_huge_pages
-from genba.worker.reload import Watch, suspects
+from genba.worker.reload import FileWatch, suspects
 
 NODE_FD = 3
 IMPORT_FAILED = 3  # exit code
@@ -74,7 +74,7 @@ def main(argv: list[str], run: Run | None = None) -> NoReturn:
         _send_now(node, "IMPORT_FAILED", msgspec.msgpack.encode(told))
         if not reload:
             leave(IMPORT_FAILED)
-        serve(node, None, _never, watch=Watch(suspects(target, error)))
+        serve(node, None, _never, watch=FileWatch(suspects(target, error)))
     _ignore_signals()  # the app may have set its own
 
     title = f"genba-{hello.get('namespace', 'default')}: {node_title}"
@@ -84,7 +84,7 @@ def main(argv: list[str], run: Run | None = None) -> NoReturn:
     give_back_memory()
     use_huge_pages(_HUGE_WITHIN)
     gc.freeze()  # a collection in a worker must not copy every page of the app
-    serve(node, app, run, title, target, Watch() if reload else None, greeting)
+    serve(node, app, run, title, target, FileWatch() if reload else None, greeting)
 
 
 def thread_names() -> list[str]:
@@ -108,7 +108,7 @@ def serve(
     run: Run,
     title: str = "genba",
     target: str = "",
-    watch: Watch | None = None,
+    watch: FileWatch | None = None,
     greeting: bytes | None = None,
 ) -> NoReturn:
     """Start workers on request and report their ends, until the node closes `node`."""
@@ -121,7 +121,13 @@ def serve(
 
 class _Zygote:
     def __init__(
-        self, node: socket.socket, app: App, run: Run, title: str, target: str, watch: Watch | None
+        self,
+        node: socket.socket,
+        app: App,
+        run: Run,
+        title: str,
+        target: str,
+        watch: FileWatch | None,
     ) -> None:
         self._node = node
         self._app = app

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.storage.builders import claimed, enqueued, joined
 
 from genba.domain.clock import ManualClock
-from genba.node.database.lost_claims import LASTING, Doubts
+from genba.node.database.lost_claims import LASTING, LostClaims
 
 SECONDS = LASTING // 1_000_000
 
@@ -13,21 +13,21 @@ SECONDS = LASTING // 1_000_000
 def test_what_a_lost_claim_has_taken_is_found_once(store, clock):
     joined(store)
     ids = enqueued(store, 2)
-    doubts = Doubts(clock)
+    doubts = LostClaims(clock)
     doubts.note(5)
-    assert doubts.found(5, store.of_claim(1, 5)) == []
+    assert doubts.found(5, store.jobs_of_claim(1, 5)) == []
 
     taken = claimed(store, 2, claim=5)  # the server carries it out late, and nobody hears of it
 
-    assert store.of_claim(1, 5) == taken
-    assert [job.id for job in doubts.found(5, store.of_claim(1, 5))] == ids
-    assert doubts.found(5, store.of_claim(1, 5)) == []
-    assert store.of_claim(1, 6) == store.of_claim(2, 5) == []
+    assert store.jobs_of_claim(1, 5) == taken
+    assert [job.id for job in doubts.found(5, store.jobs_of_claim(1, 5))] == ids
+    assert doubts.found(5, store.jobs_of_claim(1, 5)) == []
+    assert store.jobs_of_claim(1, 6) == store.jobs_of_claim(2, 5) == []
 
 
 def test_a_doubt_is_looked_at_until_it_cannot_happen_any_more():
     clock = ManualClock(0)
-    doubts = Doubts(clock)
+    doubts = LostClaims(clock)
     doubts.note(7)
 
     for _ in range(3):
@@ -42,7 +42,7 @@ def test_a_doubt_is_looked_at_until_it_cannot_happen_any_more():
 
 def test_a_doubt_outlives_an_outage_in_which_nobody_could_look():
     clock = ManualClock(0)
-    doubts = Doubts(clock)
+    doubts = LostClaims(clock)
     doubts.note(7)
 
     for _ in range(10):
@@ -52,7 +52,7 @@ def test_a_doubt_outlives_an_outage_in_which_nobody_could_look():
 
 def test_a_look_that_began_too_early_is_not_the_last_one():
     clock = ManualClock(0)
-    doubts = Doubts(clock)
+    doubts = LostClaims(clock)
     doubts.note(7)
 
     assert doubts.open() == [7]

@@ -9,8 +9,8 @@ import pytest
 from tests.storage.builders import TASK, claimed, enqueued, joined, state, states, success
 
 from genba.domain.clock import SystemClock
-from genba.node.database.lost_claims import Doubts
-from genba.node.database.writer import FLOW, MANY, ClaimedJobs, Desk, Ended
+from genba.node.database.lost_claims import LostClaims
+from genba.node.database.writer import FLOW, MANY, EndingsWritten, JobsClaimed, Writer
 from genba.storage.records import Success
 from genba.storage.store import Store
 
@@ -24,9 +24,9 @@ def posts() -> queue.Queue:
 
 
 @pytest.fixture
-def desk(store: Store, posts: queue.Queue) -> Iterator[Desk]:
+def desk(store: Store, posts: queue.Queue) -> Iterator[Writer]:
     joined(store, 1)
-    desk = Desk("writer", store, 1, [TASK], Doubts(SystemClock()), posts.put)
+    desk = Writer("writer", store, 1, [TASK], LostClaims(SystemClock()), posts.put)
     desk.start()
     yield desk
     desk.finish(SOON)
@@ -51,7 +51,7 @@ def test_successes_that_can_wait_are_written_with_the_next_that_cannot(store, de
     assert nothing_is_said(posts)
     desk.add(succeeded=[second])
 
-    assert isinstance(posts.get(timeout=SOON), Ended)
+    assert isinstance(posts.get(timeout=SOON), EndingsWritten)
     assert states(store, ids) == ["succeeded", "succeeded"]
     assert posts.empty()  # it was one commit
 
@@ -60,13 +60,13 @@ def test_one_that_cannot_wait_does_not_wait_for_those_who_can(store, posts):
     joined(store, 1)
     enqueued(store, 2)
     first, second = ends(store, 2)
-    desk = Desk("writer", store, 1, [TASK], Doubts(SystemClock()), posts.put)
+    desk = Writer("writer", store, 1, [TASK], LostClaims(SystemClock()), posts.put)
     desk.add(succeeded=[first])
     desk.add(succeeded=[second], patience=LONG)
 
     desk.start()  # it finds both
 
-    assert isinstance(posts.get(timeout=SOON), Ended)
+    assert isinstance(posts.get(timeout=SOON), EndingsWritten)
     desk.finish(SOON)
 
 
@@ -75,7 +75,7 @@ def test_they_wait_no_longer_than_they_may(store, desk, posts):
 
     desk.add(succeeded=ends(store, 1), patience=0.01)
 
-    assert isinstance(posts.get(timeout=SOON), Ended)
+    assert isinstance(posts.get(timeout=SOON), EndingsWritten)
     assert state(store, id) == "succeeded"
 
 
@@ -86,7 +86,7 @@ def test_nor_longer_than_it_takes_to_have_many(store, desk, posts):
     for at in range(0, MANY, 100):
         desk.add(succeeded=many[at : at + 100], patience=LONG)
 
-    assert isinstance(posts.get(timeout=SOON), Ended)
+    assert isinstance(posts.get(timeout=SOON), EndingsWritten)
 
 
 def test_whoever_wants_work_does_not_wait_for_them(store, desk, posts):
@@ -95,9 +95,9 @@ def test_whoever_wants_work_does_not_wait_for_them(store, desk, posts):
     desk.add(succeeded=ends(store, 1), patience=LONG)
     desk.add(wants={"default": 1})
 
-    assert isinstance(posts.get(timeout=SOON), Ended)
+    assert isinstance(posts.get(timeout=SOON), EndingsWritten)
     claimed = posts.get(timeout=SOON)
-    assert isinstance(claimed, ClaimedJobs)
+    assert isinstance(claimed, JobsClaimed)
     assert len(claimed.jobs) == 1
 
 
@@ -105,13 +105,13 @@ def test_nor_in_full_flow_for_more_of_them(store, desk, posts, monkeypatch):
     monkeypatch.setattr("genba.node.database.writer.GATHER", LONG)
     enqueued(store, FLOW + 2)
     desk.add(succeeded=ends(store, FLOW))
-    assert isinstance(posts.get(timeout=SOON), Ended)
+    assert isinstance(posts.get(timeout=SOON), EndingsWritten)
 
     desk.add(succeeded=ends(store, 1))
     assert nothing_is_said(posts)
     desk.add(wants={"default": 1})
 
-    assert isinstance(posts.get(timeout=SOON), Ended)
+    assert isinstance(posts.get(timeout=SOON), EndingsWritten)
     assert len(posts.get(timeout=SOON).jobs) == 1
 
 
@@ -142,6 +142,6 @@ def test_a_desk_that_is_called_while_it_still_says_that_it_is_hungry_says_so_aga
     for _ in range(2):
         desk.add(wants={"default": 1})
         claims = iter(lambda: posts.get(timeout=SOON), None)
-        assert next(post for post in claims if isinstance(post, ClaimedJobs)).jobs == []
+        assert next(post for post in claims if isinstance(post, JobsClaimed)).jobs == []
 
     assert told == [True, True]

@@ -17,9 +17,9 @@ from genba import wire
 from genba.node.decide import actions as do
 from genba.node.decide.actions import Action
 from genba.node.decide.brain import Brain
-from genba.node.decide.worker_state import Sight
+from genba.node.decide.worker_state import WorkerView
 from genba.node.settings import NodeSettings
-from genba.storage.jobs.judge import judge_orphan
+from genba.storage.jobs.judge import judge_lost_job
 from genba.storage.nodes.nodes import Orphan
 from genba.storage.records import Claimed, Ending, Success
 
@@ -66,10 +66,10 @@ class FakeWorker:
 
     def __init__(self) -> None:
         self.ready = False
-        self.unread: deque[tuple[int, wire.Job]] = deque()  # tokens that it has not read
+        self.unread: deque[tuple[int, wire.JobMessage]] = deque()  # tokens that it has not read
         self.place, self.phase, self.beats = 0, wire.IDLE, 0
-        self.running: wire.Job | None = None
-        self.results: list[wire.Result] = []
+        self.running: wire.JobMessage | None = None
+        self.results: list[wire.JobResult] = []
         self.looked = self.locked = False
         self.noted: tuple[int, int, float, float, str] | None = None
         self.asked: int | None = None
@@ -78,7 +78,7 @@ class FakeWorker:
         self.pid = 0
         self.hit = False
 
-    def give(self, serial: int, given: Iterable[wire.Job]) -> None:
+    def give(self, serial: int, given: Iterable[wire.JobMessage]) -> None:
         self.unread.extend((wire.place(serial, index), job) for index, job in enumerate(given))
 
     def take_back(self) -> int:
@@ -86,7 +86,7 @@ class FakeWorker:
         self.unread.clear()
         return count
 
-    def start(self) -> wire.Job:
+    def start(self) -> wire.JobMessage:
         self.place, self.running = self.unread.popleft()
         self.phase, self.looked = wire.RUNNING, False
         return self.running
@@ -103,7 +103,7 @@ class FakeWorker:
         """The result is in the ring before anything else."""
         serial, index = self.place >> 24, self.place & 0xFFFFFF
         self.results.append(
-            wire.Result(serial, index, outcome, payload, now - spent, now, 5, 6, extra)
+            wire.JobResult(serial, index, outcome, payload, now - spent, now, 5, 6, extra)
         )
         self.phase, self.running = wire.DONE, None
 
@@ -117,8 +117,8 @@ class FakeWorker:
         )
         self.beats += 1
 
-    def sight(self) -> Sight:
-        seen = Sight(
+    def sight(self) -> WorkerView:
+        seen = WorkerView(
             self.place, self.phase, self.beats, self.looked, self.noted, locked=self.locked
         )
         return replace(seen, pid=self.pid, hit=self.hit)
@@ -211,25 +211,25 @@ class Stage:
         for action in actions:
             done.append(action)
             match action:
-                case do.Spawn(slot):
+                case do.SpawnWorker(slot):
                     self.workers[slot] = FakeWorker()
-                case do.Give(slot, serial, given):
+                case do.GiveJobs(slot, serial, given):
                     self.workers[slot].give(serial, given)
-                case do.TakeBack(slot):
+                case do.TakeJobsBack(slot):
                     count = self.workers[slot].take_back()
                     done += self.perform(self.brain.on_taken_back(slot, count, self.now))
-                case do.AskToStop(slot, place):
+                case do.RequestStop(slot, place):
                     self.workers[slot].asked = place
-                case do.Signal(slot, number):
+                case do.SignalWorker(slot, number):
                     self.workers[slot].signals.append(number)
-                case do.Dismiss(slot):
+                case do.DismissWorker(slot):
                     self.workers[slot].dismissed = True
-                case do.DrainAll():
+                case do.RequestStopOfAll():
                     for worker in self.workers.values():
                         worker.drains = True
-                case do.Succeed(fine):
+                case do.WriteSuccesses(fine):
                     self.ended.update({one.id: one for one in fine})
-                case do.Finish(other):
+                case do.WriteEndings(other):
                     self.ended.update({one.id: one for one in other})
                 case _:
                     pass
@@ -284,7 +284,9 @@ def test_heavy_jobs_are_given_in_advance_by_their_weight() -> None:
 def test_heavy_jobs_travel_in_smaller_bunches() -> None:
     stage = a_stage(mean=1)
 
-    given = of(do.Give, stage.claimed(*(job._replace(args=bytes(10_000)) for job in jobs(1, 30))))
+    given = of(
+        do.GiveJobs, stage.claimed(*(job._replace(args=bytes(10_000)) for job in jobs(1, 30)))
+    )
 
     assert [len(give.jobs) for give in given] == [13, 13, 4]
 
@@ -303,7 +305,7 @@ def test_after_heavy_jobs_light_ones_are_given_as_before() -> None:
 
 
 def patience(actions: list[Action]) -> list[int]:
-    return [one.patience for one in of(do.Succeed, actions)]
+    return [one.patience for one in of(do.WriteSuccesses, actions)]
 
 
 @pytest.mark.parametrize(
@@ -340,7 +342,7 @@ def test_short_jobs_are_given_in_advance_as_much_as_fifty_milliseconds_of_work()
 def test_very_short_jobs_travel_in_bunches_up_to_a_limit() -> None:
     stage = a_stage(mean=1)
 
-    given = of(do.Give, stage.claimed(*jobs(1, 4000)))
+    given = of(do.GiveJobs, stage.claimed(*jobs(1, 4000)))
 
     assert [len(give.jobs) for give in given] == [64] * 32
     assert stage.given() == list(range(1, 2049))
@@ -437,7 +439,7 @@ def test_nobody_has_to_wait_behind_a_job_that_takes_longer_than_all_in_hand_shou
     assert stage.given(1) == [2]  # it may be over in a moment
 
     stage.now += 40 * MS
-    spawned = of(do.Spawn, stage.claimed(a_job(3)))
+    spawned = of(do.SpawnWorker, stage.claimed(a_job(3)))
 
     assert [one.slot for one in spawned] == [2]
     assert stage.given(1) == [2]
@@ -463,7 +465,9 @@ def test_what_must_not_run_unseen_starts_only_when_its_mark_is_written(job: Clai
     stage = a_stage()
 
     done = stage.claimed(job)
-    assert of(do.Mark, done) == [do.Mark([(1, 1, CLAIM, WALL + stage.now)], first=True)]
+    assert of(do.MarkStarted, done) == [
+        do.MarkStarted([(1, 1, CLAIM, WALL + stage.now)], first=True)
+    ]
     assert stage.given() == []
     assert stage.brain.jobs_in_hand() == [1]
 
@@ -512,42 +516,44 @@ def test_a_drain_gives_back_what_was_being_marked() -> None:
 def test_it_claims_as_much_as_its_workers_can_use_and_never_twice_at_a_time() -> None:
     stage = Stage(min=3, zygote=False)
 
-    assert of(do.Claim, stage.zygote()) == [do.Claim({"default": 3})]
-    assert of(do.Claim, stage.ready()) == []
-    assert of(do.Claim, stage.claimed(*jobs(1, 3))) == []
+    assert of(do.ClaimJobs, stage.zygote()) == [do.ClaimJobs({"default": 3})]
+    assert of(do.ClaimJobs, stage.ready()) == []
+    assert of(do.ClaimJobs, stage.claimed(*jobs(1, 3))) == []
     stage.start(1)
-    assert of(do.Claim, stage.end(1, spent=MS)) == [do.Claim({"default": 148})]
+    assert of(do.ClaimJobs, stage.end(1, spent=MS)) == [do.ClaimJobs({"default": 148})]
 
 
 def test_after_a_claim_that_found_nothing_it_waits_to_be_rung() -> None:
     stage = a_stage()
     stage.claimed()
 
-    assert of(do.Claim, stage.tick(60 * SECOND)) == []
-    assert of(do.Claim, stage.perform(stage.brain.on_ring(stage.now))) == [do.Claim({"default": 1})]
+    assert of(do.ClaimJobs, stage.tick(60 * SECOND)) == []
+    assert of(do.ClaimJobs, stage.perform(stage.brain.on_ring(stage.now))) == [
+        do.ClaimJobs({"default": 1})
+    ]
 
 
 def test_who_is_rung_while_it_claims_claims_once_more() -> None:
     """The answer may be older than what it was rung for."""
     stage = a_stage()
-    assert of(do.Claim, stage.perform(stage.brain.on_ring(stage.now))) == []
+    assert of(do.ClaimJobs, stage.perform(stage.brain.on_ring(stage.now))) == []
 
-    assert of(do.Claim, stage.claimed()) == [do.Claim({"default": 1})]
-    assert of(do.Claim, stage.claimed()) == []
+    assert of(do.ClaimJobs, stage.claimed()) == [do.ClaimJobs({"default": 1})]
+    assert of(do.ClaimJobs, stage.claimed()) == []
 
 
 def test_after_a_claim_that_failed_it_asks_again_soon_and_by_itself() -> None:
     stage = a_stage()
     stage.claimed(failed=True)
 
-    assert of(do.Claim, stage.tick(400 * MS)) == []
-    assert of(do.Claim, stage.tick(200 * MS)) == [do.Claim({"default": 1})]
+    assert of(do.ClaimJobs, stage.tick(400 * MS)) == []
+    assert of(do.ClaimJobs, stage.tick(200 * MS)) == [do.ClaimJobs({"default": 1})]
 
 
 def test_each_queue_gets_its_part_of_a_claim() -> None:
     stage = Stage(min=4, queues={"a": None, "b": None}, zygote=False)
 
-    assert of(do.Claim, stage.zygote()) == [do.Claim({"a": 2, "b": 2})]
+    assert of(do.ClaimJobs, stage.zygote()) == [do.ClaimJobs({"a": 2, "b": 2})]
 
 
 # taking back
@@ -561,8 +567,8 @@ def test_what_waits_behind_a_long_job_goes_to_another_worker() -> None:
     stage.start(1)
     stage.tick()
 
-    assert of(do.TakeBack, stage.tick(200 * MS)) == []
-    assert of(do.TakeBack, stage.tick(100 * MS)) == [do.TakeBack(1)]
+    assert of(do.TakeJobsBack, stage.tick(200 * MS)) == []
+    assert of(do.TakeJobsBack, stage.tick(100 * MS)) == [do.TakeJobsBack(1)]
 
     assert stage.given(1) == []
     assert stage.given(2) == [2]  # jobs are long, it seems: no more in advance
@@ -631,7 +637,7 @@ def test_the_running_job_of_a_dead_worker_is_told_what_it_died_of(
     stage.claimed(a_job(1))
     stage.start()
 
-    (sweep,) = of(do.Sweep, stage.die(1, status))
+    (sweep,) = of(do.SweepLeftovers, stage.die(1, status))
     stage.swept(sweep.token)
 
     ending = stage.ending(1)
@@ -647,7 +653,7 @@ def test_what_a_worker_used_between_earlier_jobs_is_not_told_of_the_one_that_it_
     stage.tick(after=3 * MS)
     stage.tick(after=3 * MS)
 
-    (sweep,) = of(do.Sweep, stage.die(cpu=10 * SECOND))
+    (sweep,) = of(do.SweepLeftovers, stage.die(cpu=10 * SECOND))
     stage.swept(sweep.token)
 
     assert 0 <= (stage.ending(1).cpu or 0) <= 10 * MS
@@ -658,7 +664,7 @@ def test_a_crash_is_counted_and_the_job_waits_before_it_comes_again() -> None:
     stage.claimed(a_job(1, crashes=1))
     stage.start()
 
-    (sweep,) = of(do.Sweep, stage.die())
+    (sweep,) = of(do.SweepLeftovers, stage.die())
     stage.swept(sweep.token)
 
     ending = stage.ending(1)
@@ -672,7 +678,7 @@ def test_an_at_most_once_job_that_died_is_not_run_again() -> None:
     stage.marked(1)
     stage.start()
 
-    (sweep,) = of(do.Sweep, stage.die())
+    (sweep,) = of(do.SweepLeftovers, stage.die())
     stage.swept(sweep.token)
 
     assert (stage.ending(1).state, stage.ending(1).cause) == ("failed", "maybe_ran")
@@ -685,11 +691,11 @@ def test_the_tree_of_a_dead_worker_is_gone_before_its_job_is_let_go() -> None:
 
     done = stage.die()
 
-    assert of(do.Sweep, done)
-    assert of(do.Finish, done) == []
+    assert of(do.SweepLeftovers, done)
+    assert of(do.WriteEndings, done) == []
     assert stage.brain.jobs_in_hand() == [1]
     assert not stage.brain.empty
-    stage.swept(of(do.Sweep, done)[0].token)
+    stage.swept(of(do.SweepLeftovers, done)[0].token)
     assert 1 in stage.ended
     assert stage.brain.jobs_in_hand() == []
 
@@ -718,7 +724,7 @@ def test_a_result_that_lay_in_the_ring_is_heard_before_the_death() -> None:
     stage.workers[1].end(stage.now)
     stage.start()
 
-    (sweep,) = of(do.Sweep, stage.die())
+    (sweep,) = of(do.SweepLeftovers, stage.die())
     stage.swept(sweep.token)
 
     assert isinstance(stage.ended[1], Success)
@@ -733,7 +739,7 @@ def test_one_that_died_after_its_result_and_before_its_last_word_is_no_victim() 
     stage.workers[1].end(stage.now)
     stage.workers[1].phase = wire.RUNNING  # the result is written first
 
-    (sweep,) = of(do.Sweep, stage.die())
+    (sweep,) = of(do.SweepLeftovers, stage.die())
     stage.swept(sweep.token)
 
     assert isinstance(stage.ended[1], Success)
@@ -755,7 +761,7 @@ def test_the_death_of_the_guard_is_nobodys_fault() -> None:
     stage = a_stage(2, mean=MS)
     stage.claimed(*jobs(1, 6))
     stage.start(1)
-    (sweep,) = of(do.Sweep, stage.die(1))
+    (sweep,) = of(do.SweepLeftovers, stage.die(1))
     stage.start(2)
 
     stage.guard_dies()
@@ -783,9 +789,9 @@ def test_while_there_is_no_zygote_nothing_is_started_and_nothing_claimed() -> No
 
     done = stage.die(1) + stage.perform(stage.brain.on_ring(stage.now))
 
-    assert not of(do.Spawn, done)
-    assert not of(do.Claim, done)
-    assert len(of(do.Spawn, stage.zygote())) == 1
+    assert not of(do.SpawnWorker, done)
+    assert not of(do.ClaimJobs, done)
+    assert len(of(do.SpawnWorker, stage.zygote())) == 1
 
 
 def an_orphan(**facts: Any) -> Orphan:
@@ -801,9 +807,9 @@ def an_orphan(**facts: Any) -> Orphan:
 
 
 def test_a_job_of_a_lost_node_has_crashed_if_its_start_was_marked_and_else_is_lost() -> None:
-    crashed = judge_orphan(an_orphan(started_mark=WALL), WALL, lambda: 0.0)
-    lost = judge_orphan(an_orphan(), WALL, lambda: 0.0)
-    cancelled = judge_orphan(
+    crashed = judge_lost_job(an_orphan(started_mark=WALL), WALL, lambda: 0.0)
+    lost = judge_lost_job(an_orphan(), WALL, lambda: 0.0)
+    cancelled = judge_lost_job(
         an_orphan(started_mark=WALL, cancel_requested="cancel"), WALL, lambda: 0.0
     )
 
@@ -816,7 +822,9 @@ def test_a_job_of_a_lost_node_has_crashed_if_its_start_was_marked_and_else_is_lo
     assert (lost.state, lost.crashes, lost.losses) == ("waiting", 0, 1)
     assert lost.happened  # its number is not given again
     assert (cancelled.state, cancelled.reason) == ("cancelled", "cancelled")
-    killed = judge_orphan(an_orphan(started_mark=WALL, cancel_requested="kill"), WALL, lambda: 0.0)
+    killed = judge_lost_job(
+        an_orphan(started_mark=WALL, cancel_requested="kill"), WALL, lambda: 0.0
+    )
     assert (killed.state, killed.reason) == ("cancelled", "killed")
 
 
@@ -873,7 +881,7 @@ def test_a_running_job_gets_the_flag_and_sigterm_at_once_and_sigkill_after_its_g
     stage.tick(200 * MS)
     assert worker.signals == [signal.SIGTERM, signal.SIGKILL]
 
-    (sweep,) = of(do.Sweep, stage.die())
+    (sweep,) = of(do.SweepLeftovers, stage.die())
     stage.swept(sweep.token)
     assert (stage.ending(1).state, stage.ending(1).cause) == ("cancelled", "cancelled")
 
@@ -902,7 +910,7 @@ def test_a_kill_asks_nobody() -> None:
 
     stage.cancel(1, "kill", "now")
     assert stage.workers[1].signals == [signal.SIGKILL]
-    (sweep,) = of(do.Sweep, stage.die())
+    (sweep,) = of(do.SweepLeftovers, stage.die())
     stage.swept(sweep.token)
 
     assert (stage.ending(1).state, stage.ending(1).cause, stage.ending(1).reason) == (
@@ -931,7 +939,7 @@ def test_the_reason_of_a_kill_is_what_somebody_said_or_that_it_was_killed(
 
     for how, said in asked:
         stage.cancel(1, how, said)
-    (sweep,) = of(do.Sweep, stage.die())
+    (sweep,) = of(do.SweepLeftovers, stage.die())
     stage.swept(sweep.token)
 
     assert (stage.ending(1).cause, stage.ending(1).reason) == ("killed", reason)
@@ -949,7 +957,7 @@ def test_asking_again_gives_no_more_time_and_does_not_take_back_a_kill() -> None
     assert stage.workers[1].signals == [signal.SIGTERM, signal.SIGKILL]
     stage.cancel(1, "kill")
     stage.cancel(1)
-    (sweep,) = of(do.Sweep, stage.die())
+    (sweep,) = of(do.SweepLeftovers, stage.die())
     stage.swept(sweep.token)
     assert stage.ending(1).cause == "killed"
 
@@ -1073,7 +1081,7 @@ def test_one_that_does_not_stop_is_killed_and_has_timed_out() -> None:
     stage.tick(SECOND)
     assert stage.workers[1].signals == [signal.SIGTERM, signal.SIGKILL]
 
-    (sweep,) = of(do.Sweep, stage.die())
+    (sweep,) = of(do.SweepLeftovers, stage.die())
     stage.swept(sweep.token)
 
     assert (stage.ending(1).state, stage.ending(1).cause) == ("timed_out", "timeout")
@@ -1105,7 +1113,7 @@ def test_a_job_that_runs_for_a_second_is_marked_once() -> None:
 
     done = [action for _ in range(30) for action in stage.tick(100 * MS)]
 
-    assert of(do.Mark, done) == [do.Mark([(1, 1, CLAIM, WALL + began)])]
+    assert of(do.MarkStarted, done) == [do.MarkStarted([(1, 1, CLAIM, WALL + began)])]
 
 
 def test_progress_is_written_at_most_every_half_second_and_with_the_end() -> None:
@@ -1115,9 +1123,9 @@ def test_progress_is_written_at_most_every_half_second_and_with_the_end() -> Non
     notes = []
     for n in range(20):
         stage.workers[1].note(n, "tile")
-        notes += of(do.Note, stage.tick(100 * MS))
+        notes += of(do.WriteProgress, stage.tick(100 * MS))
     assert len(notes) == 4
-    assert notes[0] == do.Note([(1, 1, CLAIM, '[0.0,100.0,"tile"]')])
+    assert notes[0] == do.WriteProgress([(1, 1, CLAIM, '[0.0,100.0,"tile"]')])
 
     stage.workers[1].note(20)
     stage.end(1, wire.RAISED, payload=an_error(), extra={"progress": '[20.0,100.0,""]'})
@@ -1134,10 +1142,10 @@ def test_who_tells_of_progress_is_marked_as_running_before() -> None:
         action
         for _ in range(30)
         for action in stage.tick(100 * MS)
-        if isinstance(action, do.Mark | do.Note)
+        if isinstance(action, do.MarkStarted | do.WriteProgress)
     ]
 
-    assert [type(action) for action in done] == [do.Mark, do.Note]
+    assert [type(action) for action in done] == [do.MarkStarted, do.WriteProgress]
 
 
 def test_a_task_may_have_its_progress_written_less_often() -> None:
@@ -1147,7 +1155,7 @@ def test_a_task_may_have_its_progress_written_less_often() -> None:
     notes = []
     for n in range(20):
         stage.workers[1].note(n)
-        notes += of(do.Note, stage.tick(100 * MS))
+        notes += of(do.WriteProgress, stage.tick(100 * MS))
 
     assert len(notes) == 2
 
@@ -1163,7 +1171,7 @@ def test_progress_of_a_killed_job_is_kept_and_that_of_an_earlier_one_is_not() ->
     stage.start(2)
 
     for slot in (1, 2):
-        (sweep,) = of(do.Sweep, stage.die(slot))
+        (sweep,) = of(do.SweepLeftovers, stage.die(slot))
         stage.swept(sweep.token)
 
     assert stage.ending(1).progress == '[7.0,100.0,""]'
@@ -1216,7 +1224,7 @@ def test_a_job_that_outlives_the_grace_of_a_drain_is_stopped_and_released_uncoun
     )
     stage.tick(2 * SECOND)
     assert stage.workers[1].signals == [signal.SIGTERM, signal.SIGKILL]
-    (sweep,) = of(do.Sweep, stage.die())
+    (sweep,) = of(do.SweepLeftovers, stage.die())
     stage.swept(sweep.token)
 
     assert (stage.ending(1).state, stage.ending(1).cause, stage.ending(1).crashes) == (
@@ -1278,7 +1286,7 @@ def test_a_worker_that_dies_during_a_drain_does_not_keep_it_from_ending() -> Non
     worker.unread.clear()  # read, and not yet begun
     stage.drain()
 
-    (sweep,) = of(do.Sweep, stage.die())
+    (sweep,) = of(do.SweepLeftovers, stage.die())
     stage.swept(sweep.token)
 
     assert {id: stage.ending(id).state for id in (1, 2, 3)} == {
@@ -1309,56 +1317,58 @@ def test_the_guard_may_die_during_a_drain() -> None:
 def test_a_static_pool_has_its_workers_from_the_start_and_replaces_them() -> None:
     stage = Stage(min=3, zygote=False)
 
-    assert len(of(do.Spawn, stage.zygote())) == 3
+    assert len(of(do.SpawnWorker, stage.zygote())) == 3
     stage.ready()
     stage.claimed()
-    assert len(of(do.Spawn, stage.die(2))) == 1
-    assert of(do.Dismiss, stage.tick(3600 * SECOND)) == []
+    assert len(of(do.SpawnWorker, stage.die(2))) == 1
+    assert of(do.DismissWorker, stage.tick(3600 * SECOND)) == []
 
 
 def test_a_dynamic_pool_grows_with_the_work_and_shrinks_when_idle() -> None:
     stage = Stage(pool="dynamic", min=1, max=3, zygote=False)
-    assert len(of(do.Spawn, stage.zygote())) == 1
+    assert len(of(do.SpawnWorker, stage.zygote())) == 1
     stage.ready()
 
-    assert len(of(do.Spawn, stage.claimed(*jobs(1, 3)))) == 2
-    assert of(do.Spawn, stage.tick(SECOND)) == []  # they are coming
+    assert len(of(do.SpawnWorker, stage.claimed(*jobs(1, 3)))) == 2
+    assert of(do.SpawnWorker, stage.tick(SECOND)) == []  # they are coming
     stage.ready()
     for slot in (1, 2, 3):
         stage.work_off(slot, 1, spent=SECOND)
     stage.claimed()
 
-    assert of(do.Dismiss, stage.tick(9 * SECOND)) == []
-    assert len(of(do.Dismiss, stage.tick(2 * SECOND))) == 2
+    assert of(do.DismissWorker, stage.tick(9 * SECOND)) == []
+    assert len(of(do.DismissWorker, stage.tick(2 * SECOND))) == 2
     assert (
-        of(do.Dismiss, stage.tick(10 * SECOND)) == []
+        of(do.DismissWorker, stage.tick(10 * SECOND)) == []
     )  # one stays, although the others have not left yet
     done = [action for slot in (1, 2) for action in stage.die(slot, exited(0))]
-    assert of(do.Spawn, done) == []
+    assert of(do.SpawnWorker, done) == []
 
 
 def test_a_dynamic_pool_never_has_more_than_its_maximum() -> None:
     stage = Stage(pool="dynamic", min=0, max=3, zygote=False)
-    assert of(do.Spawn, stage.zygote()) == []
+    assert of(do.SpawnWorker, stage.zygote()) == []
 
-    assert len(of(do.Spawn, stage.claimed(*jobs(1, 9)))) == 3
+    assert len(of(do.SpawnWorker, stage.claimed(*jobs(1, 9)))) == 3
 
 
 def test_an_ondemand_pool_has_one_process_for_each_job_which_finds_it_on_arrival() -> None:
     stage = Stage(pool="ondemand", min=2, max=2, zygote=False)
-    assert of(do.Spawn, stage.zygote()) == []
+    assert of(do.SpawnWorker, stage.zygote()) == []
 
     done = stage.claimed(*jobs(1, 3))
-    assert len(of(do.Spawn, done)) == 2
+    assert len(of(do.SpawnWorker, done)) == 2
     assert (stage.given(1), stage.given(2)) == ([1], [2])
-    assert of(do.Dismiss, done) == [do.Dismiss(1), do.Dismiss(2)]
+    assert of(do.DismissWorker, done) == [do.DismissWorker(1), do.DismissWorker(2)]
     stage.ready()
     stage.start(1)
     done = stage.end(1, spent=10)
-    assert of(do.Spawn, done) == [do.Spawn(3)]  # without waiting for the end of the first
+    assert of(do.SpawnWorker, done) == [
+        do.SpawnWorker(3)
+    ]  # without waiting for the end of the first
     assert stage.given(3) == [3]
     assert stage.given(1) == []
-    assert of(do.Spawn, stage.die(1, exited(0))) == []
+    assert of(do.SpawnWorker, stage.die(1, exited(0))) == []
 
 
 def an_ondemand_stage(*, forks: bool, mean: int) -> Stage:
@@ -1375,7 +1385,7 @@ def an_ondemand_stage(*, forks: bool, mean: int) -> Stage:
 def test_an_ondemand_worker_gets_several_short_jobs_and_forks_for_each() -> None:
     stage = an_ondemand_stage(forks=True, mean=MS)
 
-    done = of(do.Give, stage.claimed(*jobs(1, 8)))
+    done = of(do.GiveJobs, stage.claimed(*jobs(1, 8)))
     assert [(give.slot, give.each) for give in done] == [(2, True), (3, True)]
     assert (stage.given(2), stage.given(3)) == ([1, 2, 3, 4], [5, 6, 7, 8])
     assert stage.workers[2].dismissed  # after them
@@ -1391,7 +1401,7 @@ def test_an_ondemand_worker_gets_one_job_if_it_cannot_fork_or_a_fork_is_little(
 ) -> None:
     stage = an_ondemand_stage(forks=forks, mean=mean)
 
-    done = of(do.Give, stage.claimed(*jobs(1, 8)))
+    done = of(do.GiveJobs, stage.claimed(*jobs(1, 8)))
     assert [(give.slot, len(give.jobs), give.each) for give in done] == [
         (2, 1, False),
         (3, 1, False),
@@ -1405,7 +1415,7 @@ def test_a_job_that_dies_in_its_own_process_harms_none_of_those_behind_it() -> N
     stage.start(2)
     stage.workers[2].pid = 77
     stage.workers[2].unread.clear()  # gone with the worker
-    for sweep in of(do.Sweep, stage.die(2, signal.SIGSEGV)):
+    for sweep in of(do.SweepLeftovers, stage.die(2, signal.SIGSEGV)):
         stage.swept(sweep.token)
 
     assert (stage.ending(1).cause, stage.ending(1).pid) == ("signal 11", 77)
@@ -1421,7 +1431,7 @@ def test_a_job_with_its_own_process_is_killed_by_its_worker_unless_that_is_stuck
     stage.workers[2].pid = 77
 
     done = stage.cancel(1, "kill")
-    assert [doom.slot for doom in of(do.Doom, done)] == [2]
+    assert [doom.slot for doom in of(do.KillJobProcess, done)] == [2]
     assert stage.workers[2].signals == [signal.SIGTERM]
     stage.tick(SECOND // 2)
     assert stage.workers[2].signals[-1] == signal.SIGKILL
@@ -1456,8 +1466,8 @@ def test_the_time_of_a_job_begins_when_its_ondemand_worker_is_there() -> None:
     stage.ready(1)
     stage.start(1)
 
-    assert of(do.AskToStop, stage.tick(SECOND // 2)) == []
-    assert of(do.AskToStop, stage.tick(SECOND)) != []
+    assert of(do.RequestStop, stage.tick(SECOND // 2)) == []
+    assert of(do.RequestStop, stage.tick(SECOND)) != []
 
 
 def test_an_ondemand_worker_whose_job_was_cancelled_before_it_came_goes_again() -> None:
@@ -1466,7 +1476,7 @@ def test_an_ondemand_worker_whose_job_was_cancelled_before_it_came_goes_again() 
     stage.cancel(1)
     stage.ready()
 
-    assert of(do.Dismiss, done) == [do.Dismiss(1)]
+    assert of(do.DismissWorker, done) == [do.DismissWorker(1)]
     assert (stage.given(1), stage.ending(1).state) == ([], "cancelled")
 
 
@@ -1475,9 +1485,9 @@ def test_workers_that_die_before_they_are_ready_are_started_ever_more_slowly() -
     waits = []
     for _ in range(12):
         slot = max(stage.workers)
-        assert of(do.Spawn, stage.die(slot, exited(1))) == []
+        assert of(do.SpawnWorker, stage.die(slot, exited(1))) == []
         waited = 0
-        while not of(do.Spawn, stage.tick(100 * MS)):
+        while not of(do.SpawnWorker, stage.tick(100 * MS)):
             waited += 100 * MS
         waits.append(waited + 100 * MS)
 
@@ -1486,15 +1496,15 @@ def test_workers_that_die_before_they_are_ready_are_started_ever_more_slowly() -
     stage.ready()
     stage.die(max(stage.workers), exited(1))
     stage.die(max(stage.workers), exited(1))
-    assert of(do.Spawn, stage.tick(200 * MS))
+    assert of(do.SpawnWorker, stage.tick(200 * MS))
 
 
 def test_a_worker_that_cannot_be_forked_is_tried_again_later() -> None:
     stage = Stage(min=1)
     del stage.workers[1]
 
-    assert of(do.Spawn, stage.perform(stage.brain.on_spawn_failed(1, stage.now))) == []
-    assert of(do.Spawn, stage.tick(200 * MS)) == [do.Spawn(2)]
+    assert of(do.SpawnWorker, stage.perform(stage.brain.on_spawn_failed(1, stage.now))) == []
+    assert of(do.SpawnWorker, stage.tick(200 * MS)) == [do.SpawnWorker(2)]
 
 
 def test_what_is_ready_goes_to_other_nodes_when_everybody_here_is_busy_for_long() -> None:
@@ -1511,7 +1521,7 @@ def test_what_is_ready_goes_to_other_nodes_when_everybody_here_is_busy_for_long(
     assert {id: stage.ending(id).state for id in sorted(stage.ended)} == dict.fromkeys(
         [2, 3, 4, 5, 7, 8, 9, 10], "waiting"
     )
-    assert of(do.Claim, stage.tick(SECOND)) == []
+    assert of(do.ClaimJobs, stage.tick(SECOND)) == []
 
 
 # results
@@ -1551,7 +1561,9 @@ def test_a_job_that_left_processes_behind_keeps_its_result() -> None:
 
     actions = stage.end(1, payload=b"42", extra={"strays": 2})
 
-    assert of(do.Tell, actions) == [do.Tell("strays_killed", 1, {"attempt": 1, "processes": 2})]
+    assert of(do.WriteEvent, actions) == [
+        do.WriteEvent("strays_killed", 1, {"attempt": 1, "processes": 2})
+    ]
     found = stage.ended[1]
     assert isinstance(found, Success)
     assert found.result == b"42"
@@ -1597,8 +1609,8 @@ def test_of_a_job_that_has_written_its_own_end_nothing_more_is_written() -> None
 
     done = stage.end(1, wire.APPLIED, payload=None)
 
-    assert not of(do.Finish, done)
-    assert not of(do.Succeed, done)
+    assert not of(do.WriteEndings, done)
+    assert not of(do.WriteSuccesses, done)
     assert stage.brain.jobs_in_hand() == []
     stage.claimed(a_job(2))  # its worker is free again
     assert stage.start() == 2
@@ -1680,7 +1692,7 @@ def test_arguments_that_no_longer_fit_hold_the_job_whatever_its_budget() -> None
     stage.claimed(a_job(1, retry={"times": -1}))
     stage.start()
 
-    stage.end(1, wire.UNFIT, payload=None, extra={"reason": "x is missing"})
+    stage.end(1, wire.BAD_ARGUMENTS, payload=None, extra={"reason": "x is missing"})
 
     assert (stage.ending(1).state, stage.ending(1).reason) == ("held", "x is missing")
 
@@ -1822,17 +1834,17 @@ class Walk:
         """Look at all that was decided, and at what is left."""
         for action in done:
             match action:
-                case do.Claim():
+                case do.ClaimJobs():
                     assert not self.wanted
                     self.wanted = True
-                case do.Mark(marks, first=True):
+                case do.MarkStarted(marks, first=True):
                     self.marking += [id for id, *_ in marks]
-                case do.Sweep(token):
+                case do.SweepLeftovers(token):
                     self.sweeps.append(token)
-                case do.Succeed(fine):
+                case do.WriteSuccesses(fine):
                     self.close(one.id for one in fine)
                     assert not {one.id for one in fine} & self.asked
-                case do.Finish(other):
+                case do.WriteEndings(other):
                     self.close(one.id for one in other)
                 case _:
                     pass
@@ -1902,7 +1914,7 @@ class Walk:
             return []
         slot = self.random.choice(slots)
         worker = self.stage.workers[slot]
-        outcome = self.random.choice([wire.RETURNED] * 5 + [wire.RAISED, wire.UNFIT])
+        outcome = self.random.choice([wire.RETURNED] * 5 + [wire.RAISED, wire.BAD_ARGUMENTS])
         payload = an_error() if outcome == wire.RAISED else b"1"
         worker.end(
             self.stage.now, outcome, payload=payload, spent=self.random.choice([10, MS, 100 * MS])

@@ -11,10 +11,10 @@ from tests.node.decide.test_brain import CLAIM, MS, SECOND, WALL, a_job
 from genba import wire
 from genba.node.decide import actions as do
 from genba.node.decide.brain import Brain
-from genba.node.decide.worker_state import Sight
+from genba.node.decide.worker_state import WorkerView
 from genba.node.settings import NodeSettings
 
-IDLE = Sight(0, wire.IDLE, 0, False, None)
+IDLE = WorkerView(0, wire.IDLE, 0, False, None)
 
 
 class Asked:
@@ -27,7 +27,7 @@ class Asked:
         self.brain.delta = WALL
         self.now = 1_000 * SECOND
         for action in self.brain.on_zygote(self.now):
-            if isinstance(action, do.Spawn):
+            if isinstance(action, do.SpawnWorker):
                 self.brain.on_worker_ready(action.slot, 100 + action.slot, self.now)
 
     def claimed(
@@ -37,7 +37,11 @@ class Asked:
         return self.brain.on_claimed(jobs, CLAIM, self.now)
 
     def answer(
-        self, ask: do.Ask, ways: Any = ([],), wait: int | None = None, error: bytes | None = None
+        self,
+        ask: do.CheckConditions,
+        ways: Any = ([],),
+        wait: int | None = None,
+        error: bytes | None = None,
     ) -> list[Any]:
         return self.brain.on_answer(
             ask.slot, [ask.serial, list(ways), wait, "open", error], self.now
@@ -53,25 +57,25 @@ def of(kind: type, actions: list[Any]) -> list[Any]:
 
 
 def given(actions: list[Any]) -> list[int]:
-    return sorted(job.id for give in of(do.Give, actions) for job in give.jobs)
+    return sorted(job.id for give in of(do.GiveJobs, actions) for job in give.jobs)
 
 
 def test_a_job_is_given_when_its_conditions_hold():
     stage = Asked()
-    (ask,) = of(do.Ask, asked := stage.claimed(1))
-    assert not of(do.Give, asked)
+    (ask,) = of(do.CheckConditions, asked := stage.claimed(1))
+    assert not of(do.GiveJobs, asked)
     assert (ask.job.id, ask.conditions) == (1, ("open",))
 
     yes = stage.answer(ask)
 
     assert given(yes) == [1]
-    assert len(of(do.Opened, yes)) == 1
+    assert len(of(do.ReportConditionsHold, yes)) == 1
 
 
 def test_a_no_gives_the_job_back_as_if_nothing_had_happened():
     stage = Asked()
-    (ask,) = of(do.Ask, stage.claimed(1))
-    (told,) = of(do.Answered, stage.answer(ask, ways=(), wait=5 * SECOND))
+    (ask,) = of(do.CheckConditions, stage.claimed(1))
+    (told,) = of(do.ReportNotReady, stage.answer(ask, ways=(), wait=5 * SECOND))
     (answer,) = told.answers
     assert (answer.ending.id, answer.ending.state, answer.ending.happened) == (1, "waiting", False)
     assert answer.wait == 5 * SECOND
@@ -80,26 +84,30 @@ def test_a_no_gives_the_job_back_as_if_nothing_had_happened():
 
 def test_equal_questions_are_asked_once_and_the_answer_holds_for_a_second():
     stage = Asked(6)
-    (ask,) = of(do.Ask, stage.claimed(1, 2, 3))
+    (ask,) = of(do.CheckConditions, stage.claimed(1, 2, 3))
     assert given(stage.answer(ask)) == [1, 2, 3]
     assert given(stage.claimed(4)) == [4]
     stage.now += 2 * SECOND
-    (again,) = of(do.Ask, stage.claimed(5))
+    (again,) = of(do.CheckConditions, stage.claimed(5))
 
     told = stage.answer(again, ways=())
     more = stage.claimed(6)
 
-    assert [answer.shared for told in of(do.Answered, told) for answer in told.answers] == [False]
-    assert [answer.shared for told in of(do.Answered, more) for answer in told.answers] == [True]
+    assert [answer.shared for told in of(do.ReportNotReady, told) for answer in told.answers] == [
+        False
+    ]
+    assert [answer.shared for told in of(do.ReportNotReady, more) for answer in told.answers] == [
+        True
+    ]
 
 
 @pytest.mark.parametrize(("slots", "asked"), [(1, 1), (4, 1), (20, 2), (40, 4)])
 def test_a_tenth_of_the_workers_is_asked_at_a_time(slots, asked):
     stage = Asked(slots)
     actions = stage.claimed(1, 2, 3, 4, 5, 6, j1=b"1", j2=b"2", j3=b"3", j4=b"4", j5=b"5", j6=b"6")
-    assert len(of(do.Ask, actions)) == asked
-    (first, *_) = of(do.Ask, actions)
-    assert len(of(do.Ask, stage.answer(first, ways=()))) == 1
+    assert len(of(do.CheckConditions, actions)) == asked
+    (first, *_) = of(do.CheckConditions, actions)
+    assert len(of(do.CheckConditions, stage.answer(first, ways=()))) == 1
 
 
 def test_plain_jobs_go_on_beside_a_question():
@@ -110,52 +118,52 @@ def test_plain_jobs_go_on_beside_a_question():
 
 def test_who_does_not_answer_within_a_second_is_killed_and_counts_as_raised():
     stage = Asked()
-    (ask,) = of(do.Ask, stage.claimed(1))
-    assert of(do.Signal, stage.tick(900 * MS)) == []
-    assert of(do.Signal, stage.tick(200 * MS)) == [do.Signal(ask.slot, signal.SIGKILL)]
+    (ask,) = of(do.CheckConditions, stage.claimed(1))
+    assert of(do.SignalWorker, stage.tick(900 * MS)) == []
+    assert of(do.SignalWorker, stage.tick(200 * MS)) == [do.SignalWorker(ask.slot, signal.SIGKILL)]
 
     gone = stage.brain.on_worker_ended(ask.slot, signal.SIGKILL, 0, 0, IDLE, stage.now)
 
-    (told,) = of(do.Answered, gone)
+    (told,) = of(do.ReportNotReady, gone)
     assert told.answers[0].error == "no answer within 1 s"
     assert told.answers[0].ending.crashes == 0
 
 
 def test_a_worker_that_dies_of_a_question_takes_no_attempt_with_it():
     stage = Asked()
-    (ask,) = of(do.Ask, stage.claimed(1))
+    (ask,) = of(do.CheckConditions, stage.claimed(1))
     gone = stage.brain.on_worker_ended(ask.slot, 3 << 8, 0, 0, IDLE, stage.now)
-    (told,) = of(do.Answered, gone)
+    (told,) = of(do.ReportNotReady, gone)
     assert told.answers[0].error == "its worker ended with 3"
-    assert of(do.Finish, gone) == []
+    assert of(do.WriteEndings, gone) == []
 
 
 def test_a_guard_that_dies_is_no_answer():
     stage = Asked()
     stage.claimed(1)
     gone = stage.brain.on_guard_died({}, stage.now)
-    assert of(do.Answered, gone) == []
+    assert of(do.ReportNotReady, gone) == []
     assert stage.brain.jobs_in_hand() == [1]
 
 
 def test_a_job_that_is_cancelled_while_it_is_asked_ends_with_the_answer():
     stage = Asked()
-    (ask,) = of(do.Ask, stage.claimed(1))
+    (ask,) = of(do.CheckConditions, stage.claimed(1))
     stage.brain.on_cancel(1, "cancel", "enough", stage.now)
-    (done,) = of(do.Finish, stage.answer(ask, ways=()))
+    (done,) = of(do.WriteEndings, stage.answer(ask, ways=()))
     assert [(end.id, end.state) for end in done.ended] == [(1, "cancelled")]
 
 
 def test_a_condition_that_this_node_does_not_know_is_not_judged():
     stage = Asked()
-    (told,) = of(do.Answered, stage.claimed(1, conditions=("closed",)))
+    (told,) = of(do.ReportNotReady, stage.claimed(1, conditions=("closed",)))
     assert told.answers[0].unknown == "closed"
 
 
 def test_a_drain_gives_back_what_is_not_asked_yet():
     stage = Asked()
-    (ask,) = of(do.Ask, stage.claimed(1, 2, j1=b"1", j2=b"2"))
-    (back,) = of(do.Finish, stage.brain.on_drain(stage.now))
+    (ask,) = of(do.CheckConditions, stage.claimed(1, 2, j1=b"1", j2=b"2"))
+    (back,) = of(do.WriteEndings, stage.brain.on_drain(stage.now))
     assert [end.id for end in back.ended] == [2]
-    (last,) = of(do.Finish, stage.answer(ask))
+    (last,) = of(do.WriteEndings, stage.answer(ask))
     assert [(end.id, end.state) for end in last.ended] == [(1, "waiting")]

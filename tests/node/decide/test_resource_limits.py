@@ -14,7 +14,7 @@ from genba.errors import BadOption
 from genba.node.decide import actions as do
 from genba.node.decide.actions import Action
 from genba.node.decide.dispatch import APART_AGAIN
-from genba.node.decide.worker_state import Use
+from genba.node.decide.worker_state import ResourceUse
 from genba.node.settings import NodeSettings
 
 MB = 1 << 20
@@ -25,7 +25,7 @@ def weigh(stage: Stage, slot: int, memory: int, cpu: int = 0, after: int = 50 * 
     stage.now += after
     sights = {slot: worker.sight() for slot, worker in stage.workers.items()}
     assert [one for one, _ in stage.brain.weighed] == [slot]
-    sights[slot] = replace(sights[slot], use=Use(memory, cpu))
+    sights[slot] = replace(sights[slot], use=ResourceUse(memory, cpu))
     return stage.perform(stage.brain.on_tick(stage.now, sights))
 
 
@@ -49,7 +49,7 @@ def test_a_job_above_its_memory_is_killed_at_once_with_what_it_took() -> None:
 
     weigh(stage, 1, 101 * MB)
     assert stage.workers[1].signals == [signal.SIGKILL]
-    sweep = of(do.Sweep, stage.die())
+    sweep = of(do.SweepLeftovers, stage.die())
     stage.swept(sweep[0].token)
     ending = stage.ending(1)
     assert (ending.cause, ending.crashes, ending.peak) == ("out of memory", 1, 101 * 1024)
@@ -102,7 +102,7 @@ def test_the_kernels_own_kills_are_known(status: int, starved: bool, cause: str)
     done = stage.perform(
         stage.brain.on_worker_ended(1, int(status), 5, 6, sight, stage.now, starved)
     )
-    stage.swept(of(do.Sweep, done)[0].token)
+    stage.swept(of(do.SweepLeftovers, done)[0].token)
 
     assert stage.ending(1).cause == cause
 
@@ -117,8 +117,8 @@ def test_behind_a_closed_gate_nothing_is_claimed_and_what_is_here_runs() -> None
 
     stage.work_off(1, 2)
     assert set(stage.ended) == {1, 2}
-    assert of(do.Claim, stage.perform(stage.brain.on_ring(stage.now))) == []
-    assert of(do.Claim, stage.perform(stage.brain.on_gate(False, stage.now)))
+    assert of(do.ClaimJobs, stage.perform(stage.brain.on_ring(stage.now))) == []
+    assert of(do.ClaimJobs, stage.perform(stage.brain.on_gate(False, stage.now)))
 
 
 # dedicated
@@ -134,7 +134,7 @@ def test_a_dedicated_job_gets_a_worker_outside_the_slots_that_leaves_after_it() 
     assert stage.given(2) == [1]
     stage.start(2)
     done = stage.end(2)
-    assert of(do.Dismiss, done) == [do.Dismiss(2)]
+    assert of(do.DismissWorker, done) == [do.DismissWorker(2)]
     stage.die(2, status=0)
     assert set(stage.workers) == {1}
 
@@ -145,7 +145,7 @@ def test_dedicated_jobs_are_not_counted_when_more_is_claimed() -> None:
     done = stage.claimed(a_job(1, dedicated=True))
     done += stage.perform(stage.brain.on_ring(stage.now))
 
-    assert of(do.Claim, done)[-1].wants == {"default": 1}
+    assert of(do.ClaimJobs, done)[-1].wants == {"default": 1}
 
 
 def test_without_a_free_slot_dedicated_jobs_are_looked_for_once_a_second() -> None:
@@ -184,7 +184,7 @@ def test_a_dedicated_job_that_may_run_once_is_marked_first() -> None:
     stage = a_stage()
     stage.claimed(a_job(1, dedicated=True, at_most_once=True))
     done = stage.ready(2)
-    assert [mark.first for mark in of(do.Mark, done)] == [True]
+    assert [mark.first for mark in of(do.MarkStarted, done)] == [True]
     assert stage.given(2) == []
 
     stage.marked(1)
@@ -198,8 +198,8 @@ def test_a_worker_that_came_for_a_dedicated_job_goes_when_that_was_cancelled() -
     assert stage.ending(1).state == "cancelled"
 
     stage.ready(2)
-    assert of(do.Dismiss, stage.tick()) == [do.Dismiss(2)]
-    assert of(do.Dismiss, stage.tick()) == []
+    assert of(do.DismissWorker, stage.tick()) == [do.DismissWorker(2)]
+    assert of(do.DismissWorker, stage.tick()) == []
 
 
 def test_a_drain_gives_back_dedicated_jobs_that_wait_for_their_worker() -> None:
@@ -221,7 +221,7 @@ def test_a_worker_never_gets_more_jobs_than_it_may_run() -> None:
 
     stage.work_off(1, 9)
     stage.start()
-    assert of(do.Dismiss, stage.end()) == [do.Dismiss(1)]
+    assert of(do.DismissWorker, stage.end()) == [do.DismissWorker(1)]
     stage.die(1, status=0)
     assert set(stage.workers) == {2}
     stage.ready(2)
@@ -235,7 +235,7 @@ def test_a_worker_that_has_grown_leaves_and_what_it_had_in_advance_goes_to_the_n
     stage.claimed(*jobs(1, 10))
     stage.start(2)
 
-    assert of(do.Dismiss, stage.end(2)) == [do.Dismiss(2)]
+    assert of(do.DismissWorker, stage.end(2)) == [do.DismissWorker(2)]
     stage.die(2, status=0)
     stage.ready(3)
     assert set(stage.given(3)) == set(range(2, 11))
@@ -254,7 +254,7 @@ def settings(stage: Stage, **changes: Any) -> list[Action]:
 def test_a_larger_pool_gets_its_workers_at_once() -> None:
     stage = a_stage(1)
 
-    assert len(of(do.Spawn, settings(stage, min=3))) == 2
+    assert len(of(do.SpawnWorker, settings(stage, min=3))) == 2
 
 
 def test_of_a_smaller_pool_the_idle_leave_first_and_the_busy_when_they_are_done() -> None:
@@ -265,8 +265,8 @@ def test_of_a_smaller_pool_the_idle_leave_first_and_the_busy_when_they_are_done(
     stage.start(2)
 
     done = settings(stage, min=1)
-    assert of(do.Dismiss, done) == [do.Dismiss(3)]
-    leaving = [slot for slot in (1, 2) if of(do.Dismiss, stage.end(slot))]
+    assert of(do.DismissWorker, done) == [do.DismissWorker(3)]
+    leaving = [slot for slot in (1, 2) if of(do.DismissWorker, stage.end(slot))]
     assert len(leaving) == 1
 
 
@@ -294,7 +294,7 @@ def test_a_job_that_must_not_run_twice_is_stopped_before_the_lease_is_over() -> 
     assert stage.workers[1].signals == [signal.SIGTERM]
     stage.tick(2_250 * MS)
     assert stage.workers[1].signals == [signal.SIGTERM, signal.SIGKILL]
-    stage.swept(of(do.Sweep, stage.die())[0].token)
+    stage.swept(of(do.SweepLeftovers, stage.die())[0].token)
     ending = stage.ending(1)
     assert (ending.state, ending.cause) == ("failed", "maybe_ran")
     assert "lease lost" in str(ending.reason)
@@ -310,7 +310,7 @@ def test_a_job_that_has_taken_a_lock_is_stopped_before_the_lease_is_over_and_its
     assert stage.workers[1].signals == [signal.SIGTERM]
     stage.tick(2_250 * MS)
     assert stage.workers[1].signals == [signal.SIGTERM, signal.SIGKILL]
-    stage.swept(of(do.Sweep, stage.die())[0].token)
+    stage.swept(of(do.SweepLeftovers, stage.die())[0].token)
 
     assert stage.ending(1).locks
 

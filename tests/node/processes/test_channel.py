@@ -23,12 +23,12 @@ from genba.client import current_job
 from genba.client.task import Task
 from genba.domain.duration import moment
 from genba.errors import FailJob, RetryJob, Stopped
-from genba.node.processes.channel import Line
+from genba.node.processes.channel import Channel
 from genba.options.conditions import Conditions
 from genba.options.table import DEFAULT_OPTIONS, DEFAULT_POLICY
 from genba.worker import event_loop
 from genba.worker.outcome import ERROR_LIMIT, describe
-from genba.worker.shared_worker import Shared
+from genba.worker.shared_worker import SharedWorker
 from genba.worker.worker import Worker, main
 
 SECOND = 1_000_000
@@ -73,27 +73,27 @@ class FakeApp:
 class End:
     """The node's end of a line, and all that was heard there."""
 
-    def __init__(self, line: Line) -> None:
+    def __init__(self, line: Channel) -> None:
         self.line = line
-        self.results: list[wire.Result] = []
+        self.results: list[wire.JobResult] = []
 
     def give(self, serial: int, *jobs: tuple[str, dict[str, Any]]) -> None:
         travelling = [
-            wire.Job(i, 1, 7, task, msgspec.json.encode(args), None)
+            wire.JobMessage(i, 1, 7, task, msgspec.json.encode(args), None)
             for i, (task, args) in enumerate(jobs)
         ]
         self.line.give(serial, travelling)
 
-    def hear(self, count: int) -> list[wire.Result]:
+    def hear(self, count: int) -> list[wire.JobResult]:
         def heard() -> bool:
             self.line.flush()
-            self.results += [wire.Result(*result) for result in self.line.receive()[0]]
+            self.results += [wire.JobResult(*result) for result in self.line.receive()[0]]
             return len(self.results) >= count
 
         eventually(heard, within=5, every=0.001)
         return self.results
 
-    def run(self, task: str, **args: Any) -> wire.Result:
+    def run(self, task: str, **args: Any) -> wire.JobResult:
         """The result of one job of a worker that has nothing else."""
         before = len(self.results)
         self.give(before + 1, (task, args))
@@ -103,9 +103,9 @@ class End:
 @contextmanager
 def in_thread(*functions: Callable[..., Any]) -> Iterator[End]:
     """A worker in a thread of this process, so that its tasks may touch what the test has."""
-    line = Line(1)
-    sock, tokens, slate_fd = line.ends()
-    worker = Worker(FakeApp(*functions), sock, tokens, wire.Slate(slate_fd))
+    line = Channel(1)
+    sock, tokens, memory_fd = line.ends()
+    worker = Worker(FakeApp(*functions), sock, tokens, wire.SharedMemory(memory_fd))
     thread = threading.Thread(target=worker.serve, name="worker")
     thread.start()
     try:
@@ -120,7 +120,7 @@ def in_thread(*functions: Callable[..., Any]) -> Iterator[End]:
 @contextmanager
 def in_process(*functions: Callable[..., Any]) -> Iterator[tuple[End, int]]:
     """A worker in a process of its own; gives the pid too."""
-    line = Line(1)
+    line = Channel(1)
     pid = os.fork()
     if pid == 0:
         line.sock.close()
@@ -143,7 +143,7 @@ def _ended(pid: int) -> bool:
 
 
 def _running(end: End) -> bool:
-    return end.line.slate.status()[1] == wire.RUNNING
+    return end.line.memory.status()[1] == wire.RUNNING
 
 
 def add(x: int, y: int = 1) -> int:
@@ -216,12 +216,12 @@ def test_of_very_many_bunches_taken_back_none_is_taken_for_the_one_that_stays() 
 
 
 def test_a_result_can_be_read_before_the_next_job_starts() -> None:
-    lines: list[Line] = []
+    lines: list[Channel] = []
     seen: list[list[Any]] = []
     looked = threading.Event()
 
     def look() -> None:
-        seen.extend(lines[0].slate.take())
+        seen.extend(lines[0].memory.take())
         looked.set()
 
     with in_thread(add, look) as end:
@@ -266,10 +266,11 @@ def test_the_bell_rings_rarely_for_short_jobs_and_always_when_the_worker_runs_dr
                 end.line.sock.setblocking(True)
                 end.line.sock.settimeout(5)
                 bells += sum(
-                    message == [wire.BELL] for message in frames.feed(end.line.sock.recv(1 << 16))
+                    message == [wire.RESULTS_READY]
+                    for message in frames.feed(end.line.sock.recv(1 << 16))
                 )
                 results += (
-                    end.line.slate.take()
+                    end.line.memory.take()
                 )  # all are here at the last bell, or we wait for ever
             most = 2 + (results[-1][5] - results[0][4]) / 2000
             assert 1 <= bells <= most
@@ -286,13 +287,13 @@ def test_a_result_too_large_for_the_shared_memory_comes_by_the_socket() -> None:
 
 
 def test_a_worker_leaves_when_the_node_hangs_up_also_in_the_middle_of_things() -> None:
-    line = Line(1)
-    sock, tokens, slate_fd = line.ends()
-    worker = Worker(FakeApp(add), sock, tokens, wire.Slate(slate_fd))
+    line = Channel(1)
+    sock, tokens, memory_fd = line.ends()
+    worker = Worker(FakeApp(add), sock, tokens, wire.SharedMemory(memory_fd))
     thread = threading.Thread(target=worker.serve, name="worker")
     line.send((wire.BUNCH, 4, []))
     line.give(
-        5, [wire.Job(1, 1, 7, "add", b" " * 5_000_000, None)]
+        5, [wire.JobMessage(1, 1, 7, "add", b" " * 5_000_000, None)]
     )  # its token is there, its frame only in part
     assert line.stuffed
     thread.start()
@@ -361,7 +362,7 @@ def test_arguments_that_no_longer_fit_are_told_apart() -> None:
     with in_thread(add) as end:
         result = end.run("add", z=1)
 
-    assert (result.outcome, result.payload) == (wire.UNFIT, None)
+    assert (result.outcome, result.payload) == (wire.BAD_ARGUMENTS, None)
     assert "arguments that no longer fit" in (result.extra or {})["reason"]
 
 
@@ -410,7 +411,7 @@ def test_a_job_may_stop_itself_when_it_should() -> None:
         end.give(1, ("watch", {}))
         eventually(lambda: _running(end), within=5)
         assert not end.line.sight().looked
-        end.line.slate.ask_to_stop(wire.place(1, 0))
+        end.line.memory.ask_to_stop(wire.place(1, 0))
         gate.set()
         (result,) = end.hear(1)
 
@@ -468,7 +469,7 @@ def test_sigterm_stops_the_job_that_was_asked_to_and_the_worker_goes_on(task: st
     with in_process(sleep_long, sleep_long_async, add) as (end, pid):
         end.give(1, (task, {}))
         eventually(lambda: end.line.sight().noted, within=5)  # it is in the user's code
-        end.line.slate.ask_to_stop(wire.place(1, 0))
+        end.line.memory.ask_to_stop(wire.place(1, 0))
         os.kill(pid, signal.SIGTERM)
         (result,) = end.hear(1)
         after = end.run("add", x=1)
@@ -483,7 +484,7 @@ def test_a_sigterm_that_comes_too_late_hits_nobody_else() -> None:
         return "slept"
 
     with in_process(nap) as (end, pid):
-        end.line.slate.ask_to_stop(wire.place(1, 0))
+        end.line.memory.ask_to_stop(wire.place(1, 0))
         end.give(2, ("nap", {}))
         eventually(lambda: _running(end), within=5)
         os.kill(pid, signal.SIGTERM)
@@ -501,7 +502,7 @@ def test_after_a_stray_sigterm_the_node_says_what_becomes_of_the_job_and_then_th
         os.kill(pid, signal.SIGTERM)
         eventually(lambda: end.line.sight().hit, within=5)
         assert _running(end)
-        end.line.slate.ask_to_stop(wire.place(1, 0))
+        end.line.memory.ask_to_stop(wire.place(1, 0))
         os.kill(pid, signal.SIGTERM)
         eventually(lambda: _ended(pid), within=5)
         (result,) = end.hear(1)
@@ -553,9 +554,9 @@ def test_processes_that_a_job_leaves_behind_are_ended_before_its_result_is_told(
 
 
 def test_what_does_not_fit_into_the_socket_waits_and_nothing_is_lost() -> None:
-    line = Line(1)
+    line = Channel(1)
     theirs, _, _ = line.ends()
-    jobs = [wire.Job(1, 1, 1, "t", b"x" * 100_000, None)] * 60
+    jobs = [wire.JobMessage(1, 1, 1, "t", b"x" * 100_000, None)] * 60
 
     line.give(1, jobs)
     assert line.stuffed
@@ -571,9 +572,9 @@ def test_what_does_not_fit_into_the_socket_waits_and_nothing_is_lost() -> None:
 
 
 def test_what_waits_for_room_arrives_in_the_order_in_which_it_was_sent() -> None:
-    line = Line(1)
+    line = Channel(1)
     theirs, _, _ = line.ends()
-    jobs = [wire.Job(1, 1, 1, "t", b"x" * 100_000, None)] * 30
+    jobs = [wire.JobMessage(1, 1, 1, "t", b"x" * 100_000, None)] * 30
 
     for serial in range(4):
         line.give(serial, jobs)
@@ -591,7 +592,7 @@ def test_what_waits_for_room_arrives_in_the_order_in_which_it_was_sent() -> None
 
 
 def test_a_message_to_a_dead_worker_is_no_error() -> None:
-    line = Line(1)
+    line = Channel(1)
     line.handed_over()
 
     line.send((wire.EXIT,))
@@ -749,10 +750,12 @@ def test_a_job_that_ends_itself_is_told_its_own_cpu_time_too() -> None:
 
 @pytest.mark.parametrize("factory", [event_loop.factory(), asyncio.new_event_loop])
 def test_a_worker_that_was_shared_still_waits_for_its_node(factory: event_loop.Factory) -> None:
-    line = Line(1)
+    line = Channel(1)
     sock, tokens, memory = line.ends()
     app = FakeApp()
-    shared = Shared(Worker(app, sock, tokens, wire.Slate(memory)), app, sock, tokens, wire.Frames())
+    shared = SharedWorker(
+        Worker(app, sock, tokens, wire.SharedMemory(memory)), app, sock, tokens, wire.Frames()
+    )
     with asyncio.Runner(loop_factory=factory) as runner:
         runner.run(shared.serve(0, [[wire.SHARE, 0]]))
 

@@ -22,13 +22,13 @@ import pytest
 
 from genba.node.processes import guard, linux
 from genba.node.processes.pool import (
+    AppImported,
     GuardDied,
-    Hello,
     ImportFailed,
+    LeftoversSwept,
     Pool,
     PoolEvent,
     SpawnFailed,
-    Swept,
     WorkerEnded,
     WorkerStarted,
     ZygoteDied,
@@ -211,7 +211,7 @@ def open_desk(place: Path) -> Iterator[Callable[..., Desk]]:
 @pytest.fixture
 def desk(open_desk: Callable[..., Desk]) -> Desk:
     desk = open_desk()
-    desk.next(Hello)
+    desk.next(AppImported)
     return desk
 
 
@@ -289,7 +289,7 @@ def title_of(pid: int) -> str:
 
 
 def test_the_zygote_says_hello_with_what_the_app_says(open_desk: Callable[..., Desk]) -> None:
-    hello = open_desk("shop").next(Hello)
+    hello = open_desk("shop").next(AppImported)
 
     assert hello.contents == {
         "url": "sqlite:///jobs.db",
@@ -303,7 +303,7 @@ def test_the_zygote_says_hello_with_what_the_app_says(open_desk: Callable[..., D
 def test_a_hello_may_be_larger_than_a_packet(open_desk: Callable[..., Desk], place: Path) -> None:
     (place / "large.py").write_text(APP.replace("[]", "['x' * 3_000_000]"))
 
-    hello = open_desk("large").next(Hello)
+    hello = open_desk("large").next(AppImported)
 
     assert len(hello.contents["tasks"][0]) == 3_000_000
 
@@ -312,7 +312,7 @@ def test_threads_left_by_the_import_are_named(open_desk: Callable[..., Desk], pl
     thread = "import threading\nthreading.Thread(target=threading.Event().wait, name='poller', daemon=True).start()"
     (place / "threaded.py").write_text(thread + APP)
 
-    assert open_desk("threaded").next(Hello).contents["threads"] == ["poller"]
+    assert open_desk("threaded").next(AppImported).contents["threads"] == ["poller"]
 
 
 @pytest.mark.parametrize(
@@ -341,7 +341,7 @@ def test_an_app_that_cannot_be_imported_is_explained(
 
 def test_a_worker_is_a_clean_process_of_its_own(open_desk: Callable[..., Desk]) -> None:
     desk = open_desk(GENBA_INCARNATION="i-1")
-    desk.next(Hello)
+    desk.next(AppImported)
     worker = desk.spawn(5)
 
     assert desk.ask("os.getpid(), os.getpgrp(), slot", 5) == (worker.pid, worker.pid, 5)
@@ -422,7 +422,7 @@ def test_a_worker_comes_in_milliseconds_and_leaves_no_descriptor_behind(
         desk.workers.pop(0).close()
         desk.next(WorkerEnded)
         desk.pool.sweep(1)
-        desk.next(Swept)
+        desk.next(LeftoversSwept)
         return took
 
     cycle()
@@ -455,7 +455,7 @@ def test_a_sweep_ends_what_a_dead_worker_left_and_spares_the_others(desk: Desk) 
     desk.next(WorkerEnded)
 
     desk.pool.sweep(77)
-    swept = desk.next(Swept)
+    swept = desk.next(LeftoversSwept)
 
     assert (swept.token, swept.killed, swept.unkillable) == (77, 2, 0)
     assert deaths(strays, within=0) == set(strays)
@@ -475,7 +475,7 @@ def test_a_sweep_ends_deep_trees_and_those_that_keep_forking(desk: Desk) -> None
 
     desk.pool.sweep(1)
 
-    assert desk.next(Swept).killed > 4
+    assert desk.next(LeftoversSwept).killed > 4
     assert deaths(watched, within=0) == {deep}
     assert desk.pool.guard_pid
     assert guard.children(desk.pool.guard_pid) == [desk.pool.zygote_pid]
@@ -503,13 +503,13 @@ def test_workers_outlive_the_zygote_and_a_new_one_joins_them(desk: Desk) -> None
     assert desk.next(ZygoteDied) == ZygoteDied(signal.SIGKILL, restarting=False)
     assert not desk.pool.spawn(2, desk.workers[0], 0, 0)
     desk.pool.sweep(1)
-    desk.next(Swept)
+    desk.next(LeftoversSwept)
     assert desk.ask("os.getpid()") == old.pid
     desk.tell("os._exit(5)")
     assert desk.next(WorkerEnded).status == 5 << 8
 
     desk.pool.restart_zygote()
-    desk.next(Hello)
+    desk.next(AppImported)
     assert desk.spawn(0).pid != old.pid
     assert desk.ask("os.getpid()", 1) == second.pid
     desk.pool.signal(1, signal.SIGKILL)
@@ -524,7 +524,7 @@ def test_a_living_zygote_can_be_replaced(desk: Desk, place: Path) -> None:
     desk.pool.restart_zygote()
 
     assert desk.next(ZygoteDied).restarting
-    assert desk.next(Hello).contents["namespace"] == "newer shop"
+    assert desk.next(AppImported).contents["namespace"] == "newer shop"
     assert desk.ask("os.getpid()") == worker.pid
     assert desk.spawn(1).pid
 
@@ -540,7 +540,7 @@ def test_workers_that_a_dead_zygote_owed_are_reported(desk: Desk) -> None:
     assert desk.next(SpawnFailed).slot == 4
     desk.next(ZygoteDied)
     desk.pool.restart_zygote()
-    desk.next(Hello)
+    desk.next(AppImported)
     assert desk.spawn(3).pid
 
 
@@ -553,7 +553,7 @@ def test_a_zygote_and_its_workers_killed_at_once_are_each_reported_once(desk: De
     desk.next(ZygoteDied)
     ended = [desk.next(WorkerEnded) for _ in pids]
     desk.pool.sweep(1)
-    desk.next(Swept)
+    desk.next(LeftoversSwept)
 
     assert sorted(event.pid for event in ended) == sorted(pids)
     assert {event.status for event in ended} <= {signal.SIGKILL, None}
@@ -589,7 +589,7 @@ def test_a_missed_beat_ends_everything(desk: Desk) -> None:
     assert died.slots == (0,)
     assert deaths(watched, within=0) == set(watched)
     desk.pool.start()
-    desk.next(Hello)
+    desk.next(AppImported)
     assert desk.spawn().pid
 
 

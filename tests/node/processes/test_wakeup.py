@@ -6,17 +6,17 @@ import os
 import selectors
 from typing import Any
 
-from genba.node.processes.wakeup import Bell
+from genba.node.processes.wakeup import WakeupSocket
 
 
 class Rope:
     """As much of a presence as the bell needs: a pipe."""
 
-    hung = 0
+    times_connected = 0
 
-    def hang(self) -> None:
+    def open_receiver(self) -> None:
         self.out, self.into = os.pipe()
-        self.hung += 1
+        self.times_connected += 1
 
     def fileno(self) -> int:
         return self.out
@@ -34,14 +34,14 @@ def rings(selector: selectors.BaseSelector, rope: Rope) -> bool:
 def test_a_bell_that_is_hung_up_again_under_the_same_number_is_heard():
     rope: Any = Rope()
     with selectors.DefaultSelector() as selector:
-        bell = Bell(selector)
-        rope.hang()
+        bell = WakeupSocket(selector)
+        rope.open_receiver()
         bell.follow(rope)
         assert rings(selector, rope)
 
         number = rope.fileno()
         rope.cut()
-        rope.hang()
+        rope.open_receiver()
         assert rope.fileno() == number
         bell.follow(rope)
 

@@ -15,7 +15,7 @@ from tests.support import APPS, NodeProcess, eventually, lines, load_module, sql
 
 from genba import Dep, Genba, Limit, Rate
 from genba.errors import BadOption
-from genba.storage.jobs.conditions import question_of
+from genba.storage.jobs.conditions import check_key
 
 SOURCE = APPS / "flow.py"
 
@@ -176,21 +176,21 @@ def test_conditions_are_functions_coroutines_and_chains(flow, tmp_path, conditio
         path.write_text("fine")
     job = flow.go.using(ready=[condition]).enqueue(str(path))
     if condition != "moody":
-        eventually(lambda: flow.app.store.questions.question(key_of(job)).said is not None)
+        eventually(lambda: flow.app.store.conditions.question(key_of(job)).said is not None)
         path.touch()
     assert job.result(timeout=10) == str(path)
 
 
 def key_of(job: Any) -> str:
     record = job.refresh().record
-    return question_of(
+    return check_key(
         record.task, msgspec.json.decode(record.options)["ready"], record.args, record.options
     )
 
 
 def test_a_class_may_have_its_own_condition(flow, tmp_path):
     job = flow.Shop.enqueue(str(tmp_path / "file"))
-    eventually(lambda: flow.app.store.questions.question(key_of(job)).looks)
+    eventually(lambda: flow.app.store.conditions.question(key_of(job)).looks)
     (tmp_path / "file").touch()
     assert job.result(timeout=10) == "sold"
 
@@ -211,7 +211,7 @@ def test_a_condition_that_raises_hangs_or_dies_hurts_nobody(flow, tmp_path, mood
     path.write_text(mood)
     job = flow.go.using(ready=["moody"]).enqueue(str(path))
     question = eventually(
-        lambda: (q := flow.app.store.questions.question(key_of(job))) and q.raised and q, within=10
+        lambda: (q := flow.app.store.conditions.question(key_of(job))) and q.raised and q, within=10
     )
 
     told = {

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from genba.node.watch.load_gate import Gate, Reading
+from genba.node.watch.load_gate import LoadGate, LoadReading
 from genba.node.watch.machine import Machine, use_of
-from genba.node.watch.monitor import Lookout
+from genba.node.watch.monitor import Monitor
 
 GB = 1 << 30
 CPUS = os.cpu_count() or 1
@@ -23,30 +23,33 @@ CPUS = os.cpu_count() or 1
 
 
 def test_a_gate_without_limits_is_open() -> None:
-    assert not Gate().watched
-    assert Gate().closed(Reading(1000.0, 0), False) is None
+    assert not LoadGate().watched
+    assert LoadGate().closed(LoadReading(1000.0, 0), False) is None
 
 
 @pytest.mark.parametrize(
     ("reading", "word"),
-    [(Reading(2.1, GB), "load per CPU 2.10"), (Reading(0.1, GB // 4), "256 MB of memory free")],
+    [
+        (LoadReading(2.1, GB), "load per CPU 2.10"),
+        (LoadReading(0.1, GB // 4), "256 MB of memory free"),
+    ],
 )
-def test_a_gate_closes_beyond_its_limit_and_says_why(reading: Reading, word: str) -> None:
-    assert word in str(Gate(2.0, GB // 2).closed(reading, False))
+def test_a_gate_closes_beyond_its_limit_and_says_why(reading: LoadReading, word: str) -> None:
+    assert word in str(LoadGate(2.0, GB // 2).closed(reading, False))
 
 
 def test_a_closed_gate_opens_only_when_it_is_clearly_better() -> None:
-    gate = Gate(2.0, GB)
+    gate = LoadGate(2.0, GB)
 
-    assert gate.closed(Reading(1.95, 2 * GB), True)
-    assert gate.closed(Reading(0.0, GB + GB // 20), True)
-    assert gate.closed(Reading(1.95, GB + GB // 20), False) is None
-    assert gate.closed(Reading(1.7, 2 * GB), True) is None
+    assert gate.closed(LoadReading(1.95, 2 * GB), True)
+    assert gate.closed(LoadReading(0.0, GB + GB // 20), True)
+    assert gate.closed(LoadReading(1.95, GB + GB // 20), False) is None
+    assert gate.closed(LoadReading(1.7, 2 * GB), True) is None
 
 
 def test_it_is_told_when_a_gate_closes_and_when_it_opens_and_not_in_between() -> None:
-    lookout = Lookout()
-    closed, wide = Gate(min_free_memory=GB * GB), Gate(min_free_memory=1)
+    lookout = Monitor()
+    closed, wide = LoadGate(min_free_memory=GB * GB), LoadGate(min_free_memory=1)
 
     assert [lookout.look(gate, 0) for gate in (wide, closed, closed, wide, wide)] == [
         None,
@@ -63,7 +66,7 @@ def test_it_is_told_when_a_gate_closes_and_when_it_opens_and_not_in_between() ->
 def test_an_open_gate_is_never_stricter_than_a_closed_one(
     load: float, most: float, free: int, least: int
 ) -> None:
-    gate, reading = Gate(most, least), Reading(load, free)
+    gate, reading = LoadGate(most, least), LoadReading(load, free)
 
     if gate.closed(reading, False):
         assert gate.closed(reading, True)
@@ -129,7 +132,7 @@ def first(tmp_path: Path, proc: Path) -> Path:
 def test_without_cgroups_the_machine_itself_is_asked(proc: Path, tmp_path: Path) -> None:
     machine = Machine(proc, tmp_path / "none")
 
-    assert machine.read(0) == Reading(1.5, 4 * GB)
+    assert machine.read(0) == LoadReading(1.5, 4 * GB)
     assert machine.quota() is None
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from genba.domain.terminal_text import clean
-from genba.log_lines import FORMATS, LONGEST, Line
+from genba.log_lines import FORMATS, MAX_LINE_BYTES, LineFormatter
 
 STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
@@ -20,9 +20,9 @@ def line(form: str, message: object = "hello", *args: object, **more: object) ->
     record = logging.makeLogRecord(
         {"name": "shop", "msg": message, "args": args, "levelname": "INFO", **more}
     )
-    return Line(form, {"node": "n1"}, lambda: {"job": 42, "task": "render", "attempt": 2}).format(
-        record
-    )
+    return LineFormatter(
+        form, {"node": "n1"}, lambda: {"job": 42, "task": "render", "attempt": 2}
+    ).format(record)
 
 
 def raised(depth: int) -> Exception:
@@ -71,7 +71,7 @@ def test_a_long_line_is_cut_and_says_so(form):
         form, "x" * 52_000, exc_info=(ValueError, raised(12), None), more=["y" * 9_000] * 300
     )
 
-    assert len(told.encode()) < LONGEST
+    assert len(told.encode()) < MAX_LINE_BYTES
     assert re.search(r"x… \[\d+ characters left out\]", told)
     if form == "json":
         assert len(json.loads(told)["error"]["causes"]) == 12

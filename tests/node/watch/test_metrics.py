@@ -8,10 +8,10 @@ from typing import Any
 from tests.storage.builders import ending
 
 from genba import wire
-from genba.node.watch.counters import Meter
+from genba.node.watch.counters import Counters
 from genba.node.watch.http import dead, unready
-from genba.node.watch.metrics import Vitals, text
-from genba.storage.jobs.counts import Level, Levels
+from genba.node.watch.metrics import NodeStatus, text
+from genba.storage.jobs.counts import OpenJobCounts, StateCount
 from genba.storage.records import Claimed
 
 SECOND = 1_000_000
@@ -35,8 +35,8 @@ def samples(told: str) -> dict[str, float]:
     return found
 
 
-def levels(*jobs: Level, **given: Any) -> Levels:
-    return Levels(
+def levels(*jobs: StateCount, **given: Any) -> OpenJobCounts:
+    return OpenJobCounts(
         **{
             "now": 100 * SECOND,
             "jobs": list(jobs),
@@ -50,11 +50,11 @@ def levels(*jobs: Level, **given: Any) -> Levels:
 
 
 def test_runs_and_waits_are_counted_by_how_long_they_were():
-    meter = Meter()
+    meter = Counters()
     meter.ran(claimed(), 2 * SECOND, 30_000, wire.RETURNED, True)
     meter.ran(claimed(), 20 * SECOND, 10_000 * SECOND, wire.RAISED, False)
 
-    told = samples(text(Vitals("n1"), meter, None))
+    told = samples(text(NodeStatus("n1"), meter, None))
 
     run = 'genba_run_seconds_bucket{queue="default",task="render",le="%s"}'
     assert [told[run % le] for le in ("0.01", "0.05", "7200", "+Inf")] == [0, 1, 1, 2]
@@ -65,7 +65,7 @@ def test_runs_and_waits_are_counted_by_how_long_they_were():
 
 
 def test_attempts_are_counted_by_what_the_job_came_to():
-    meter = Meter()
+    meter = Counters()
     meter.ran(claimed(), 0, 1, wire.RETURNED, True)
     meter.ran(claimed(), 0, 1, wire.APPLIED, False)
     named = {"task": "render", "queue": "default"}
@@ -74,7 +74,7 @@ def test_attempts_are_counted_by_what_the_job_came_to():
     )
     meter.ended([ending(claimed(), "waiting", "drain", happened=False, **named)])
 
-    told = samples(text(Vitals("n1"), meter, None))
+    told = samples(text(NodeStatus("n1"), meter, None))
 
     attempts = 'genba_attempts_total{queue="default",task="render",state="%s"}'
     assert {
@@ -92,15 +92,15 @@ def test_attempts_are_counted_by_what_the_job_came_to():
 
 def test_what_waits_is_told_by_queue_with_the_age_of_the_oldest():
     seen = levels(
-        Level("waiting", "slow", "a", 3, 40 * SECOND),
-        Level("waiting", "slow", "b", 2, 70 * SECOND),
-        Level("held", "slow", "a", 1, 0),
+        StateCount("waiting", "slow", "a", 3, 40 * SECOND),
+        StateCount("waiting", "slow", "b", 2, 70 * SECOND),
+        StateCount("held", "slow", "a", 1, 0),
         more=frozenset({("waiting", "slow")}),
         lock_waiters=2,
         lock_waiting_since=90 * SECOND,
     )
 
-    told = samples(text(Vitals("n1"), Meter(), seen))
+    told = samples(text(NodeStatus("n1"), Counters(), seen))
 
     assert told['genba_jobs{state="held",queue="slow",task="a"}'] == 1
     assert told['genba_waiting_jobs{queue="slow"}'] == 5
@@ -108,13 +108,13 @@ def test_what_waits_is_told_by_queue_with_the_age_of_the_oldest():
     assert told['genba_jobs_bounded{state="waiting",queue="slow"}'] == 1
     assert (told["genba_lock_waiters"], told["genba_lock_wait_seconds"]) == (2, 10)
     assert told["genba_database_up"] == 1
-    locked = samples(text(Vitals("n1", trouble="the file is locked"), Meter(), seen))
+    locked = samples(text(NodeStatus("n1", trouble="the file is locked"), Counters(), seen))
     assert locked["genba_database_up"] == 0
     assert locked['genba_waiting_jobs{queue="slow"}'] == 5
 
 
 def test_without_the_database_the_node_still_tells_of_itself():
-    told = samples(text(Vitals('n"1\\', gate="load per CPU 9"), Meter(), None))
+    told = samples(text(NodeStatus('n"1\\', gate="load per CPU 9"), Counters(), None))
 
     assert told["genba_database_up"] == 0
     assert told["genba_gate_closed"] == 1
@@ -123,17 +123,24 @@ def test_without_the_database_the_node_still_tells_of_itself():
 
 
 def test_a_node_lives_while_its_loop_comes_round():
-    assert dead(Vitals("n1", turned=100.0), 12.0, 111.0) is None
-    assert dead(Vitals("n1", turned=100.0), 12.0, 113.0) == "the loop has not come round for 13 s"
+    assert dead(NodeStatus("n1", turned=100.0), 12.0, 111.0) is None
+    assert (
+        dead(NodeStatus("n1", turned=100.0), 12.0, 113.0) == "the loop has not come round for 13 s"
+    )
 
 
 def test_a_node_is_ready_when_it_could_run_a_job_now():
     fine: dict[str, Any] = {"turned": 100.0, "seen": 100.0, "workers": 1}
 
-    assert unready(Vitals("n1", **fine), 12.0, 101.0) is None
-    assert unready(Vitals("n1", **{**fine, "seen": None}), 12.0, 101.0) == "it has not joined yet"
-    assert "not answered for 13 s" in str(unready(Vitals("n1", **fine), 12.0, 113.0))
-    assert "gone away" in str(unready(Vitals("n1", **fine, trouble="gone away"), 12.0, 101.0))
-    assert unready(Vitals("n1", **{**fine, "workers": 0}), 12.0, 101.0) == "no worker is up"
-    assert unready(Vitals("n1", **{**fine, "workers": 0}, needs_workers=False), 12.0, 101.0) is None
-    assert unready(Vitals("n1", **fine, draining=True), 12.0, 101.0) == "it drains"
+    assert unready(NodeStatus("n1", **fine), 12.0, 101.0) is None
+    assert (
+        unready(NodeStatus("n1", **{**fine, "seen": None}), 12.0, 101.0) == "it has not joined yet"
+    )
+    assert "not answered for 13 s" in str(unready(NodeStatus("n1", **fine), 12.0, 113.0))
+    assert "gone away" in str(unready(NodeStatus("n1", **fine, trouble="gone away"), 12.0, 101.0))
+    assert unready(NodeStatus("n1", **{**fine, "workers": 0}), 12.0, 101.0) == "no worker is up"
+    assert (
+        unready(NodeStatus("n1", **{**fine, "workers": 0}, needs_workers=False), 12.0, 101.0)
+        is None
+    )
+    assert unready(NodeStatus("n1", **fine, draining=True), 12.0, 101.0) == "it drains"

@@ -22,8 +22,8 @@ from tests.storage.builders import (
 
 from genba.domain.clock import ManualClock
 from genba.errors import BadOption, LeaseLost, LockLost, StoreError
-from genba.storage.clients.locks import Owner, SessionOver, Taken, Waiting
-from genba.storage.clients.sessions import SessionRecord, is_dead
+from genba.storage.clients.locks import LockOwner, LockTaken, LockWaiting, SessionOver
+from genba.storage.clients.sessions import SessionRecord, is_session_dead
 from genba.storage.records import Claimed
 from genba.storage.store import Store
 
@@ -31,9 +31,9 @@ SECOND = 1_000_000
 BELL = 5
 
 
-def session(store: Store, id: int = 1, pid: int = 10) -> Owner:
+def session(store: Store, id: int = 1, pid: int = 10) -> LockOwner:
     """A client process that lives on another machine."""
-    with store._db.single() as tx:
+    with store._db.single_write() as tx:
         tx.run(
             "open_session",
             id=id,
@@ -44,14 +44,14 @@ def session(store: Store, id: int = 1, pid: int = 10) -> Owner:
             host="afar",
             machine="afar",
         )
-    return Owner(None, None, None, id, pid)
+    return LockOwner(None, None, None, id, pid)
 
 
-def owner_of(job: Claimed, pid: int = 20) -> Owner:
-    return Owner(job.id, job.attempt, CLAIM, None, pid)
+def owner_of(job: Claimed, pid: int = 20) -> LockOwner:
+    return LockOwner(job.id, job.attempt, CLAIM, None, pid)
 
 
-def take(store: Store, owner: Owner, name: str = "a", n: int = 1, seq: int | None = 0) -> Any:
+def take(store: Store, owner: LockOwner, name: str = "a", n: int = 1, seq: int | None = 0) -> Any:
     return store.locks.take(owner, name, n, seq, BELL)
 
 
@@ -60,13 +60,13 @@ def test_one_has_it_and_the_others_get_it_in_the_order_of_asking(store: Store) -
 
     first = take(store, me)
     waiting = [take(store, you), take(store, third)]
-    assert isinstance(first, Taken)
-    assert [type(one) for one in waiting] == [Waiting, Waiting]
-    assert take(store, third, seq=waiting[1].seq) == Waiting(waiting[1].seq, 1)
+    assert isinstance(first, LockTaken)
+    assert [type(one) for one in waiting] == [LockWaiting, LockWaiting]
+    assert take(store, third, seq=waiting[1].seq) == LockWaiting(waiting[1].seq, 1)
 
     store.locks.release("a", first.token)
-    assert isinstance(take(store, third, seq=waiting[1].seq), Waiting)  # although it is free
-    assert isinstance(take(store, session(store, 4), seq=None), Waiting)
+    assert isinstance(take(store, third, seq=waiting[1].seq), LockWaiting)  # although it is free
+    assert isinstance(take(store, session(store, 4), seq=None), LockWaiting)
     second = take(store, you, seq=waiting[0].seq)
     assert second.token > first.token
     store.locks.release("a", second.token)
@@ -83,23 +83,28 @@ def test_who_was_called_and_does_not_come_is_passed_and_keeps_its_place(
 
     clock.advance("2.1s")
     passed = take(store, third, seq=second.seq)
-    assert isinstance(passed, Taken)
-    assert take(store, sleeper, seq=first.seq) == Waiting(first.seq, 0)
+    assert isinstance(passed, LockTaken)
+    assert take(store, sleeper, seq=first.seq) == LockWaiting(first.seq, 0)
     late = take(store, session(store, 4))
     store.locks.release("a", passed.token)
 
-    assert isinstance(take(store, session(store, 4 + 1), seq=late.seq), Waiting)
-    assert isinstance(take(store, sleeper, seq=first.seq), Taken)
+    assert isinstance(take(store, session(store, 4 + 1), seq=late.seq), LockWaiting)
+    assert isinstance(take(store, sleeper, seq=first.seq), LockTaken)
 
 
 def test_a_semaphore_has_n_places_and_all_must_agree_on_n(store: Store) -> None:
     owners = [session(store, id) for id in range(1, 5)]
 
-    assert [type(take(store, owner, n=3)) for owner in owners] == [Taken, Taken, Taken, Waiting]
+    assert [type(take(store, owner, n=3)) for owner in owners] == [
+        LockTaken,
+        LockTaken,
+        LockTaken,
+        LockWaiting,
+    ]
     for n in (1, 2, 4):
         with pytest.raises(BadOption, match="has 3 places"):
             take(store, owners[0], n=n)
-    assert isinstance(take(store, owners[0], "b", n=7), Taken)
+    assert isinstance(take(store, owners[0], "b", n=7), LockTaken)
 
 
 def test_it_is_reentrant_inside_one_job_but_not_between_jobs_or_sessions(store: Store) -> None:
@@ -107,11 +112,11 @@ def test_it_is_reentrant_inside_one_job_but_not_between_jobs_or_sessions(store: 
     one, other = running(store), running(store)
 
     assert take(store, owner_of(one)) == take(store, owner_of(one))
-    assert isinstance(take(store, owner_of(other)), Waiting)
-    assert isinstance(take(store, owner_of(one, pid=21)), Waiting)  # a forked child of the job
+    assert isinstance(take(store, owner_of(other)), LockWaiting)
+    assert isinstance(take(store, owner_of(one, pid=21)), LockWaiting)  # a forked child of the job
     me = session(store)
-    assert isinstance(take(store, me, "b"), Taken)
-    assert isinstance(take(store, me, "b"), Waiting)
+    assert isinstance(take(store, me, "b"), LockTaken)
+    assert isinstance(take(store, me, "b"), LockWaiting)
 
 
 def test_an_attempt_that_is_over_takes_nothing(store: Store) -> None:
@@ -122,7 +127,7 @@ def test_an_attempt_that_is_over_takes_nothing(store: Store) -> None:
     with pytest.raises(LeaseLost, match=f"job {job.id}"):
         take(store, owner_of(job))
     with pytest.raises(SessionOver):
-        take(store, Owner(None, None, None, 99, 1))
+        take(store, LockOwner(None, None, None, 99, 1))
 
 
 @pytest.mark.parametrize("how", ["end", "bury", "inside", "finish"])
@@ -137,12 +142,15 @@ def test_the_locks_of_an_attempt_go_with_it(store: Store, how: str) -> None:
     if how == "end":
         store.end(1, [ending(job, locks=True)])
     elif how == "bury":
-        store.nodes.bury(1, lambda orphan, now: _with_locks(loss(orphan, now)))
+        store.nodes.declare_dead(1, lambda orphan, now: _with_locks(loss(orphan, now)))
     elif how == "inside":
-        from genba.domain.outcome import Report, Wish
+        from genba.domain.outcome import AttemptReport, OutcomeRequest
 
         store.inside.end(
-            (job.id, job.attempt, CLAIM), Wish(wants="succeed", result=b"1"), Report(), 0.0
+            (job.id, job.attempt, CLAIM),
+            OutcomeRequest(wants="succeed", result=b"1"),
+            AttemptReport(),
+            0.0,
         )
     else:  # somebody who could not know of them has ended it
         store.finish(1, [success(job)])
@@ -150,7 +158,7 @@ def test_the_locks_of_an_attempt_go_with_it(store: Store, how: str) -> None:
         assert store.locks.sweep() == 2
 
     assert not store.locks.held("a", held.token)
-    assert isinstance(take(store, you, seq=line.seq), Taken)
+    assert isinstance(take(store, you, seq=line.seq), LockTaken)
     assert [row.name for row in store.locks.holders()] == ["a"]
 
 
@@ -169,7 +177,7 @@ def test_a_waiter_that_is_ended_leaves_the_line(store: Store) -> None:
     store.end(1, [ending(job, locks=True)])
     store.locks.release("a", held.token)
 
-    assert isinstance(take(store, Owner(None, None, None, 2, 10), seq=last.seq), Taken)
+    assert isinstance(take(store, LockOwner(None, None, None, 2, 10), seq=last.seq), LockTaken)
 
 
 def test_a_session_that_is_over_frees_all_it_has(store: Store) -> None:
@@ -180,8 +188,8 @@ def test_a_session_that_is_over_frees_all_it_has(store: Store) -> None:
     store.sessions.close(1)
 
     assert not store.locks.held("a", held.token)
-    assert isinstance(take(store, you, seq=line.seq), Taken)
-    assert isinstance(take(store, you, "b"), Taken)
+    assert isinstance(take(store, you, seq=line.seq), LockTaken)
+    assert isinstance(take(store, you, "b"), LockTaken)
     assert not store.sessions.renew(1)
 
 
@@ -219,7 +227,10 @@ def seen(silent: float) -> SessionRecord:
 def test_when_a_session_is_dead(
     silent: float, gone: bool, suspect: bool, lasted: float, dead: bool
 ) -> None:
-    assert is_dead(seen(silent), int(silent * SECOND), gone, suspect, int(lasted * SECOND)) is dead
+    assert (
+        is_session_dead(seen(silent), int(silent * SECOND), gone, suspect, int(lasted * SECOND))
+        is dead
+    )
 
 
 def test_a_broken_lock_is_lost_and_goes_to_the_next(store: Store, url: str) -> None:
@@ -231,7 +242,7 @@ def test_a_broken_lock_is_lost_and_goes_to_the_next(store: Store, url: str) -> N
     assert store.locks.break_("a", held.token, "test") == []
     assert not store.locks.held("a", held.token)
     assert not store.locks.release("a", held.token)
-    assert isinstance(take(store, you, seq=line.seq), Taken)
+    assert isinstance(take(store, you, seq=line.seq), LockTaken)
 
 
 def test_a_fence_in_the_users_transaction_keeps_others_out_until_its_end(
@@ -243,12 +254,12 @@ def test_a_fence_in_the_users_transaction_keeps_others_out_until_its_end(
     with transaction(url) as conn:
         store.locks.assert_held(conn, "a", held.token)
         store.sessions.close(1)  # taken for dead in the middle of its transaction
-        assert isinstance(take(store, session(store, 2), seq=None), Waiting)
+        assert isinstance(take(store, session(store, 2), seq=None), LockWaiting)
         store.locks.sweep()
-        assert isinstance(take(store, Owner(None, None, None, 2, 10), seq=None), Waiting)
+        assert isinstance(take(store, LockOwner(None, None, None, 2, 10), seq=None), LockWaiting)
         conn.execute("COMMIT")
     store.locks.sweep()
-    assert isinstance(take(store, Owner(None, None, None, 2, 10)), Taken)
+    assert isinstance(take(store, LockOwner(None, None, None, 2, 10)), LockTaken)
     with transaction(url) as conn, pytest.raises(LockLost):
         store.locks.assert_held(conn, "a", held.token)
     return None
@@ -277,7 +288,7 @@ def test_many_at_once_never_have_it_together(store: Store) -> None:
     def work(i: int) -> None:
         for _ in range(5):
             seq = 0
-            while isinstance(got := take(store, owners[i], seq=seq), Waiting):
+            while isinstance(got := take(store, owners[i], seq=seq), LockWaiting):
                 seq = got.seq
             inside.append(i)
             assert inside == [i]
@@ -306,9 +317,9 @@ def test_tokens_only_grow_and_no_more_than_n_are_held(
         if gives and mine:
             store.locks.release(name, mine[0].number)
             continue
-        got = take(store, Owner(None, None, None, id, 10), name, 2, seq=None)
-        assert isinstance(got, Taken) is (len(mine) < 2)
-        if isinstance(got, Taken):
+        got = take(store, LockOwner(None, None, None, id, 10), name, 2, seq=None)
+        assert isinstance(got, LockTaken) is (len(mine) < 2)
+        if isinstance(got, LockTaken):
             assert got.token > last
             last = got.token
 
@@ -336,7 +347,7 @@ def test_what_is_sent_at_once_happens_as_a_whole_or_not_at_all(store: Store) -> 
     }
 
     with pytest.raises(StoreError):
-        store._db.in_turn(
+        store._db.pipeline(
             ("take_place", place), ("take_place", place)
         )  # the second one is there already
 
@@ -351,13 +362,13 @@ def test_a_wish_that_is_withdrawn_takes_its_own_rows_along_and_no_others(store: 
     lost, other = me._replace(claim_id=7), me._replace(claim_id=8)
     take(store, lost)
     line = take(store, lost)
-    assert isinstance(line, Waiting)
-    assert isinstance(take(store, other, "b"), Taken)
+    assert isinstance(line, LockWaiting)
+    assert isinstance(take(store, other, "b"), LockTaken)
     next_ = take(store, you)
 
     store.locks.withdraw("a", lost)
 
-    assert isinstance(take(store, you, seq=next_.seq), Taken)
+    assert isinstance(take(store, you, seq=next_.seq), LockTaken)
     assert [(row.name, row.pid) for row in store.locks.holders()] == [("a", you.pid), ("b", me.pid)]
     assert store.locks.waiters() == []
 

@@ -17,7 +17,7 @@ from tests.storage.builders import (
 )
 
 from genba.domain.clock import ManualClock
-from genba.domain.outcome import Fence, Report, Wish
+from genba.domain.outcome import AttemptReport, Fence, OutcomeRequest
 from genba.errors import CursorExpired, IllegalMove, JobNotFound, LeaseLost
 from genba.storage.records import Claimed
 from genba.storage.store import Store
@@ -59,7 +59,7 @@ def test_in_the_jobs_own_transaction_it_is_received_with_the_commit(store: Store
     job = running(store)
     store.messages.send(job.id, b"1")
     own = store.inside.transaction(
-        fence(job), lambda: (Wish(wants="succeed", result=b"1"), Report(), 0.0)
+        fence(job), lambda: (OutcomeRequest(wants="succeed", result=b"1"), AttemptReport(), 0.0)
     )
 
     own.__enter__()

@@ -14,7 +14,7 @@ import psycopg
 import pytest
 from tests.support import eventually, without_settings
 
-from genba.storage.clients.wakeups import FileBells
+from genba.storage.clients.wakeups import SqliteClientWakeups
 from genba.storage.store import Store, open_store
 
 _DIES = """
@@ -33,10 +33,10 @@ def rung(bell: Any) -> bool:
 def test_a_bell_is_heard_and_its_lock_seen_by_others(store: Store, url: str) -> None:
     with closing(open_store(url)) as other:
         bells = store.sessions._bells
-        bell = bells.hang(42)
+        bell = bells.open_receiver(42)
         other.sessions._bells.ring([42, 43])
         eventually(lambda: rung(bell))
-        bell.hush()
+        bell.clear()
         assert not rung(bell)
         assert not bells.gone(42)
         bell.close()
@@ -45,19 +45,19 @@ def test_a_bell_is_heard_and_its_lock_seen_by_others(store: Store, url: str) -> 
 
 def test_a_dead_process_leaves_a_free_lock_that_is_tidied_up(tmp_path: Path) -> None:
     database = tmp_path / "x.db"
-    bells = FileBells(database)
-    with closing(bells.hang(8)):
+    bells = SqliteClientWakeups(database)
+    with closing(bells.open_receiver(8)):
         subprocess.run(
             [sys.executable, "-c", _DIES, str(database)],
             env=without_settings(os.environ),
             check=True,
         )
         assert bells.gone(7)
-        bells.tidy()
+        bells.remove_stale()
         assert len(list(tmp_path.glob("x.db-clients/*.lock"))) == 2  # too fresh
         for path in tmp_path.glob("x.db-clients/*.lock"):
             os.utime(path, (0, 0))
-        bells.tidy()
+        bells.remove_stale()
 
         assert sorted(path.name for path in tmp_path.glob("x.db-clients/*")) == ["8.lock", "8.sock"]
 
@@ -65,7 +65,7 @@ def test_a_dead_process_leaves_a_free_lock_that_is_tidied_up(tmp_path: Path) -> 
 def test_a_listening_session_that_was_cut_off_listens_again(url: str) -> None:
     if url.startswith("sqlite"):
         pytest.skip("a socket of our own is not cut off")
-    with closing(open_store(url)) as store, store.ear.listening() as ear:
+    with closing(open_store(url)) as store, store.listener.listening() as ear:
         with psycopg.connect(url, autocommit=True) as conn:
             cut = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE %s"
             eventually(lambda: conn.execute(cut, (f'LISTEN "genba_{ear.id}"%',)).fetchall())

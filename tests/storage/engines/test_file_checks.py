@@ -23,7 +23,7 @@ from tests.support import eventually
 
 from genba.errors import BadOption, StoreError, StoreUnreachable
 from genba.storage.engines.sqlite import database, file_checks
-from genba.storage.engines.sqlite.write_queue import Turns
+from genba.storage.engines.sqlite.write_queue import WriteQueue
 from genba.storage.store import open_store
 
 
@@ -85,13 +85,13 @@ def test_only_the_owner_may_read_the_file(path):
     try:
         with closing(open_store(f"sqlite:///{path}")) as store:
             one(store)
-            store.presence.appear(1)
+            store.node_wakeups.register(1)
             modes = {
                 file.name: stat.S_IMODE(file.stat().st_mode)
                 for file in path.parent.rglob("*")
                 if file.is_file()
             }
-            store.presence.vanish()
+            store.node_wakeups.unregister()
     finally:
         os.umask(old)
 
@@ -288,7 +288,7 @@ def waiting_thread() -> int | None:
 
 def test_one_thread_waits_for_all_who_come_soon_and_goes_when_nobody_does(path, monkeypatch):
     eventually(lambda: waiting_thread() is None)  # that of a test before
-    turns, seen = Turns.of(path), set()
+    turns, seen = WriteQueue.of(path), set()
     for rest in (60.0, 60.0, 0.01):
         monkeypatch.setattr("genba.storage.engines.sqlite.write_queue.REST", rest)
         with another_has_the_turn(path) as other, ThreadPoolExecutor(1) as pool:
@@ -302,7 +302,7 @@ def test_one_thread_waits_for_all_who_come_soon_and_goes_when_nobody_does(path, 
 
 
 def test_who_has_waited_too_long_is_told_who_writes_and_does_not_get_the_turn_later(path):
-    turns = Turns.of(path)
+    turns = WriteQueue.of(path)
     with another_has_the_turn(path) as other, pytest.raises(StoreUnreachable, match=str(other.pid)):
         turns.take(0.1)
 
@@ -319,7 +319,7 @@ def test_who_is_stopped_while_waiting_for_the_turn_does_not_keep_it_when_it_come
     def stop(*_: object) -> None:
         raise Stop
 
-    turns = Turns.of(path)
+    turns = WriteQueue.of(path)
     with another_has_the_turn(path) as other:
         before = signal.signal(signal.SIGALRM, stop)
         try:
@@ -343,7 +343,7 @@ def test_a_child_process_uses_connections_of_its_own(store):
         try:
             made = one(store)
             assert state(store, id) == "waiting"
-            store.mark_of_writes()
+            store.write_marker()
             os.write(into, str(made).encode())
             status = 0
         finally:
@@ -361,17 +361,17 @@ def test_a_child_process_uses_connections_of_its_own(store):
 @pytest.mark.parametrize("engine", ["sqlite"], indirect=True)
 def test_who_polls_sees_whether_anything_was_written(store, url):
     one(store)
-    before = store.mark_of_writes()
+    before = store.write_marker()
 
-    assert store.mark_of_writes() == before
+    assert store.write_marker() == before
     store.job(1)
-    assert store.mark_of_writes() == before
+    assert store.write_marker() == before
     one(store)
-    after = store.mark_of_writes()
+    after = store.write_marker()
     assert after != before
     with closing(open_store(url)) as other:
         one(other)
-    assert store.mark_of_writes() not in (before, after)
+    assert store.write_marker() not in (before, after)
 
 
 @pytest.mark.parametrize("engine", ["sqlite"], indirect=True)
@@ -445,7 +445,7 @@ def test_the_sqlite_that_is_used_without_asking_is_sound(path, caplog):
     with closing(open_store(f"sqlite:///{path}")) as store:
         one(store)
 
-    assert not database.loses_wal(tuple(map(int, apsw.sqlite_lib_version().split("."))))
+    assert not database.has_wal_reset_bug(tuple(map(int, apsw.sqlite_lib_version().split("."))))
     assert caplog.records == []
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from genba.storage.engines.postgres.libpq import PREPARED, Direct
+from genba.storage.engines.postgres.libpq import MAX_PREPARED, LibpqConnection
 from genba.storage.store import Store, open_store
 
 
@@ -22,8 +22,8 @@ def conn(shared_database: str) -> Iterator[psycopg.Connection[Any]]:
 
 
 @pytest.fixture(params=[True, False], ids=["prepared", "plain"])
-def direct(conn, request) -> Direct:
-    return Direct(psycopg, conn, prepare=request.param)
+def direct(conn, request) -> LibpqConnection:
+    return LibpqConnection(psycopg, conn, prepare=request.param)
 
 
 VALUES = {
@@ -69,11 +69,11 @@ def test_it_says_how_many_rows_a_statement_has_changed_and_whether_it_gives_any(
 
 
 def test_no_more_statements_stay_prepared_than_it_can_name(conn):
-    direct = Direct(psycopg, conn, prepare=True)
-    for n in range(PREPARED + 20):
+    direct = LibpqConnection(psycopg, conn, prepare=True)
+    for n in range(MAX_PREPARED + 20):
         assert direct.execute(f"SELECT {n}", {}).fetchone() == (n,)
 
-    assert conn.execute("SELECT count(*) FROM pg_prepared_statements").fetchone() == (PREPARED,)
+    assert conn.execute("SELECT count(*) FROM pg_prepared_statements").fetchone() == (MAX_PREPARED,)
 
 
 def test_a_wrong_statement_raises_what_a_cursor_raises_and_leaves_the_connection_usable(direct):
@@ -138,10 +138,10 @@ def test_a_transaction_in_which_a_statement_has_failed_is_not_said_to_be_kept(di
 def test_what_is_sent_at_once_is_one_transaction(direct, conn):
     with notes(conn):
         steps = [(PUT, {"n": 1}), ("SELECT n FROM public.note", {}), (PUT, {"n": 2})]
-        assert [answer.rows for answer in direct.in_turn(steps)] == [[], [(1,)], []]
+        assert [answer.rows for answer in direct.pipeline(steps)] == [[], [(1,)], []]
 
         with pytest.raises(psycopg.errors.UniqueViolation):
-            direct.in_turn([(PUT, {"n": 3}), (PUT, {"n": 1}), (PUT, {"n": 4})])
+            direct.pipeline([(PUT, {"n": 3}), (PUT, {"n": 1}), (PUT, {"n": 4})])
 
         assert kept(conn) == [1, 2]
         assert direct.execute("SELECT 1", {}).fetchone() == (1,)
@@ -160,7 +160,7 @@ def test_much_goes_both_ways(direct):
 
 @pytest.mark.parametrize("begin", [False, True])
 def test_a_server_that_hangs_up_is_an_error(conn, shared_database, begin):
-    direct = Direct(psycopg, conn, prepare=True)
+    direct = LibpqConnection(psycopg, conn, prepare=True)
     with psycopg.connect(shared_database, autocommit=True) as other:
         other.execute("SELECT pg_terminate_backend(%s)", (conn.info.backend_pid,))
     if begin:
@@ -175,7 +175,7 @@ def test_a_server_that_hangs_up_is_an_error(conn, shared_database, begin):
 
 @pytest.mark.parametrize("begin", [False, True])
 def test_it_does_not_wait_for_ever(conn, begin):
-    direct = Direct(psycopg, conn, prepare=False)
+    direct = LibpqConnection(psycopg, conn, prepare=False)
     conn.limit = 0.2  # as connections of ours have one
     if begin:
         direct.begin()

@@ -25,7 +25,7 @@ from genba.storage.engines import migrate
 from genba.storage.engines.database import Database, load_queries
 from genba.storage.engines.postgres.database import PostgresDatabase
 from genba.storage.engines.sqlite.database import SqliteDatabase
-from genba.storage.engines.sqlite.file_checks import Place
+from genba.storage.engines.sqlite.file_checks import SqliteLocation
 from genba.storage.store import open_store
 
 
@@ -33,7 +33,9 @@ from genba.storage.store import open_store
 def database(empty_url, engine, tmp_path):
     made: Database
     if engine == "sqlite":
-        made = SqliteDatabase(Place(tmp_path / "genba.db"), load_queries("sqlite"), SystemClock())
+        made = SqliteDatabase(
+            SqliteLocation(tmp_path / "genba.db"), load_queries("sqlite"), SystemClock()
+        )
     else:
         made = PostgresDatabase(empty_url, load_queries("postgres"), None)
     with closing(made):

@@ -18,7 +18,7 @@ from genba.domain.clock import SystemClock
 from genba.storage.engines.database import Database
 from genba.storage.engines.postgres.database import PostgresDatabase
 from genba.storage.engines.sqlite.database import SqliteDatabase
-from genba.storage.engines.sqlite.file_checks import Place
+from genba.storage.engines.sqlite.file_checks import SqliteLocation
 from genba.storage.store import open_store, queries
 
 STATES = (
@@ -89,7 +89,9 @@ def database(engine: str, request: pytest.FixtureRequest) -> Iterator[Database]:
     }
     made: Database
     if engine == "sqlite":
-        made = SqliteDatabase(Place(Path(url.removeprefix("sqlite:///"))), asked, SystemClock())
+        made = SqliteDatabase(
+            SqliteLocation(Path(url.removeprefix("sqlite:///"))), asked, SystemClock()
+        )
     else:
         made = PostgresDatabase(url, asked, None)
     with closing(made):

@@ -23,12 +23,12 @@ from tests.storage.builders import (
 )
 
 from genba import Genba, Limit, Rate
-from genba.domain.limits import LIMIT, Need, Rule
+from genba.domain.limits import LIMIT, LimitRule, SlotNeed
 from genba.errors import BadOption, StoreError
-from genba.storage.engines.postgres.roles import KINDS, grant
+from genba.storage.engines.postgres.roles import ROLE_KINDS, grant
 from genba.storage.store import Store, open_store
 
-GPU = {"needs": (Need("gpu", "gpu", LIMIT),), "rules": (Rule("gpu", 1),)}
+GPU = {"needs": (SlotNeed("gpu", "gpu", LIMIT),), "rules": (LimitRule("gpu", 1),)}
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def urls(databases: Any, template: str) -> Iterator[dict[str, str]]:
         url = databases.url(stack.enter_context(databases.fresh(template)))
         found = {"owner": url}
         conn = stack.enter_context(psycopg.connect(url, autocommit=True))
-        for kind in KINDS:
+        for kind in ROLE_KINDS:
             role = f"genba_{kind}_{uuid.uuid4().hex[:8]}"
             conn.execute(f'CREATE ROLE "{role}"')
             stack.callback(_forget, url, role)
@@ -125,7 +125,7 @@ DEEDS: dict[str, tuple[set[str], Deed]] = {
 
 
 @pytest.mark.parametrize("what", DEEDS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ROLE_KINDS)
 def test_each_role_may_do_what_the_matrix_says_and_nothing_else(stores, kind, what):
     allowed, deed = DEEDS[what]
     if kind in allowed:
@@ -190,7 +190,7 @@ SOME = {
 HIDDEN = {"args", "result", "saved", "error", "progress"}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ROLE_KINDS)
 def test_each_role_has_these_rights_on_each_table_and_no_other(stores, kind):
     found: dict[str, str] = {}
     some: dict[tuple[str, str, str], list[str]] = {}

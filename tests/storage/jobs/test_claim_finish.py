@@ -159,7 +159,7 @@ def test_finish_and_the_next_claim_share_a_commit(store):
     ids = enqueued(store, 3)
     first = claimed(store, 1)
 
-    done, got = store.exchange(1, 78, [success(first[0])], {"default": 2}, [TASK])
+    done, got = store.finish_and_claim(1, 78, [success(first[0])], {"default": 2}, [TASK])
 
     assert done == {ids[0]}
     assert [job.id for job in got] == ids[1:]

@@ -37,7 +37,7 @@ from genba.domain.rank import rank
 from genba.errors import JobNotFound, KeyTaken, StoreError
 from genba.storage.jobs.search import Filter
 from genba.storage.operators import RulesChanged
-from genba.storage.records import Alike, Edge
+from genba.storage.records import Edge, UniformJobs
 from genba.storage.store import open_store
 
 on_postgres = pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_jobs_that_are_alike_make_the_same_rows_as_others(store):
     ] * 150
     given = {"priority": 2, "options": '{"timeout":5}', "queue": "back\\slash", "delay": HOUR}
     jobs = [a_job(args=text, **given) for text in args]
-    alike, others = store.enqueue(Alike(jobs)), store.enqueue(jobs)
+    alike, others = store.enqueue(UniformJobs(jobs)), store.enqueue(jobs)
 
     for made, other, wanted in zip(alike, others, args, strict=True):
         found, like_it = store.job(made.id), store.job(other.id)

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from tests.storage.builders import TASK, joined
 
-from genba.node.database.lost_claims import Doubts
-from genba.node.database.maintenance import Keeper, Renewed
+from genba.node.database.lost_claims import LostClaims
+from genba.node.database.maintenance import LeaseRenewed, Maintenance
 
 SECOND = 1_000_000
 
@@ -21,9 +21,9 @@ def test_a_chore_that_breaks_is_told_and_the_next_round_goes_on(
 ):
     joined(store)
     posted: list[Any] = []
-    keeper = Keeper(
+    keeper = Maintenance(
         store, 1, lease=2 * SECOND, poll=SECOND, queues=["default"], tasks=[TASK], conditions=[], keep={},
-        schedules=[], boot_id=None, clock=clock, doubts=Doubts(clock), post=posted.append,
+        schedules=[], boot_id=None, clock=clock, doubts=LostClaims(clock), post=posted.append,
     )  # fmt: skip
 
     def break_down(*_: Any, **__: Any) -> None:
@@ -37,7 +37,9 @@ def test_a_chore_that_breaks_is_told_and_the_next_round_goes_on(
             troubles.append(keeper.trouble)
             clock.advance(1)
         assert "a bug of ours" in troubles
-    assert sum(isinstance(one, Renewed) for one in posted) == 5  # the lease was never in danger
+    assert (
+        sum(isinstance(one, LeaseRenewed) for one in posted) == 5
+    )  # the lease was never in danger
 
     for _ in range(5):
         keeper.step()

@@ -20,7 +20,7 @@ from tests.storage.builders import (
     success,
 )
 
-from genba.storage.engines.database import LONG
+from genba.storage.engines.database import LONG_ARGUMENTS_BYTES
 from genba.storage.jobs.search import Filter
 from genba.storage.store import open_store
 
@@ -41,7 +41,10 @@ on_sqlite = pytest.mark.parametrize(
 )  # PostgreSQL keeps them apart by itself
 
 
-@pytest.mark.parametrize("size", [LONG - 1, LONG, LONG + 1, 5_000, 1_000_000])
+@pytest.mark.parametrize(
+    "size",
+    [LONG_ARGUMENTS_BYTES - 1, LONG_ARGUMENTS_BYTES, LONG_ARGUMENTS_BYTES + 1, 5_000, 1_000_000],
+)
 @pytest.mark.parametrize("together", [False, True])
 def test_whoever_claims_or_reads_a_job_has_its_arguments(store, size, together):
     args = b"x" * size
@@ -55,7 +58,7 @@ def test_whoever_claims_or_reads_a_job_has_its_arguments(store, size, together):
 
     assert [store.job(id).args for id in ids] == [args, SHORT, args[::-1]]
     assert [job.args for job in claimed(store, 4)] == [args, SHORT, args[::-1]]
-    assert sorted((job.id, job.args) for job in store.of_claim(1, CLAIM)) == [
+    assert sorted((job.id, job.args) for job in store.jobs_of_claim(1, CLAIM)) == [
         (ids[0], args),
         (ids[1], SHORT),
         (ids[2], args[::-1]),
@@ -70,7 +73,7 @@ def test_by_whatever_way_a_job_is_found_its_arguments_are_there(store):
         long: LONG_ARGS,
         short: SHORT,
     }
-    assert store.claim_this(1, CLAIM, long).args == LONG_ARGS
+    assert store.claim_job(1, CLAIM, long).args == LONG_ARGS
 
 
 def test_a_dedicated_job_has_its_long_arguments(store):

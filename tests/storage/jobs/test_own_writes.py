@@ -21,14 +21,14 @@ from tests.storage.builders import (
     state,
 )
 
-from genba.domain.outcome import Fence, Report, Wish
+from genba.domain.outcome import AttemptReport, Fence, OutcomeRequest
 from genba.errors import LeaseLost, Stopped, StoreError, StoreUnreachable
 from genba.storage.engines.database import AnswerLost
 from genba.storage.records import Claimed
 from genba.storage.store import Store
 
-DONE = Wish(wants="succeed", result=b"7")
-REPORT = Report(progress='[1.0,2.0,""]', log="told", ran=5, pid=4, cpu=3, peak=2)
+DONE = OutcomeRequest(wants="succeed", result=b"7")
+REPORT = AttemptReport(progress='[1.0,2.0,""]', log="told", ran=5, pid=4, cpu=3, peak=2)
 SECOND = 1_000_000
 
 
@@ -61,7 +61,7 @@ def write(conn: Any, word: str) -> None:
 def test_a_checkpoint_comes_with_the_next_claim(store: Store, job: Claimed) -> None:
     store.inside.save(fence(job), b'{"saved":1}')
     store.inside.save(fence(job), b'{"saved":2}')
-    store.inside.end(fence(job), Wish(wants="retry", delay=0, free=True), REPORT, 0.0)
+    store.inside.end(fence(job), OutcomeRequest(wants="retry", delay=0, free=True), REPORT, 0.0)
 
     (again,) = claimed(store)
     assert again.saved == b'{"saved":2}'
@@ -106,22 +106,25 @@ def test_an_end_is_written_with_its_history_and_only_once(store: Store, job: Cla
     assert attempt.node == 1
     assert store.inside.ended(fence(job))
     with pytest.raises(LeaseLost):
-        store.inside.end(fence(job), Wish(wants="fail", reason="no"), REPORT, 0.0)
+        store.inside.end(fence(job), OutcomeRequest(wants="fail", reason="no"), REPORT, 0.0)
     assert state(store, job.id) == "succeeded"
 
 
 @pytest.mark.parametrize(
     ("wish", "wanted"),
     [
-        (Wish(wants="fail", reason="why"), ("failed", "why")),
-        (Wish(wants="hold", reason="why"), ("held", "why")),
-        (Wish(wants="retry", delay=SECOND, free=True, reason="why"), ("scheduled", "why")),
-        (Wish(wants="retry", at=0, free=True), ("waiting", None)),
-        (Wish(wants="retry", delay=0), ("failed", "returned")),  # no budget
+        (OutcomeRequest(wants="fail", reason="why"), ("failed", "why")),
+        (OutcomeRequest(wants="hold", reason="why"), ("held", "why")),
+        (
+            OutcomeRequest(wants="retry", delay=SECOND, free=True, reason="why"),
+            ("scheduled", "why"),
+        ),
+        (OutcomeRequest(wants="retry", at=0, free=True), ("waiting", None)),
+        (OutcomeRequest(wants="retry", delay=0), ("failed", "returned")),  # no budget
     ],
 )
 def test_a_job_ends_as_it_wishes(
-    store: Store, job: Claimed, wish: Wish, wanted: tuple[str, str | None]
+    store: Store, job: Claimed, wish: OutcomeRequest, wanted: tuple[str, str | None]
 ) -> None:
     store.inside.end(fence(job), wish, REPORT, 0.0)
 
@@ -249,7 +252,7 @@ def test_on_sqlite_it_ends_when_its_time_is_over(
 ) -> None:
     if engine != "sqlite":
         pytest.skip("PostgreSQL has other writers, and deadlines of its own")
-    monkeypatch.setattr("genba.storage.jobs.own_writes.LIMIT", 0.2)
+    monkeypatch.setattr("genba.storage.jobs.own_writes.OWN_TRANSACTION_SECONDS", 0.2)
 
     def dawdle(conn: Any) -> None:
         write(conn, "paid")

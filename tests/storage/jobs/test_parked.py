@@ -21,7 +21,7 @@ from genba.domain.clock import SystemClock
 from genba.storage.engines.database import Database, load_queries
 from genba.storage.engines.postgres.database import PostgresDatabase
 from genba.storage.engines.sqlite.database import SqliteDatabase
-from genba.storage.engines.sqlite.file_checks import Place
+from genba.storage.engines.sqlite.file_checks import SqliteLocation
 from genba.storage.store import open_store
 
 CLAIMS, SIZE = 8, 64
@@ -96,7 +96,9 @@ def counting(url: str, engine: str, cost: Cost) -> Iterator[Database]:
         queries["claim"] = replace(queries["claim"], text=words + queries["claim"].text)
         made: Database = PostgresDatabase(url, queries, None)
     else:
-        made = SqliteDatabase(Place(Path(url.removeprefix("sqlite:///"))), queries, SystemClock())
+        made = SqliteDatabase(
+            SqliteLocation(Path(url.removeprefix("sqlite:///"))), queries, SystemClock()
+        )
 
     def hook(conn: apsw.Connection) -> None:
         conn.trace_v2(apsw.SQLITE_TRACE_PROFILE, cost.stepped)

@@ -25,7 +25,7 @@ from tests.storage.builders import (
     success,
 )
 
-from genba.storage.jobs.bulk import merged
+from genba.storage.jobs.bulk import merge_options
 from genba.storage.jobs.search import Filter
 from genba.storage.store import Store
 
@@ -152,7 +152,7 @@ def test_regression_09_a_deleted_job_never_reappears(store, url):
 
 
 def change(store: Store, id: int, **columns: Any) -> bool:
-    return store.bulk.change(id, columns, lambda old: merged(old, {"timeout": 5}))
+    return store.bulk.change(id, columns, lambda old: merge_options(old, {"timeout": 5}))
 
 
 def test_a_job_that_has_not_started_can_be_changed(store, clock):
@@ -182,7 +182,9 @@ def test_a_claim_and_a_change_at_the_same_time_are_decided_by_the_database(store
         return old
 
     store_claims: list[Any] = []
-    if store.lanes == 1:  # SQLite has one writer: who changes comes before or after the claim
+    if (
+        store.parallel_writers == 1
+    ):  # SQLite has one writer: who changes comes before or after the claim
         assert change(store, id, priority=5)
         assert claimed(store)[0].priority == 5
         return
@@ -273,7 +275,9 @@ def plan_of(store: Store, filter: Filter) -> str:
     text, values = store.search._ids(filter, 50)
     with store._db.statement() as tx:
         return str(
-            tx.select(f"EXPLAIN {'QUERY PLAN ' if store.lanes == 1 else ''}{text}", **values)
+            tx.select(
+                f"EXPLAIN {'QUERY PLAN ' if store.parallel_writers == 1 else ''}{text}", **values
+            )
         )
 
 

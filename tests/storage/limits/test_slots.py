@@ -23,21 +23,21 @@ from tests.storage.builders import (
     transaction,
 )
 
-from genba.domain.limits import Rule, needs_of
+from genba.domain.limits import LimitRule, needs_of
 from genba.errors import BadOption, TaskFull
 from genba.reports.explain import explain
-from genba.storage.limits.queueing import LINE
+from genba.storage.limits.queueing import PARKED_ON_LIMIT
 
 SECOND = 1_000_000
 
 
 def limited(n=1, bucket="b", *more, ordered=False, **given):
-    rules = (Rule(bucket, n, ordered), *more)
+    rules = (LimitRule(bucket, n, ordered), *more)
     return {"needs": needs_of(rules, {}), "rules": rules, **given}
 
 
 def rated(n, per, burst=None, **given):
-    rules = (Rule("rate r", n, False, per, burst),)
+    rules = (LimitRule("rate r", n, False, per, burst),)
     return {"needs": needs_of(rules, {}), "rules": rules, **given}
 
 
@@ -62,7 +62,7 @@ def test_no_more_than_n_jobs_of_a_bucket_can_be_claimed(store, url):
     ids = enqueued(store, 5, **limited(2))
 
     assert [job.id for job in go(store)] == ids[:2]
-    assert parked(store, ids) == [None, None, *[LINE + "b"] * 3]
+    assert parked(store, ids) == [None, None, *[PARKED_ON_LIMIT + "b"] * 3]
     assert taken(url) == {"b": 2}
 
 
@@ -82,7 +82,7 @@ def test_a_finish_and_the_next_claim_of_the_same_bucket_are_one_commit(store):
     ids = enqueued(store, 3, **limited(1))
     (first,) = go(store)
 
-    _, jobs = store.exchange(1, CLAIM, [success(first)], {"default": 8}, [TASK])
+    _, jobs = store.finish_and_claim(1, CLAIM, [success(first)], {"default": 8}, [TASK])
 
     assert [job.id for job in jobs] == [ids[1]]
 
@@ -192,7 +192,7 @@ def test_what_a_dead_node_ran_frees_its_slots(store):
     go(store)
     joined(store, 2)
 
-    assert store.nodes.bury(1, loss) == [ids[0]]
+    assert store.nodes.declare_dead(1, loss) == [ids[0]]
 
     (job,) = claimed(store, 8, node=2)
     assert job.id == ids[0]
@@ -210,19 +210,19 @@ def test_an_expired_job_frees_its_slot(store, clock):
 
 def test_a_job_gets_all_its_slots_or_none(store, url):
     joined(store)
-    a = Rule("a", 1)
+    a = LimitRule("a", 1)
     first = one(store, needs=needs_of((a,), {}), rules=(a,))
     both = one(store, **limited(1, "b", a))
     lone = one(store, **limited(1))
 
     assert [job.id for job in go(store)] == [first, lone]
     assert taken(url) == {"a": 1, "b": 1}
-    assert store.job(both).parked_on in (LINE + "a", LINE + "b")
+    assert store.job(both).parked_on in (PARKED_ON_LIMIT + "a", PARKED_ON_LIMIT + "b")
 
 
 def test_a_job_with_two_limits_starts_when_the_last_one_has_room(store, url):
     joined(store)
-    a = Rule("a", 1)
+    a = LimitRule("a", 1)
     one(store, needs=needs_of((a,), {}), rules=(a,))
     one(store, **limited(1))
     both = one(store, **limited(1, "b", a))
@@ -305,7 +305,7 @@ def test_a_stripe_goes_on_when_its_head_is_cancelled(store):
 
 def test_the_turn_in_a_stripe_is_kept_while_another_limit_is_waited_for(store):
     joined(store)
-    gpu = Rule("gpu", 1)
+    gpu = LimitRule("gpu", 1)
     one(store, needs=needs_of((gpu,), {}), rules=(gpu,))
     head = one(store, **limited(1, "s", gpu, ordered=True))
     one(store, **limited(1, "s", ordered=True))
@@ -325,9 +325,9 @@ def test_a_rate_lets_its_burst_go_and_then_one_at_a_time(store, clock):
     assert [job.id for job in first] == ids[:2]
     done(store, first)
     assert go(store) == []
-    assert store.nodes.chores(1, ["default"], [TASK]).next_ripe == clock.now() + SECOND // 2
+    assert store.nodes.due_work(1, ["default"], [TASK]).next_ripe == clock.now() + SECOND // 2
     clock.advance(0.5)
-    assert store.limits.ripen() == clock.now() + SECOND // 2
+    assert store.limits.serve_due_rates() == clock.now() + SECOND // 2
 
     assert [job.id for job in go(store)] == ids[2:3]
 
@@ -337,7 +337,7 @@ def test_what_a_rate_has_let_go_does_not_pile_up_while_nobody_takes_it(store, cl
     enqueued(store, 20, **rated(2, SECOND))
     for _ in range(20):
         clock.advance(1)
-        store.limits.ripen()
+        store.limits.serve_due_rates()
 
     assert len(go(store)) == 2
 
@@ -365,7 +365,7 @@ def test_jobs_of_the_callers_own_transaction_get_their_slots_after_its_commit(st
         made = store.enqueue([a_job(**limited(1)), a_job(**limited(1))], conn)
         conn.execute("COMMIT")
     assert go(store) == []
-    assert store.nodes.chores(1, ["default"], [TASK]).recheck
+    assert store.nodes.due_work(1, ["default"], [TASK]).recheck
 
     assert store.limits.recheck() == 1
 
@@ -401,7 +401,7 @@ def test_the_slot_of_a_job_that_nobody_can_run_goes_to_the_next(store, clock, ur
     (job,) = go(store)
     assert job.id == known
     assert store.unpark(["unknown task x.y"]) == 1
-    assert store.job(unknown).parked_on == LINE + "b"
+    assert store.job(unknown).parked_on == PARKED_ON_LIMIT + "b"
     assert taken(url) == {"b": 1}
 
 
@@ -516,7 +516,7 @@ def test_many_who_finish_and_enqueue_at_once_never_exceed_the_limit(store, url):
         worst = 0
         for round in range(12):
             given = [
-                limited(2, names[(i + round + k) % 4], Rule(names[(i + k) % 4], 2))
+                limited(2, names[(i + round + k) % 4], LimitRule(names[(i + k) % 4], 2))
                 for k in range(3)
             ]
             store.enqueue([a_job(**one_given) for one_given in given])
@@ -560,7 +560,7 @@ def test_jobs_that_are_steered_in_bulk_free_and_take_slots_too(store, url, clock
 
 def test_a_job_that_moves_on_to_the_line_of_a_rate_starts_when_that_is_ripe(store, clock):
     joined(store)
-    rate = Rule("rate r", 1, False, SECOND, 1)
+    rate = LimitRule("rate r", 1, False, SECOND, 1)
     enqueued(store, 1, **rated(1, SECOND, 1))
     done(store, go(store))
     enqueued(store, 1, **limited(1))
@@ -568,9 +568,9 @@ def test_a_job_that_moves_on_to_the_line_of_a_rate_starts_when_that_is_ripe(stor
     (id,) = enqueued(store, 1, **limited(1, "b", rate))
 
     done(store, first)
-    assert parked(store, [id]) == [LINE + "rate r"]
+    assert parked(store, [id]) == [PARKED_ON_LIMIT + "rate r"]
     clock.advance("1s")
-    store.limits.ripen()
+    store.limits.serve_due_rates()
 
     assert [job.id for job in go(store)] == [id]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from genba.storage.nodes.dead_nodes import Patience, Watch, dead
+from genba.storage.nodes.dead_nodes import DatabaseContact, HeartbeatWatch, find_dead_nodes
 from genba.storage.records import NodeRecord
 
 SECOND = 1_000_000
@@ -50,7 +50,7 @@ def is_dead(
     boot_id: str | None = None,
     lasted: int = 3600 * SECOND,
 ) -> bool:
-    return dead([node], {node.id} if suspect else set(), ME, boot_id, lasted) == [node]
+    return find_dead_nodes([node], {node.id} if suspect else set(), ME, boot_id, lasted) == [node]
 
 
 def test_a_node_that_beats_is_alive() -> None:
@@ -85,7 +85,7 @@ def test_not_even_a_very_short_lease_lets_a_node_die_sooner() -> None:
 
 
 def test_after_an_outage_of_the_database_nobody_is_dead_before_one_full_lease() -> None:
-    patience = Patience()
+    patience = DatabaseContact()
     patience.seen(0)
     patience.broken()
     patience.seen(100 * SECOND)
@@ -100,7 +100,7 @@ def test_after_an_outage_of_the_database_nobody_is_dead_before_one_full_lease() 
 
 def test_who_was_suspended_has_not_watched_meanwhile_and_buries_nobody_right_after() -> None:
     """As when a laptop wakes: whoever is the first to look must not bury the others, who could not renew either."""
-    patience = Patience(LEASE // 2)
+    patience = DatabaseContact(LEASE // 2)
     for second in range(20):
         patience.seen(second * SECOND)
     woken = 19 * SECOND + 4 * LEASE
@@ -113,7 +113,7 @@ def test_who_was_suspended_has_not_watched_meanwhile_and_buries_nobody_right_aft
 
 
 def test_one_who_has_not_seen_the_database_yet_buries_nobody() -> None:
-    patience = Patience()
+    patience = DatabaseContact()
 
     assert patience.lasted(3600 * SECOND) == 0
     assert not is_dead(a_node(silent=60 * SECOND), suspect=True, lasted=0)
@@ -141,16 +141,16 @@ def test_a_machine_that_was_started_anew_has_no_living_nodes_from_before() -> No
 
 def test_a_suspect_whose_process_is_gone_is_dead_also_for_a_newcomer() -> None:
     node = a_node(silent=2 * SECOND)
-    assert dead([node], {node.id}, ME, None, 0, {node.id}) == [node]
-    assert dead([node], set(), ME, None, 0, {node.id}) == []
+    assert find_dead_nodes([node], {node.id}, ME, None, 0, {node.id}) == [node]
+    assert find_dead_nodes([node], set(), ME, None, 0, {node.id}) == []
     early = a_node(silent=2 * SECOND - 1)
-    assert dead([early], {early.id}, ME, None, 0, {early.id}) == []
+    assert find_dead_nodes([early], {early.id}, ME, None, 0, {early.id}) == []
 
 
 # the store's clock may be set while nodes live
 
 
-def heard(watch: Watch, beat: int, seen: int, now: int) -> int:
+def heard(watch: HeartbeatWatch, beat: int, seen: int, now: int) -> int:
     """How long a node has been silent whose beat is `beat` when the store's clock says `seen`, and ours `now`."""
     node = replace(a_node(silent=0), beat_at=beat * SECOND, seen_at=seen * SECOND)
     return watch.silence([node], now * SECOND)[OTHER] // SECOND
@@ -158,7 +158,7 @@ def heard(watch: Watch, beat: int, seen: int, now: int) -> int:
 
 @pytest.mark.parametrize("jump", [-3600, 3600, -86_400, 86_400, 10 * 365 * 86_400])
 def test_a_clock_that_is_set_makes_nobody_silent_and_nobody_live_for_ever(jump: int) -> None:
-    watch = Watch()
+    watch = HeartbeatWatch()
     assert heard(watch, 1000, 1001, 1) == 1
     assert heard(watch, 1003, 1003, 3) == 0
     assert heard(watch, 1003, 1005 + jump, 5) in (
@@ -172,25 +172,25 @@ def test_a_clock_that_is_set_makes_nobody_silent_and_nobody_live_for_ever(jump: 
 
 
 def test_without_jumps_the_clock_of_the_store_is_believed() -> None:
-    watch = Watch()
+    watch = HeartbeatWatch()
     assert heard(watch, 1000, 1060, 1) == 60  # we have just come
     assert heard(watch, 1061, 1063, 4) == 2
     assert heard(watch, 1061, 1065, 6) == 4
 
 
 def test_a_beat_from_the_future_is_as_old_as_we_know_it() -> None:
-    watch = Watch()
+    watch = HeartbeatWatch()
     assert heard(watch, 5000, 1000, 1) == 0
     assert heard(watch, 5000, 1015, 16) == 15
 
 
 def test_one_who_has_slept_does_not_bury_who_beats_when_the_clock_is_set() -> None:
-    watch = Watch()
+    watch = HeartbeatWatch()
     assert heard(watch, 1000, 1000, 1) == 0
     assert heard(watch, 1060, 4660, 61) == 3  # a minute later, and the clock was set just now
 
 
 def test_a_newcomer_is_not_dead_because_the_clock_was_set_after_it_came() -> None:
-    watch = Watch()
+    watch = HeartbeatWatch()
     watch.silence([], SECOND)
     assert heard(watch, 1000, 4600, 3) == 2

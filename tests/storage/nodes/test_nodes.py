@@ -31,13 +31,13 @@ from tests.storage.builders import (
 from tests.support import eventually
 
 from genba.domain.clock import SystemClock
-from genba.node.database.lost_claims import Doubts
-from genba.node.database.maintenance import Keeper, Work
-from genba.node.database.writer import Desk
-from genba.storage.events import Position
+from genba.node.database.lost_claims import LostClaims
+from genba.node.database.maintenance import Maintenance, WorkAvailable
+from genba.node.database.writer import Writer
+from genba.storage.events import EventPosition
 from genba.storage.jobs import enqueue
 from genba.storage.nodes.nodes import NameTaken, Orphan
-from genba.storage.nodes.take_over import judged
+from genba.storage.nodes.take_over import judge_with_jitter
 from genba.storage.records import Ending
 from genba.storage.store import open_store
 
@@ -63,7 +63,7 @@ def test_a_node_that_joined_is_live_and_known(store):
 
 
 def changes(store):
-    page = store.events.page(Position())
+    page = store.events.page(EventPosition())
     told = [
         (row.node, msgspec.json.decode(row.data)) for row in page.rows if row.kind == "task_changed"
     ]
@@ -111,7 +111,7 @@ def test_a_name_is_taken_while_its_holder_lives(store):
         store.nodes.join(a_node(2, name="n"))
     store.nodes.leave(1)
     store.nodes.join(a_node(2, name="n"))
-    store.nodes.bury(2, loss)
+    store.nodes.declare_dead(2, loss)
     store.nodes.join(a_node(3, name="n"))
     assert [node.id for node in store.nodes.live()] == [3]
 
@@ -184,13 +184,13 @@ def test_a_node_that_is_not_live_claims_nothing(store, how):
     joined(store)
     one(store)
     {
-        "dead": lambda id: store.nodes.bury(id, loss),
+        "dead": lambda id: store.nodes.declare_dead(id, loss),
         "draining": store.nodes.drain,
         "ended": store.nodes.leave,
     }[how](1)
 
     assert claimed(store) == []
-    assert store.exchange(1, CLAIM, [], {"default": 1}, [TASK]) == (set(), [])
+    assert store.finish_and_claim(1, CLAIM, [], {"default": 1}, [TASK]) == (set(), [])
 
 
 def test_a_node_that_was_never_there_claims_nothing(store):
@@ -231,11 +231,11 @@ def test_thousands_that_a_dead_node_held_are_offered_without_a_pause_and_spread_
     ids = enqueued(store, 2200)
     claimed(store, 2200)
     store.mark([(id, 1, CLAIM, 5) for id in ids[:1000]])
-    store.nodes.bury(1, judged)
+    store.nodes.declare_dead(1, judge_with_jitter)
     joined(store, 2)
-    keeper = Keeper(
+    keeper = Maintenance(
         store, 2, lease=15 * SECOND, poll=SECOND, queues=["default"], tasks=[TASK], conditions=[], keep={},
-        schedules=[], boot_id=None, clock=clock, doubts=Doubts(clock), post=lambda what: None,
+        schedules=[], boot_id=None, clock=clock, doubts=LostClaims(clock), post=lambda what: None,
     )  # fmt: skip
 
     for _ in range(4):
@@ -262,7 +262,7 @@ def test_the_jobs_of_a_buried_node_are_judged_and_go_on(store):
         seen.append(orphan)
         return loss(orphan, now)
 
-    assert store.nodes.bury(1, judge) == ids
+    assert store.nodes.declare_dead(1, judge) == ids
 
     assert [(o.id, o.attempt, o.claim, o.task) for o in seen] == [
         (id, 1, CLAIM, TASK) for id in ids
@@ -284,14 +284,14 @@ def test_the_jobs_of_a_buried_node_are_judged_and_go_on(store):
 def test_what_the_dead_held_is_run_by_the_living_and_the_dead_cannot_overwrite_it(store):
     joined(store, 1)
     slow = running(store)
-    store.nodes.bury(1, loss)
+    store.nodes.declare_dead(1, loss)
     joined(store, 2)
     (fast,) = claimed(store, node=2, claim=78)
 
     assert store.finish(1, [success(slow)]) == set()
     assert store.end(1, [ending(slow)]) == set()
     assert store.finish(2, [success(fast, claim=78)]) == {fast.id}
-    assert store.nodes.bury(2, loss) == []
+    assert store.nodes.declare_dead(2, loss) == []
 
 
 def test_a_node_is_buried_once(store, url):
@@ -299,7 +299,7 @@ def test_a_node_is_buried_once(store, url):
     ids = enqueued(store, 40)
     claimed(store, 32)
 
-    taken = together(6, lambda _: store.nodes.bury(1, loss))
+    taken = together(6, lambda _: store.nodes.declare_dead(1, loss))
 
     assert sorted(id for got in taken for id in got) == ids[:32]
     assert {store.job(id).losses for id in ids[:32]} == {1}
@@ -312,9 +312,9 @@ def test_more_than_one_call_may_be_needed(store):
     claimed(store, 512)
     claimed(store, 64)
 
-    assert len(store.nodes.bury(1, loss)) == 500
+    assert len(store.nodes.declare_dead(1, loss)) == 500
     assert store.nodes.left_behind() == [1]
-    assert len(store.nodes.orphans_of(1, loss)) == 76
+    assert len(store.nodes.take_over_jobs(1, loss)) == 76
     assert store.nodes.left_behind() == []
 
 
@@ -331,7 +331,7 @@ def test_jobs_of_a_node_that_left_or_vanished_are_found(store, url):
         conn.execute(f"DELETE FROM {table} WHERE id = 2")
 
     assert store.nodes.left_behind() == [1, 2]
-    assert len(store.nodes.orphans_of(2, loss)) == 1
+    assert len(store.nodes.take_over_jobs(2, loss)) == 1
 
 
 def test_the_dead_are_forgotten_when_nothing_is_left_of_them(store, clock):
@@ -344,7 +344,7 @@ def test_the_dead_are_forgotten_when_nothing_is_left_of_them(store, clock):
 
     assert store.nodes.forget(clock.now()) == 1
     assert store.nodes.names() == {1: "node-1"}
-    store.nodes.orphans_of(1, loss)
+    store.nodes.take_over_jobs(1, loss)
     assert store.nodes.forget(clock.now()) == 1
     assert state(store, job.id) == "waiting"
 
@@ -365,10 +365,10 @@ def test_a_node_that_is_present_is_no_suspect(store, url, clock):
     joined(store, 1)
     joined(store, 2)
     with closing(open_store(url, clock=clock)) as first:
-        first.presence.appear(1)
+        first.node_wakeups.register(1)
         assert [node.id for node in store.nodes.suspects(store.nodes.live(), me=9)] == [2]
         assert [node.id for node in store.nodes.suspects(store.nodes.live(), me=2)] == []
-        first.presence.vanish()  # PostgreSQL frees the lock when it has noticed
+        first.node_wakeups.unregister()  # PostgreSQL frees the lock when it has noticed
         eventually(
             lambda: [node.id for node in store.nodes.suspects(store.nodes.live(), me=2)] == [1]
         )
@@ -377,17 +377,17 @@ def test_a_node_that_is_present_is_no_suspect(store, url, clock):
 def test_an_idle_node_hears_of_new_work(store, url, clock):
     joined(store, 1)
     with closing(open_store(url, clock=clock)) as node:
-        node.presence.appear(1)
+        node.node_wakeups.register(1)
         try:
             node.nodes.hungry(1, True)
             one(store)
-            assert select.select([node.presence.fileno()], [], [], 5)[0]
-            node.presence.drain()
+            assert select.select([node.node_wakeups.fileno()], [], [], 5)[0]
+            node.node_wakeups.drain()
             (job,) = claimed(node)
             store.cancel(job.id, None)
-            assert select.select([node.presence.fileno()], [], [], 5)[0]
+            assert select.select([node.node_wakeups.fileno()], [], [], 5)[0]
         finally:
-            node.presence.vanish()
+            node.node_wakeups.unregister()
 
 
 def test_on_postgres_a_single_job_calls_a_hungry_node_by_its_own_insert(
@@ -397,18 +397,18 @@ def test_on_postgres_a_single_job_calls_a_hungry_node_by_its_own_insert(
         pytest.skip("wake-ups on SQLite do not ask the database")
     joined(store, 1)
     monkeypatch.setattr(enqueue, "SOON", 0.0)
-    monkeypatch.delattr(type(store.presence), "ring")  # a second round trip
+    monkeypatch.delattr(type(store.node_wakeups), "ring")  # a second round trip
     with closing(open_store(url, clock=clock)) as node:
-        node.presence.appear(1)
+        node.node_wakeups.register(1)
         try:
             node.nodes.hungry(1, True)
             one(store, queue="other")
-            assert not select.select([node.presence.fileno()], [], [], 0)[0]
+            assert not select.select([node.node_wakeups.fileno()], [], [], 0)[0]
             one(store)
-            assert select.select([node.presence.fileno()], [], [], 5)[0]
+            assert select.select([node.node_wakeups.fileno()], [], [], 5)[0]
             assert [seen.hungry for seen in store.nodes.live()] == [False]
         finally:
-            node.presence.vanish()
+            node.node_wakeups.unregister()
 
 
 def test_a_job_soon_after_another_one_calls_a_hungry_node_too(store, url, clock, monkeypatch):
@@ -416,14 +416,16 @@ def test_a_job_soon_after_another_one_calls_a_hungry_node_too(store, url, clock,
     monkeypatch.setattr(enqueue, "SOON", 3600.0)
     one(store, queue="other")
     with closing(open_store(url, clock=clock)) as node:
-        node.presence.appear(1)
+        node.node_wakeups.register(1)
         try:
             node.nodes.hungry(1, True)
             one(store)
-            assert select.select([node.presence.fileno()], [], [], 5)[0]
-            assert not any(seen.hungry for seen in store.nodes.live()) or store.lanes == 1
+            assert select.select([node.node_wakeups.fileno()], [], [], 5)[0]
+            assert (
+                not any(seen.hungry for seen in store.nodes.live()) or store.parallel_writers == 1
+            )
         finally:
-            node.presence.vanish()
+            node.node_wakeups.unregister()
 
 
 def test_on_postgres_a_desk_that_finds_nothing_looks_again(store, engine):
@@ -431,12 +433,12 @@ def test_on_postgres_a_desk_that_finds_nothing_looks_again(store, engine):
         pytest.skip("whoever enqueues there rings after the commit, always")
     posts: queue.Queue = queue.Queue()
     joined(store, 1)
-    desk = Desk("claimer", store, 1, [TASK], Doubts(SystemClock()), posts.put)
+    desk = Writer("claimer", store, 1, [TASK], LostClaims(SystemClock()), posts.put)
     desk.start()
     try:
         desk.add(wants={"default": 1})
         assert posts.get(timeout=10).jobs == []
-        assert isinstance(posts.get(timeout=10), Work)
+        assert isinstance(posts.get(timeout=10), WorkAvailable)
         assert [seen.hungry for seen in store.nodes.live()] == [True]
     finally:
         desk.finish(10)

@@ -19,13 +19,13 @@ from tests.storage.builders import (
 )
 
 from genba.domain.duration import DAY, HOUR, MILLISECOND, MINUTE, SECOND
-from genba.domain.schedule import Rule
+from genba.domain.schedule import ScheduleRule
 from genba.errors import ScheduleNotFound, TaskDisabled
-from genba.node.database.lost_claims import Doubts
-from genba.node.database.maintenance import Keeper
+from genba.node.database.lost_claims import LostClaims
+from genba.node.database.maintenance import Maintenance
 from genba.storage.records import Claimed, JobRecord
-from genba.storage.schedules.rows import ScheduleRecord, Wanted
-from genba.storage.schedules.schedules import BY_CODE, UNDECLARED
+from genba.storage.schedules.rows import NewSchedule, ScheduleRecord
+from genba.storage.schedules.schedules import BY_CODE, UNDECLARED_REASON
 from genba.storage.store import Store
 
 START = 1_767_225_600_000_000  # of the clock: 2026-01-01 00:00 UTC
@@ -33,11 +33,11 @@ START = 1_767_225_600_000_000  # of the clock: 2026-01-01 00:00 UTC
 
 def wanted(
     name: str = "s", args: bytes = b"{}", job: dict[str, Any] | None = None, **rule: Any
-) -> Wanted:
+) -> NewSchedule:
     rule = {"overlap": "skip" if "every" in rule else "allow", **rule}
-    return Wanted(
+    return NewSchedule(
         name=name,
-        rule=Rule(**rule),
+        rule=ScheduleRule(**rule),
         job=a_job(args=args, **(job or {})),
         said=repr(sorted(rule.items())),
     )
@@ -274,7 +274,9 @@ def test_a_schedule_that_cannot_be_read_is_paused_and_keeps_nobody_waiting(
 ):
     for name in ("a", "b", "c"):
         store.schedules.put(
-            Wanted(name=name, rule=Rule(cron="* * * * *", tz="Etc/UTC"), job=a_job(), said=name)
+            NewSchedule(
+                name=name, rule=ScheduleRule(cron="* * * * *", tz="Etc/UTC"), job=a_job(), said=name
+            )
         )
     with_conn(url, f"UPDATE genba.schedule SET definition = {damage} WHERE name = 'b'")
     clock.advance("1m")
@@ -603,7 +605,7 @@ def test_what_no_node_declares_for_an_hour_is_paused_and_goes_on_when_one_does(s
     clock.advance("2m")
     assert store.schedules.abandoned() == ["s"]
     assert store.schedules.pause_abandoned(["s"]) == ["s"]
-    assert store.schedules.named("s").reason == UNDECLARED
+    assert store.schedules.named("s").reason == UNDECLARED_REASON
     assert ("schedule_paused",) in rows(url, "SELECT kind FROM genba.event")
     store.schedules.declare([wanted(cron="0 * * * *")])
     assert not store.schedules.named("s").paused
@@ -615,9 +617,9 @@ def test_a_keeper_gives_others_time_to_declare_theirs_when_the_clock_was_set(
 ):
     joined(store, 2)
     store.schedules.declare([wanted(cron="0 * * * *")])  # by another node
-    keeper = Keeper(
+    keeper = Maintenance(
         store, 2, lease=15 * SECOND, poll=SECOND, queues=["default"], tasks=[TASK], conditions=[], keep={},
-        schedules=[], boot_id=None, clock=clock, doubts=Doubts(clock), post=lambda what: None,
+        schedules=[], boot_id=None, clock=clock, doubts=LostClaims(clock), post=lambda what: None,
     )  # fmt: skip
     keeper.step()
     clock.set(clock.now() + DAY)

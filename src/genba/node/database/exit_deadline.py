@@ -14,7 +14,7 @@ log = logging.getLogger("genba.node")
 EXIT_UNDONE = 1
 
 
-class Departure(threading.Thread):
+class ExitDeadline(threading.Thread):
     """Ends this process at its moment, whatever the other threads wait for.
 
     What is not written then is lost here and found by others: they see that the node's lock is free, and its guard

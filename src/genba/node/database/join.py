@@ -11,10 +11,10 @@ from typing import Any
 from genba.node.settings import NodeSettings
 from genba.storage.clients.sessions import born
 from genba.storage.nodes.leftover_processes import end_leftovers
-from genba.storage.nodes.nodes import Diffs
-from genba.storage.nodes.take_over import judged
+from genba.storage.nodes.nodes import TaskChanges
+from genba.storage.nodes.take_over import judge_with_jitter
 from genba.storage.records import Micros, NewNode
-from genba.storage.schedules.rows import wanted_schedules
+from genba.storage.schedules.rows import declared_schedules
 from genba.storage.store import Store
 
 log = logging.getLogger("genba.node")
@@ -40,21 +40,21 @@ def join(
     free = [
         other
         for other in store.nodes.live()
-        if other.host == node.host and store.presence.gone(other)
+        if other.host == node.host and store.node_wakeups.gone(other)
     ]
     gone = [other for other in free if other.name == node.name or born(other.pid) is None]
     ended = end_leftovers(
-        [*store.nodes.past(node.host, node.boot_id), *(other.id for other in gone)]
+        [*store.nodes.ended_on_host(node.host, node.boot_id), *(other.id for other in gone)]
     )
     if ended:
         log.warning("ended %d processes that dead nodes had left behind", ended)
     for other in gone:
         if other.name == node.name:
-            store.nodes.bury(other.id, judged)
-    tell_changes(store.nodes.join(node))
+            store.nodes.declare_dead(other.id, judge_with_jitter)
+    log_task_changes(store.nodes.join(node))
 
 
-def tell_changes(changed: Diffs) -> None:
+def log_task_changes(changed: TaskChanges) -> None:
     """One line, if tasks are otherwise than nodes before this one have told; old and new are in the events."""
     if changed:
         tasks = "; ".join(f"{task} ({', '.join(diff)})" for task, diff in sorted(changed.items()))
@@ -64,7 +64,7 @@ def tell_changes(changed: Diffs) -> None:
 def queues_of(contents: Mapping[str, Any]) -> set[str]:
     """Those that the tasks and schedules of an app name."""
     named = {task.get("queue", "default") for task in contents["tasks"]}
-    return named | {wanted.job.queue for wanted in wanted_schedules(contents)}
+    return named | {wanted.job.queue for wanted in declared_schedules(contents)}
 
 
 def boot_id() -> str:

@@ -12,7 +12,7 @@ from genba.storage.records import Claimed, JobId, Micros
 LASTING: Micros = 30_000_000
 
 
-class Doubts:
+class LostClaims:
     """Desks note them, the keeper looks what has become of them."""
 
     def __init__(self, clock: Clock) -> None:

@@ -14,21 +14,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from genba.client.schedule import ruled
+from genba.client.schedule import apply_overrides
 from genba.domain.clock import Clock
 from genba.errors import StoreError
-from genba.node.database.join import tell_changes
-from genba.node.database.lost_claims import Doubts
-from genba.options.parse import Keep
-from genba.options.table import WHEN
-from genba.storage.jobs.conditions import unknown_line
-from genba.storage.nodes.dead_nodes import Patience
+from genba.node.database.join import log_task_changes
+from genba.node.database.lost_claims import LostClaims
+from genba.options.parse import KeepTimes
+from genba.options.table import SCHEDULE_OPTIONS
+from genba.storage.jobs.conditions import parked_on_unknown
+from genba.storage.nodes.dead_nodes import DatabaseContact
 from genba.storage.nodes.leftover_processes import end_leftovers
-from genba.storage.nodes.nodes import ORPHANS, Beat, Chores
-from genba.storage.nodes.take_over import bury_dead, judged
-from genba.storage.operators import Rules, kept_for
+from genba.storage.nodes.nodes import ORPHANS_PER_CALL, DueWork, LeaseRenewal
+from genba.storage.nodes.take_over import judge_with_jitter, take_over_dead_nodes
+from genba.storage.operators import OperatorRules, keep_of
 from genba.storage.records import Claimed, Command, Micros
-from genba.storage.schedules.rows import Wanted
+from genba.storage.schedules.rows import NewSchedule
 from genba.storage.store import Store
 
 log = logging.getLogger("genba.node")
@@ -52,7 +52,7 @@ KEEP_EVENTS = 7 * 86_400_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Renewed:
+class LeaseRenewed:
     """The lease is good again; `sent` is when we asked, `now` what the store's clock said."""
 
     sent: Micros
@@ -66,31 +66,31 @@ class DeclaredDead:
 
 
 @dataclass(frozen=True, slots=True)
-class Commands:
+class CommandsReceived:
     commands: list[Command]
 
 
 @dataclass(frozen=True, slots=True)
-class Disabled:
+class TasksDisabled:
     """The tasks that operators have switched off, all of them."""
 
     tasks: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
-class Company:
+class ConcurrencyChanged:
     """How many jobs of a task operators let run in one worker, where they say so."""
 
     seats: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class WorkAvailable:
     """There is something to claim."""
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class LostClaimFound:
     """These are ours, by a claim whose answer was lost."""
 
     jobs: list[Claimed]
@@ -108,7 +108,7 @@ def _said(
     return {task: said for task, said in found.items() if said}
 
 
-class Keeper(threading.Thread):
+class Maintenance(threading.Thread):
     def __init__(
         self,
         store: Store,
@@ -119,13 +119,13 @@ class Keeper(threading.Thread):
         queues: Sequence[str],
         tasks: Sequence[str],
         conditions: Sequence[str],
-        keep: Mapping[str, Keep],
+        keep: Mapping[str, KeepTimes],
         keep_events: Micros = KEEP_EVENTS,
         max_events: int = 5_000_000,
-        schedules: Sequence[Wanted],
+        schedules: Sequence[NewSchedule],
         boot_id: str | None,
         clock: Clock,
-        doubts: Doubts,
+        doubts: LostClaims,
         post: Callable[[Any], None],
     ) -> None:
         super().__init__(name="genba-keeper", daemon=True)
@@ -158,12 +158,12 @@ class Keeper(threading.Thread):
         self._post = post
         self._poked = threading.Event()
         self._ended = False
-        self._patience = Patience(lease // 2)
+        self._patience = DatabaseContact(lease // 2)
         self._due_in: float | None = None
         self._told: Sequence[dict[str, Any]] | None = None
         self.seen: float | None = None  # when the last round was done, by the monotonic clock
         self.trouble: str | None = None  # why the one after it was not
-        self._rules = Rules(-1)
+        self._rules = OperatorRules(-1)
         now = self._seconds()
         begin = now + PRUNE * random.random()  # noqa: S311
         self._next = {
@@ -179,7 +179,7 @@ class Keeper(threading.Thread):
         self,
         tasks: Sequence[dict[str, Any]],
         queues: Sequence[str],
-        schedules: Sequence[Wanted],
+        schedules: Sequence[NewSchedule],
         conditions: Sequence[str],
     ) -> None:
         """The app was imported again: tell what it can run now."""
@@ -249,8 +249,8 @@ class Keeper(threading.Thread):
             self._rescue(chores)
         if chores.lines and self._turn("limits", LIMITS):
             self._store.limits.sweep()
-            if self._store.ring_handed():
-                self._post(Work())
+            if self._store.wake_for_granted():
+                self._post(WorkAvailable())
         if self._turn("park", PARK):
             self._park()
         if self._turn("prune", PRUNE):
@@ -260,8 +260,8 @@ class Keeper(threading.Thread):
     def _declare(self) -> None:
         """What the code says, and operators over it: by the rules of now, or a node that starts would take it back."""
         overrides = self._store.policy.refresh().overrides
-        self._planned = _said(overrides, WHEN)
-        holds, gone = ruled(self._schedules, overrides)
+        self._planned = _said(overrides, SCHEDULE_OPTIONS)
+        holds, gone = apply_overrides(self._schedules, overrides)
         self._store.schedules.declare(holds)
         for name in gone:
             self._store.schedules.undeclare(name)
@@ -269,7 +269,7 @@ class Keeper(threading.Thread):
         self._declared = True
 
     def _tell_tasks(self, tasks: Sequence[dict[str, Any]]) -> None:
-        tell_changes(self._store.nodes.declare(self._node, tasks, self._queues))
+        log_task_changes(self._store.nodes.declare(self._node, tasks, self._queues))
         self._tasks = [task["name"] for task in tasks]
         self._keep = {task["name"]: task.get("keep") for task in tasks}
         if self._told is tasks:
@@ -285,21 +285,21 @@ class Keeper(threading.Thread):
 
     def _beat(self) -> None:
         sent = self._clock.boot()
-        beat: Beat = self._store.nodes.renew(self._node)
+        beat: LeaseRenewal = self._store.nodes.renew(self._node)
         if not beat.alive:
             self._post(DeclaredDead())
             return
-        self._post(Renewed(sent, beat.now, beat.draining))
-        if not self._store.presence.check(PROBE if self.trouble is None else PROBE_SOON):
+        self._post(LeaseRenewed(sent, beat.now, beat.draining))
+        if not self._store.node_wakeups.check(PROBE if self.trouble is None else PROBE_SOON):
             log.warning("the listening connection was lost and is there again")
 
-    def _chores(self) -> Chores:
+    def _chores(self) -> DueWork:
         """Do what is due; gives what was seen, for those who need not look if there is nothing."""
         self._store.children_wait = False
         rules = self._rules
         queues = [queue for queue in self._queues if queue not in rules.paused]
         tasks = [task for task in self._tasks if task not in rules.disabled]
-        chores = self._store.nodes.chores(self._node, queues, tasks)
+        chores = self._store.nodes.due_work(self._node, queues, tasks)
         if chores.epoch != rules.epoch:
             self._obey(self._store.policy.refresh())
         if (
@@ -309,7 +309,7 @@ class Keeper(threading.Thread):
         ):
             self._obey(self._store.policy.refresh())
         if chores.commands:
-            self._post(Commands(self._store.nodes.commands(self._node)))
+            self._post(CommandsReceived(self._store.nodes.commands(self._node)))
         work = chores.work
         due = chores.next_due
         if chores.now < self._latest - SET_BACK:
@@ -334,41 +334,41 @@ class Keeper(threading.Thread):
             self._store.expire()
         look = chores.next_look
         if look is not None and look <= chores.now:
-            sent, look = self._store.questions.look()
+            sent, look = self._store.conditions.look()
             work = sent > 0 or work
         ripe = chores.next_ripe
         if chores.recheck:
             self._store.limits.recheck()
         if ripe is not None and ripe <= chores.now:
-            ripe = self._store.limits.ripen()
-        work = self._store.ring_handed() or work
+            ripe = self._store.limits.serve_due_rates()
+        work = self._store.wake_for_granted() or work
         moments = (due, look, chores.pause_ends, chores.next_tick, ripe)
         next_at = min((moment for moment in moments if moment is not None), default=None)
         self._due_in = None if next_at is None else max(0.0, (next_at - chores.now) / 1_000_000)
         if work:
-            self._post(Work())
+            self._post(WorkAvailable())
         return chores
 
     def _look_for_claimed(self) -> None:
         for claim in self._doubts.open():
-            found = self._doubts.found(claim, self._store.of_claim(self._node, claim))
+            found = self._doubts.found(claim, self._store.jobs_of_claim(self._node, claim))
             if found:
                 log.warning("found %d jobs that were claimed without an answer", len(found))
-                self._post(Found(found, claim))
+                self._post(LostClaimFound(found, claim))
 
-    def _obey(self, rules: Rules) -> None:
+    def _obey(self, rules: OperatorRules) -> None:
         """Operators have changed something."""
         before, self._rules = self._rules, rules
         if rules.disabled != before.disabled:
-            self._post(Disabled(rules.disabled))
+            self._post(TasksDisabled(rules.disabled))
         seats = {
             task: said["concurrency"]
             for task, said in _said(rules.overrides, ("concurrency",)).items()
         }
         if seats != self._seats:
             self._seats = seats
-            self._post(Company(seats))
-        if _said(rules.overrides, WHEN) != self._planned:
+            self._post(ConcurrencyChanged(seats))
+        if _said(rules.overrides, SCHEDULE_OPTIONS) != self._planned:
             self._declared = False
             self._poked.set()
         for task in sorted(rules.unreadable - before.unreadable):
@@ -377,7 +377,7 @@ class Keeper(threading.Thread):
                 task,
             )
         self._next["park"] = self._seconds()
-        self._post(Work())
+        self._post(WorkAvailable())
 
     def _replan(self) -> None:
         schedules = self._store.schedules
@@ -389,16 +389,18 @@ class Keeper(threading.Thread):
         for name in schedules.pause_abandoned(old) if old else ():
             log.warning("schedule %s is paused: no live node declares it", name)
         set_back = self._seconds() < self._set_back_until
-        moved = schedules.replan(set_back) + self._store.setback.mend()
+        moved = schedules.replan(set_back) + self._store.clock_set_back.repair()
         if set_back:
-            moved += self._store.setback.mend_ranks()
+            moved += self._store.clock_set_back.repair_ranks()
             self._next["replan"] = self._seconds() + SET_BACK_FOR / 4  # others may not know it yet
         if moved:
             self._poked.set()
 
-    def _rescue(self, chores: Chores) -> None:
+    def _rescue(self, chores: DueWork) -> None:
         lasted = self._patience.lasted(self._clock.boot())
-        suspects, here, buried = bury_dead(self._store.nodes, self._node, self._boot_id, lasted)
+        suspects, here, buried = take_over_dead_nodes(
+            self._store.nodes, self._node, self._boot_id, lasted
+        )
         for node, taken, ended in buried:
             log.warning(
                 "node %s (pid %s on %s) is dead; took over %d jobs",
@@ -409,7 +411,7 @@ class Keeper(threading.Thread):
             )
             self._tell_of_leftovers(ended)
             if taken:
-                self._post(Work())
+                self._post(WorkAvailable())
         if (
             self._neighbours - here
         ):  # buried by somebody elsewhere, who cannot end what they have left here
@@ -417,10 +419,10 @@ class Keeper(threading.Thread):
         self._neighbours = here - {self._node, *(one.node.id for one in buried)}
         more = False
         for lost in self._store.nodes.left_behind() if chores.running else ():
-            taken = self._store.nodes.orphans_of(lost, judged)
+            taken = self._store.nodes.take_over_jobs(lost, judge_with_jitter)
             if taken:
-                self._post(Work())
-            more = more or len(taken) == ORPHANS
+                self._post(WorkAvailable())
+            more = more or len(taken) == ORPHANS_PER_CALL
         self._store.locks.ring()
         if chores.sessions:
             self._store.sessions.sweep(lasted)
@@ -444,25 +446,25 @@ class Keeper(threading.Thread):
         if self._store.dependencies.look_for_lost():
             self._store.settle()
         if self._store.policy.keep_parked():
-            self._post(Work())
+            self._post(WorkAvailable())
 
     def _unpark(self) -> None:
         """What was put aside because nobody knew its task or a condition of it, and we do."""
         ours = {f"unknown task {task}" for task in self._tasks}
-        ours |= {unknown_line(condition) for condition in self._conditions}
+        ours |= {parked_on_unknown(condition) for condition in self._conditions}
         while not self._ended:
             try:
                 freed = self._store.parked_on(ours)
                 if not freed or not self._store.unpark(freed):
                     return
-                self._post(Work())
+                self._post(WorkAvailable())
             except StoreError:
                 return
 
     def _prune(self) -> None:
         now = self._store.now()
         keeps = {
-            task: kept_for(said, self._rules.overrides.get(task))
+            task: keep_of(said, self._rules.overrides.get(task))
             for task, said in self._keep.items()
         }
         self._store.pruner.begin(keeps, now)
@@ -474,7 +476,7 @@ class Keeper(threading.Thread):
         ):
             pass
         self._store.messages.sweep(now - KEEP_TOPICS)
-        self._store.sessions.tidy()
+        self._store.sessions.remove_stale()
         self._store.fairness.forget()
         self._store.nodes.forget(now - KEEP_EVENTS)
         while self._store.limits.prune() == 500 and not self._ended:

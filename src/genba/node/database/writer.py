@@ -12,10 +12,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from genba.errors import StoreError, StoreUnreachable
-from genba.node.database.lost_claims import Doubts
-from genba.node.database.maintenance import Work
-from genba.node.watch.counters import Meter
-from genba.storage.jobs.conditions import Answer, Wanted
+from genba.node.database.lost_claims import LostClaims
+from genba.node.database.maintenance import WorkAvailable
+from genba.node.watch.counters import Counters
+from genba.storage.jobs.conditions import ConditionAnswer, SlotRequest
 from genba.storage.records import Claimed, Ending, JobId, Success
 from genba.storage.store import Store
 
@@ -29,45 +29,45 @@ AGAIN = 0.05  # ... until a hungry desk looks once more: an insert that has not 
 
 
 @dataclass(frozen=True, slots=True)
-class ClaimedJobs:
+class JobsClaimed:
     jobs: list[Claimed]
     claim: int
     failed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class ClaimedDedicated:
+class DedicatedJobsClaimed:
     jobs: list[Claimed]
     claim: int
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class SuccessesRefused:
     """Successes that the store did not take."""
 
     lost: list[Success]
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class EndingsWritten:
     """Endings are written, or were not ours to write; `again`: some of them come back at a moment."""
 
     again: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Handed:
+class SlotsFreed:
     """Jobs that waited for a slot may start now."""
 
 
 @dataclass(frozen=True, slots=True)
-class Marked:
+class StartsMarked:
     ours: list[JobId]
     lost: list[JobId]
 
 
 @dataclass(frozen=True, slots=True)
-class Slotted:
+class LimitSlotsTaken:
     """These have the slots they need; the others stand in line, or were not ours any more."""
 
     ours: list[JobId]
@@ -75,7 +75,7 @@ class Slotted:
 
 
 @dataclass(slots=True)
-class Pile:
+class PendingWrites:
     """What lies on the desk."""
 
     succeeded: list[Success] = field(default_factory=list)
@@ -85,8 +85,10 @@ class Pile:
     first: list[tuple[JobId, int, int, int]] = field(default_factory=list)
     notes: list[tuple[JobId, int, int, str]] = field(default_factory=list)
     events: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
-    answers: list[Answer] = field(default_factory=list)
-    wanted: list[Wanted] = field(default_factory=list)  # slots, for jobs that may start with them
+    answers: list[ConditionAnswer] = field(default_factory=list)
+    wanted: list[SlotRequest] = field(
+        default_factory=list
+    )  # slots, for jobs that may start with them
     opened: list[str] = field(default_factory=list)  # questions whose answer is yes
     resized: tuple[int, dict[str, Any]] | None = (
         None  # the slots that the node has now, and its pool
@@ -133,16 +135,16 @@ class Pile:
         return bool(written or self.wants or self.dedicated)
 
 
-class Desk(threading.Thread):
+class Writer(threading.Thread):
     def __init__(
         self,
         name: str,
         store: Store,
         node: int,
         tasks: Sequence[str],
-        doubts: Doubts,
+        doubts: LostClaims,
         post: Callable[[Any], None],
-        meter: Meter | None = None,
+        meter: Counters | None = None,
     ) -> None:
         super().__init__(name=f"genba-{name}", daemon=True)
         self._store = store
@@ -151,7 +153,7 @@ class Desk(threading.Thread):
         self._doubts = doubts
         self._post = post
         self._meter = meter
-        self._pile = Pile()
+        self._pile = PendingWrites()
         self._cond = threading.Condition()
         self._ended = False
         self._hungry = False
@@ -169,8 +171,8 @@ class Desk(threading.Thread):
         first: Sequence[tuple[JobId, int, int, int]] = (),
         notes: Sequence[tuple[JobId, int, int, str]] = (),
         events: Sequence[tuple[str, dict[str, Any]]] = (),
-        answers: Sequence[Answer] = (),
-        wanted: Sequence[Wanted] = (),
+        answers: Sequence[ConditionAnswer] = (),
+        wanted: Sequence[SlotRequest] = (),
         opened: Sequence[str] = (),
         resized: tuple[int, dict[str, Any]] | None = None,
         draining: bool = False,
@@ -235,7 +237,7 @@ class Desk(threading.Thread):
                     self._busy = False
                     if not self._cond.wait(AGAIN if self._just_hungry else None):
                         self._just_hungry = False
-                        self._post(Work())
+                        self._post(WorkAvailable())
                 if not self._pile:
                     return
                 if self._many:  # in full flow a commit should pay for hundreds, not for dozens
@@ -253,13 +255,13 @@ class Desk(threading.Thread):
         """For a commit of its own; who wants work has workers that will soon have none."""
         return self._ended or bool(self._pile.wants) or len(self._pile.succeeded) >= MANY
 
-    def _take(self) -> tuple[Pile, Pile]:
+    def _take(self) -> tuple[PendingWrites, PendingWrites]:
         pile = self._pile
-        rest = Pile(succeeded=pile.succeeded[LARGEST:])
+        rest = PendingWrites(succeeded=pile.succeeded[LARGEST:])
         pile.succeeded = pile.succeeded[:LARGEST]
         return pile, rest
 
-    def _work(self, pile: Pile) -> None:
+    def _work(self, pile: PendingWrites) -> None:
         """Until it is done: nothing that was written down here may be lost because the database was away."""
         pause = 0.1
         while not self._try(pile):
@@ -269,14 +271,14 @@ class Desk(threading.Thread):
     def step(self) -> bool:
         """One try at what lies here, for those who drive a desk without its thread; False if something is left."""
         pile, rest = self._take()
-        self._pile = Pile()
+        self._pile = PendingWrites()
         done = self._try(pile)
         left = rest if done else pile
         left.succeeded += [] if done else rest.succeeded
         self._pile = left
         return not left
 
-    def _try(self, pile: Pile) -> bool:
+    def _try(self, pile: PendingWrites) -> bool:
         """False if the database was away: then once more."""
         try:
             self._write(pile)
@@ -298,13 +300,13 @@ class Desk(threading.Thread):
                 )
         if pile.wants:
             pile.wants = {}
-            self._post(ClaimedJobs([], 0, failed=True))
+            self._post(JobsClaimed([], 0, failed=True))
         if pile.dedicated:
             pile.dedicated = None
-            self._post(ClaimedDedicated([], 0))
+            self._post(DedicatedJobsClaimed([], 0))
         return not pile
 
-    def _one_by_one(self, pile: Pile) -> None:
+    def _one_by_one(self, pile: PendingWrites) -> None:
         """Something in here cannot be stored: the rest must not suffer, and its job must end all the same."""
         answers = [*pile.answers, *(want.answer for want in pile.wanted)]
         back = [answer.ending for answer in answers]
@@ -321,17 +323,17 @@ class Desk(threading.Thread):
                     self._node, [replace(bare, reason=f"how it ended could not be stored: {told}")]
                 )
         pile.ended, pile.succeeded = [], []
-        self._post(Slotted([], [one.answer.ending.id for one in pile.wanted]))
+        self._post(LimitSlotsTaken([], [one.answer.ending.id for one in pile.wanted]))
         pile.answers, pile.opened, pile.wanted = [], [], []
         pile.marks, pile.notes, pile.events, pile.resized, pile.draining = [], [], [], None, False
 
-    def _write(self, pile: Pile) -> None:
+    def _write(self, pile: PendingWrites) -> None:
         if pile.first:
             ours = self._store.mark(pile.first)
             ids = [one[0] for one in pile.first]
             pile.first = []
             self._post(
-                Marked([id for id in ids if id in ours], [id for id in ids if id not in ours])
+                StartsMarked([id for id in ids if id in ours], [id for id in ids if id not in ours])
             )
         if pile.succeeded or pile.wants:
             self._exchange(pile)
@@ -339,24 +341,26 @@ class Desk(threading.Thread):
             self._store.end(self._node, pile.ended)
             again = any(ending.put_off for ending in pile.ended)
             pile.ended = []
-            self._post(Ended(again))
+            self._post(EndingsWritten(again))
             self._hand_on()
         if pile.answers:
-            self._store.questions.answered(self._node, pile.answers)
+            self._store.conditions.answered(self._node, pile.answers)
             pile.answers = []
-            self._post(Ended(again=True))
+            self._post(EndingsWritten(again=True))
         if pile.wanted:
-            got = self._store.questions.take(self._node, pile.wanted)
+            got = self._store.conditions.take(self._node, pile.wanted)
             ids = [one.answer.ending.id for one in pile.wanted]
             pile.wanted = []
             self._post(
-                Slotted([id for id in ids if id in got], [id for id in ids if id not in got])
+                LimitSlotsTaken(
+                    [id for id in ids if id in got], [id for id in ids if id not in got]
+                )
             )
         if pile.opened:
             for key in dict.fromkeys(pile.opened):
-                self._store.questions.opened(key)
+                self._store.conditions.opened(key)
             pile.opened = []
-            self._post(Work())
+            self._post(WorkAvailable())
         if pile.marks:
             self._store.mark(pile.marks, late=True)
             pile.marks = []
@@ -368,7 +372,7 @@ class Desk(threading.Thread):
                 queues, count = pile.dedicated
                 jobs = self._store.claim_dedicated(self._node, claim, queues, self._tasks, count)
                 pile.dedicated = None
-                self._post(ClaimedDedicated(jobs, claim))
+                self._post(DedicatedJobsClaimed(jobs, claim))
         if pile.draining:
             self._store.nodes.drain(self._node)
             pile.draining = False
@@ -382,8 +386,8 @@ class Desk(threading.Thread):
     def _hand_on(self) -> None:
         """What has ended may have let others go: here, where another desk claims at the same time, and elsewhere."""
         if self._store.limits.lines.handed:
-            self._post(Handed())
-            self._store.ring_handed()
+            self._post(SlotsFreed())
+            self._store.wake_for_granted()
 
     @contextmanager
     def _claiming(self) -> Iterator[int]:
@@ -395,7 +399,7 @@ class Desk(threading.Thread):
             self._doubts.note(claim)
             raise
 
-    def _exchange(self, pile: Pile) -> None:
+    def _exchange(self, pile: PendingWrites) -> None:
         with self._claiming() as claim:
             self._exchange_as(claim, pile)
 
@@ -408,12 +412,12 @@ class Desk(threading.Thread):
             self._hungry = False
             raise
 
-    def _exchange_as(self, claim: int, pile: Pile) -> None:
+    def _exchange_as(self, claim: int, pile: PendingWrites) -> None:
         jobs: list[Claimed] = []
         tasks = pile.only or self._tasks
         began = time.perf_counter()
         if pile.succeeded:
-            matched, jobs = self._store.exchange(
+            matched, jobs = self._store.finish_and_claim(
                 self._node, claim, pile.succeeded, pile.wants, tasks
             )
             lost = (
@@ -422,17 +426,17 @@ class Desk(threading.Thread):
                 else [s for s in pile.succeeded if s.id not in matched]
             )
             pile.succeeded = []
-            self._post(Refused(lost) if lost else Ended())
+            self._post(SuccessesRefused(lost) if lost else EndingsWritten())
             self._hand_on()
         elif pile.wants:
             jobs = self._store.claim(self._node, claim, pile.wants, tasks)
             if not jobs and not self._hungry:
                 # Say so first, then look once more, and soon again: a job that came in between has not seen the flag.
                 self._say_hungry()
-                self._just_hungry = self._store.lanes > 1
+                self._just_hungry = self._store.parallel_writers > 1
                 jobs = self._store.claim(self._node, claim, pile.wants, tasks)
         if pile.wants:
             if self._meter is not None:
                 self._meter.took(time.perf_counter() - began, len(jobs))
             pile.wants = {}
-            self._post(ClaimedJobs(jobs, claim))
+            self._post(JobsClaimed(jobs, claim))

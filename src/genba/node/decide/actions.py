@@ -6,67 +6,67 @@ from dataclasses import dataclass
 from typing import Any
 
 from genba import wire
-from genba.storage.jobs.conditions import Answer, Wanted
+from genba.storage.jobs.conditions import ConditionAnswer, SlotRequest
 from genba.storage.records import Ending, JobId, Micros, Success
 
 
 @dataclass(frozen=True, slots=True)
-class Spawn:
+class SpawnWorker:
     slot: int
 
 
 @dataclass(frozen=True, slots=True)
-class Give:
+class GiveJobs:
     slot: int
     serial: int
-    jobs: list[wire.Job]
+    jobs: list[wire.JobMessage]
     each: bool = False  # in a process of its own
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class CheckConditions:
     """Have a worker ask the conditions of a job."""
 
     slot: int
     serial: int
-    job: wire.Job
+    job: wire.JobMessage
     conditions: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class ReportNotReady:
     """These must not start now."""
 
-    answers: list[Answer]
+    answers: list[ConditionAnswer]
 
 
 @dataclass(frozen=True, slots=True)
-class TakeSlots:
+class TakeLimitSlots:
     """These may start if they have slots of some buckets."""
 
-    wanted: list[Wanted]
+    wanted: list[SlotRequest]
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class ReportConditionsHold:
     """The answer to this question is yes."""
 
     key: str
 
 
 @dataclass(frozen=True, slots=True)
-class TakeBack:
+class TakeJobsBack:
     slot: int
 
 
 @dataclass(frozen=True, slots=True)
-class AskToStop:
+class RequestStop:
     slot: int
     place: int
 
 
 @dataclass(frozen=True, slots=True)
-class Doom:
+class KillJobProcess:
     """Its next signal is the death of this job, which has a process of its own."""
 
     slot: int
@@ -74,7 +74,7 @@ class Doom:
 
 
 @dataclass(frozen=True, slots=True)
-class Refuse:
+class RefuseWait:
     """Its job waits for others, and there is no slot to lend any more."""
 
     slot: int
@@ -82,20 +82,20 @@ class Refuse:
 
 
 @dataclass(frozen=True, slots=True)
-class Signal:
+class SignalWorker:
     slot: int
     number: int
 
 
 @dataclass(frozen=True, slots=True)
-class Dismiss:
+class DismissWorker:
     """Let an idle worker go."""
 
     slot: int
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class SetSeats:
     """Let a worker run several jobs at a time, each at a seat that is like a slot; no seats: one at a time again."""
 
     slot: int
@@ -103,7 +103,7 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True)
-class Interrupt:
+class StopSeat:
     """Stop the job at this seat, and leave its neighbours alone."""
 
     seat: int
@@ -111,7 +111,7 @@ class Interrupt:
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class ClaimJobs:
     """`tasks`: of these only."""
 
     wants: dict[str, int]
@@ -127,18 +127,18 @@ class ClaimDedicated:
 
 
 @dataclass(frozen=True, slots=True)
-class Succeed:
+class WriteSuccesses:
     ended: list[Success]
     patience: Micros = 0  # so long may a commit wait for others
 
 
 @dataclass(frozen=True, slots=True)
-class Finish:
+class WriteEndings:
     ended: list[Ending]
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class MarkStarted:
     """Write that these have started; `first`: before they do."""
 
     jobs: list[tuple[JobId, int, int, Micros]]
@@ -146,12 +146,12 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
+class WriteProgress:
     progress: list[tuple[JobId, int, int, str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
+class WriteEvent:
     """Write an event of a job."""
 
     kind: str
@@ -160,17 +160,17 @@ class Tell:
 
 
 @dataclass(frozen=True, slots=True)
-class Sweep:
+class SweepLeftovers:
     token: int
 
 
 @dataclass(frozen=True, slots=True)
-class DrainAll:
+class RequestStopOfAll:
     """Tell every running job that it should come to an end."""
 
 
 @dataclass(frozen=True, slots=True)
-class BowOut:
+class SuggestStop:
     """Tell one running job that it should come to an end; nothing more is done about it."""
 
     slot: int
@@ -178,28 +178,28 @@ class BowOut:
 
 
 Action = (
-    Spawn
-    | Give
-    | Ask
-    | Answered
-    | TakeSlots
-    | Opened
-    | TakeBack
-    | AskToStop
-    | Doom
-    | Refuse
-    | Signal
-    | Dismiss
-    | Share
-    | Interrupt
-    | Claim
+    SpawnWorker
+    | GiveJobs
+    | CheckConditions
+    | ReportNotReady
+    | TakeLimitSlots
+    | ReportConditionsHold
+    | TakeJobsBack
+    | RequestStop
+    | KillJobProcess
+    | RefuseWait
+    | SignalWorker
+    | DismissWorker
+    | SetSeats
+    | StopSeat
+    | ClaimJobs
     | ClaimDedicated
-    | Succeed
-    | Finish
-    | Mark
-    | Note
-    | Tell
-    | Sweep
-    | DrainAll
-    | BowOut
+    | WriteSuccesses
+    | WriteEndings
+    | MarkStarted
+    | WriteProgress
+    | WriteEvent
+    | SweepLeftovers
+    | RequestStopOfAll
+    | SuggestStop
 )

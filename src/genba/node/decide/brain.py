@@ -15,30 +15,38 @@ from types import MappingProxyType
 from typing import Any
 
 from genba import wire
-from genba.domain.states import Cause, stopped_by
-from genba.domain.verdict import End
-from genba.node.decide.actions import Action, DrainAll, Finish, Signal, Succeed, Sweep, TakeBack
-from genba.node.decide.claim import Asking
-from genba.node.decide.conditions import Probing
-from genba.node.decide.dispatch import Giving
-from genba.node.decide.endings import cause_of_death, unhappened
-from genba.node.decide.pool_size import Staffing
-from genba.node.decide.results import leave_seat, refused, take_results
-from genba.node.decide.shared_workers import Seats
-from genba.node.decide.state import SECOND, Floor
-from genba.node.decide.stop import (
-    DRAIN_LEAVE,
-    end_drain,
-    end_pause,
-    press,
-    release_hit,
-    stop_for,
-    watch,
+from genba.domain.states import Cause, default_stop_reason
+from genba.domain.verdict import AttemptEnd
+from genba.node.decide.actions import (
+    Action,
+    RequestStopOfAll,
+    SignalWorker,
+    SweepLeftovers,
+    TakeJobsBack,
+    WriteEndings,
+    WriteSuccesses,
 )
-from genba.node.decide.worker_state import Held, Sight
+from genba.node.decide.claim import ClaimPlanner
+from genba.node.decide.conditions import ConditionChecks
+from genba.node.decide.dispatch import Dispatcher
+from genba.node.decide.endings import cause_of_death, without_attempt
+from genba.node.decide.pool_size import PoolSize
+from genba.node.decide.results import end_seat, endings_of_refused, take_results
+from genba.node.decide.shared_workers import SharedWorkers
+from genba.node.decide.state import SECOND, NodeState
+from genba.node.decide.stop import (
+    DRAIN_LEAVE_US,
+    end_drain,
+    escalate,
+    release_signalled,
+    request_stop,
+    stop_paused_writer,
+    watch_job,
+)
+from genba.node.decide.worker_state import ClaimedJob, WorkerView
 from genba.node.settings import NodeSettings
-from genba.node.watch.counters import Meter
-from genba.storage.jobs.judge import UNREADABLE, read_options
+from genba.node.watch.counters import Counters
+from genba.storage.jobs.judge import UNREADABLE_OPTIONS, read_options
 from genba.storage.records import Claimed, Ending, JobId, Micros, Success
 
 BRIEF = 200  # µs: of jobs that are shorter, many end at once
@@ -50,7 +58,7 @@ LEAVE_WITHIN = (
 _looked_at = itemgetter(
     *map(Claimed._fields.index, ("task", "options", "losses"))
 )  # names cost as much as the rest
-_NO_SEATS: Mapping[int, Sight] = MappingProxyType({})
+_NO_SEATS: Mapping[int, WorkerView] = MappingProxyType({})
 
 
 class Brain:
@@ -58,12 +66,12 @@ class Brain:
         self, settings: NodeSettings, tasks: Iterable[str], random: Callable[[], float]
     ) -> None:
         self.tasks = sorted(tasks)
-        self._floor = Floor(settings, random)
-        self._staffing = Staffing(self._floor)
-        self._giving = Giving(self._floor, self._staffing)
-        self._seats = Seats(self._floor, self._giving)
-        self._probing = Probing(self._floor)
-        self._asking = Asking(self._floor, self._staffing, self._giving, self._seats)
+        self._floor = NodeState(settings, random)
+        self._staffing = PoolSize(self._floor)
+        self._giving = Dispatcher(self._floor, self._staffing)
+        self._seats = SharedWorkers(self._floor, self._giving)
+        self._probing = ConditionChecks(self._floor)
+        self._asking = ClaimPlanner(self._floor, self._staffing, self._giving, self._seats)
         self._token = 0
         self._hurried = False
 
@@ -118,7 +126,7 @@ class Brain:
     def skew(self, micros: Micros) -> None:
         self._floor.skew = micros
 
-    def count_with(self, meter: Meter) -> None:
+    def count_with(self, meter: Counters) -> None:
         """Note there what was done."""
         self._floor.meter = meter
 
@@ -159,7 +167,7 @@ class Brain:
     def leave_by(self) -> Micros | None:
         """Draining: when the node must be gone, whatever is still to be done."""
         until = self._floor.draining_until
-        return None if until is None else until + DRAIN_LEAVE
+        return None if until is None else until + DRAIN_LEAVE_US
 
     @property
     def deserted(self) -> bool:
@@ -196,7 +204,7 @@ class Brain:
         hand = self._floor.hands.pop(slot, None)
         self._staffing.back_off(now)
         cancelled = self._floor.put_back(hand.unfinished(), now) if hand else []
-        done: list[Action] = [Finish(cancelled)] if cancelled else []
+        done: list[Action] = [WriteEndings(cancelled)] if cancelled else []
         return done + self._flow(now)
 
     def on_worker_ended(
@@ -205,10 +213,10 @@ class Brain:
         status: int | None,
         cpu: Micros,
         peak: int,
-        sight: Sight,
+        sight: WorkerView,
         now: Micros,
         starved: bool = False,
-        seats: Mapping[int, Sight] = _NO_SEATS,
+        seats: Mapping[int, WorkerView] = _NO_SEATS,
     ) -> list[Action]:
         """A worker is dead; only what had started is touched by that."""
         hand = self._floor.hands.pop(slot, None)
@@ -221,7 +229,7 @@ class Brain:
         endings: list[Ending] = []
         if victim is not None:
             cause = cause_of_death(hand, sight.place, status, starved)
-            ending = self._floor.ending(victim, End(cause=cause, started=True), now)
+            ending = self._floor.ending(victim, AttemptEnd(cause=cause, started=True), now)
             seen = self._floor.last_seen(ending, hand, sight)
             spent = max(0, cpu - hand.cpu_told)
             if hand.ended and seen.started is not None and seen.ended is not None:
@@ -233,18 +241,18 @@ class Brain:
         for number in hand.seats:
             seat = self._floor.hands.pop(number)
             victims.append(
-                leave_seat(self._floor, seat, seats[number], hand.forced, status, endings, now)
+                end_seat(self._floor, seat, seats[number], hand.forced, status, endings, now)
             )
         cancelled = self._floor.put_back(
             [h for h in hand.unfinished() if not any(h is v for v in victims)], now
         )
-        actions: list[Action] = [Finish(cancelled)] if cancelled else []
+        actions: list[Action] = [WriteEndings(cancelled)] if cancelled else []
         if hand.probe is not None:
             actions += self._probing.on_death(hand, status, now)
         if hand.worked:
             self._token += 1
             self._floor.sweeps[self._token] = endings
-            actions.append(Sweep(self._token))
+            actions.append(SweepLeftovers(self._token))
         if stillborn and self._staffing.helpless:
             actions += self._floor.release_ready(now)
         return actions + self._flow(now)
@@ -256,10 +264,10 @@ class Brain:
     def on_swept(self, token: int, now: Micros) -> list[Action]:
         """The dead worker's whole tree is gone: now its job may be let go."""
         endings = self._floor.sweeps.pop(token, [])
-        done: list[Action] = [Finish(endings)] if endings else []
+        done: list[Action] = [WriteEndings(endings)] if endings else []
         return done + self._flow(now)
 
-    def on_guard_died(self, sights: dict[int, Sight], now: Micros) -> list[Action]:
+    def on_guard_died(self, sights: dict[int, WorkerView], now: Micros) -> list[Action]:
         """Every worker died with it, and that is nobody's fault."""
         self._staffing.can_spawn = False
         endings: list[Ending] = [ending for held in self._floor.sweeps.values() for ending in held]
@@ -270,7 +278,9 @@ class Brain:
             victim = hand.at(sight.place) if sight and sight.phase == wire.RUNNING else None
             if sight and victim:
                 victims.add(victim.job.id)
-                ending = self._floor.ending(victim, End(cause=Cause.COLLATERAL, started=True), now)
+                ending = self._floor.ending(
+                    victim, AttemptEnd(cause=Cause.COLLATERAL, started=True), now
+                )
                 endings.append(self._floor.last_seen(ending, hand, sight))
         gone = self._floor.workers()
         self._floor.hands.clear()
@@ -280,7 +290,7 @@ class Brain:
             )
             if hand.probe is not None:
                 self._probing.on_guard_died(hand, now)
-        done: list[Action] = [Finish(endings)] if endings else []
+        done: list[Action] = [WriteEndings(endings)] if endings else []
         return done + self._flow(now)
 
     # jobs come
@@ -309,21 +319,21 @@ class Brain:
         for job in jobs:
             task, options_text, losses = _looked_at(job)
             if options_text is None and not losses and task not in in_company:  # as most are
-                add(Held(job, claim, None))
+                add(ClaimedJob(job, claim, None))
                 continue
             options = read_options(options_text)
-            held = Held(job, claim, options)
-            if options is UNREADABLE:
-                end = End(
+            held = ClaimedJob(job, claim, options)
+            if options is UNREADABLE_OPTIONS:
+                end = AttemptEnd(
                     cause=Cause.EXCEPTION,
                     started=False,
                     wants="hold",
                     reason="its options cannot be read",
                 )
-                unfit.append(unhappened(floor.ending(held, end, now)))
+                unfit.append(without_attempt(floor.ending(held, end, now)))
             else:
                 floor.pile_of(held).append(held)
-        done: list[Action] = [Finish(unfit)] if unfit else []
+        done: list[Action] = [WriteEndings(unfit)] if unfit else []
         return done + self._flow(now)
 
     def on_ring(self, now: Micros) -> list[Action]:
@@ -337,7 +347,7 @@ class Brain:
         for held in back:
             held.marked = True
         cancelled = self._floor.put_back(back, now)
-        done: list[Action] = [Finish(cancelled)] if cancelled else []
+        done: list[Action] = [WriteEndings(cancelled)] if cancelled else []
         return done + self._flow(now)
 
     def on_mark_lost(self, ids: Iterable[JobId]) -> None:
@@ -384,9 +394,9 @@ class Brain:
             self._floor.dismiss(rest, hand, now)
         actions: list[Action] = []
         if fine:
-            actions.append(Succeed(fine, self._patience(fine)))
+            actions.append(WriteSuccesses(fine, self._patience(fine)))
         if other:
-            actions.append(Finish(other))
+            actions.append(WriteEndings(other))
         return actions + rest + self._flow(now)
 
     def _patience(self, fine: Sequence[Success]) -> Micros:
@@ -413,8 +423,8 @@ class Brain:
 
     def on_unmatched(self, lost: Sequence[Success], now: Micros) -> list[Action]:
         """Successes that the store refused."""
-        endings = refused(self._floor, lost)
-        return [Finish(endings)] if endings else []
+        endings = endings_of_refused(self._floor, lost)
+        return [WriteEndings(endings)] if endings else []
 
     # people want something
 
@@ -423,7 +433,9 @@ class Brain:
     ) -> list[Action]:
         """A job that we hold should not run, or not go on; None: whichever attempt it is at."""
         before = self._floor.cancelled.get(id)  # who asks again without a word takes none back
-        told = reason or (before if before not in (None, Cause.CANCELLED) else stopped_by(how))
+        told = reason or (
+            before if before not in (None, Cause.CANCELLED) else default_stop_reason(how)
+        )
         mine = (held.job.attempt for held in self._floor.held() if held.job.id == id)
         if attempt is not None and attempt not in mine:
             return []
@@ -434,7 +446,7 @@ class Brain:
                     pile.remove(held)
                     self._floor.cancelled[id] = told
                     return [
-                        Finish([self._floor.unstarted(held, Cause.CANCELLED, now)]),
+                        WriteEndings([self._floor.unstarted(held, Cause.CANCELLED, now)]),
                         *self._flow(now),
                     ]
         if id in self._floor.marking or id in self._floor.taking:
@@ -450,8 +462,8 @@ class Brain:
                         and attempt in (None, found.job.attempt)
                     ):
                         self._floor.cancelled[id] = told
-                        stop_for(hand, wire.place(bunch.serial, index), found, how, now)
-                        return [TakeBack(hand.slot)]
+                        request_stop(hand, wire.place(bunch.serial, index), found, how, now)
+                        return [TakeJobsBack(hand.slot)]
         return []
 
     def on_company(self, seats: Mapping[str, int], now: Micros) -> list[Action]:
@@ -467,7 +479,7 @@ class Brain:
             if hand.outstanding > 1 and any(
                 held.job.task in self._floor.disabled for held in hand.unfinished()
             ):
-                actions.append(TakeBack(hand.slot))
+                actions.append(TakeJobsBack(hand.slot))
         return actions + self._flow(now)
 
     def on_taken_back(self, slot: int, count: int, now: Micros) -> list[Action]:
@@ -475,7 +487,7 @@ class Brain:
         hand = self._floor.hands.get(slot)
         if hand is None:
             return []
-        back: list[Held] = []
+        back: list[ClaimedJob] = []
         for bunch in reversed(list(hand.bunches.values())):
             for index in range(len(bunch.jobs) - 1, -1, -1):
                 held = bunch.jobs[index]
@@ -491,7 +503,7 @@ class Brain:
         if not hand.outstanding:
             hand.alone = hand.weighed = hand.timed = False
         cancelled = self._floor.put_back(back, now)
-        actions: list[Action] = [Finish(cancelled)] if cancelled else []
+        actions: list[Action] = [WriteEndings(cancelled)] if cancelled else []
         if hand.leaving and not hand.outstanding:
             self._floor.dismiss(actions, hand, now)
         return actions + self._flow(now)
@@ -505,12 +517,14 @@ class Brain:
         self._asking.closed = closed
         return self._flow(now)
 
-    def on_paused_writer(self, slot: int, sights: dict[int, Sight], now: Micros) -> list[Action]:
+    def on_paused_writer(
+        self, slot: int, sights: dict[int, WorkerView], now: Micros
+    ) -> list[Action]:
         """This worker, or a process below it, is stopped in the middle of a write."""
         actions: list[Action] = []
         hand = self._floor.hands.get(slot)
         if hand is not None:
-            end_pause(self._floor, actions, hand, sights, now)
+            stop_paused_writer(self._floor, actions, hand, sights, now)
         return actions
 
     def on_renewed(self, sent: Micros, lease: Micros) -> None:
@@ -528,26 +542,26 @@ class Brain:
         )
         actions = self._floor.release_ready(now)
         if first:
-            actions.append(DrainAll())
+            actions.append(RequestStopOfAll())
             actions += [
-                TakeBack(hand.slot) for hand in self._floor.hands.values() if hand.outstanding
+                TakeJobsBack(hand.slot) for hand in self._floor.hands.values() if hand.outstanding
             ]
         return actions
 
     # time passes
 
-    def on_tick(self, now: Micros, sights: dict[int, Sight]) -> list[Action]:
+    def on_tick(self, now: Micros, sights: dict[int, WorkerView]) -> list[Action]:
         """Timers: what runs too long, what has been asked to stop, who is idle."""
         actions: list[Action] = []
         for hand in list(self._floor.hands.values()):
             sight = sights.get(hand.slot)
             if sight is not None and (hand.outstanding or hand.host is not None):
-                watch(self._floor, actions, hand, sight, now)
+                watch_job(self._floor, actions, hand, sight, now)
             if sight is not None and sight.hit:
-                release_hit(self._floor, actions, hand, sights, now)
-            press(self._floor, actions, hand, sight, now)
+                release_signalled(self._floor, actions, hand, sights, now)
+            escalate(self._floor, actions, hand, sight, now)
             if hand.told_to_go is not None and now - hand.told_to_go >= LEAVE_WITHIN:
-                actions.append(Signal(hand.slot, signal.SIGKILL))
+                actions.append(SignalWorker(hand.slot, signal.SIGKILL))
         self._seats.look(actions)
         self._staffing.lend(actions, sights, now)
         self._probing.watch(actions, now)

@@ -5,20 +5,22 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from genba.node.decide.actions import Action, Claim, ClaimDedicated
-from genba.node.decide.dispatch import Giving
-from genba.node.decide.pool_size import Staffing
-from genba.node.decide.queue_weights import Shares
-from genba.node.decide.shared_workers import Seats
-from genba.node.decide.state import SECOND, Floor
+from genba.node.decide.actions import Action, ClaimDedicated, ClaimJobs
+from genba.node.decide.dispatch import Dispatcher
+from genba.node.decide.pool_size import PoolSize
+from genba.node.decide.queue_weights import QueueWeights
+from genba.node.decide.shared_workers import SharedWorkers
+from genba.node.decide.state import SECOND, NodeState
 from genba.storage.records import Claimed, Micros
 
 LOOK_FOR_DEDICATED = 1 * SECOND
 CURIOUS = 1 * SECOND  # between two looks at what waits behind the jobs that run in company
 
 
-class Asking:
-    def __init__(self, floor: Floor, staffing: Staffing, giving: Giving, seats: Seats) -> None:
+class ClaimPlanner:
+    def __init__(
+        self, floor: NodeState, staffing: PoolSize, giving: Dispatcher, seats: SharedWorkers
+    ) -> None:
         self._floor = floor
         self._staffing = staffing
         self._giving = giving
@@ -34,7 +36,7 @@ class Asking:
         self._curious_at: Micros = 0
         self._apart_asked = False
         self._apart_after: Micros = 0
-        self._turns = Shares()
+        self._turns = QueueWeights()
 
     def answered(self, jobs: Sequence[Claimed], now: Micros, *, failed: bool) -> None:
         """To a claim: a queue that gave nothing is asked again when somebody rings."""
@@ -88,7 +90,7 @@ class Asking:
             self._ask_for_company(actions, now)
         if wants and not self._claiming:
             self._claiming, self._asked_for_any = tuple(wants), True
-            actions.append(Claim(wants))
+            actions.append(ClaimJobs(wants))
 
     def _ask_for_company(self, actions: list[Action], now: Micros) -> None:
         """More of the tasks that have a seat free; and now and then one of any task, which would wait for ever."""
@@ -97,14 +99,14 @@ class Asking:
             wants = self._shares(1, self._dry)
             if wants:
                 self._claiming = tuple(wants)
-                actions.append(Claim(wants))
+                actions.append(ClaimJobs(wants))
                 return
         room = self._seats.room()
         wants = self._shares(sum(room.values()), self._no_company) if room else {}
         if wants:
             self._claiming, self._claiming_tasks = tuple(wants), tuple(sorted(room))
             self._asked_for_any = False
-            actions.append(Claim(wants, self._claiming_tasks))
+            actions.append(ClaimJobs(wants, self._claiming_tasks))
 
     def _ask_for_dedicated(self, actions: list[Action], now: Micros) -> None:
         """They need no slot: a node without a free one looks for them now and then."""

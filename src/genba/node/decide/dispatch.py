@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from genba.domain.states import Cause, State
-from genba.node.decide.actions import Action, Dismiss, Finish, Give, Mark
-from genba.node.decide.pool_size import Staffing
-from genba.node.decide.state import LONG, SECOND, Floor
-from genba.node.decide.worker_state import WORTH, Bunch, Hand, Held
+from genba.node.decide.actions import Action, DismissWorker, GiveJobs, MarkStarted, WriteEndings
+from genba.node.decide.pool_size import PoolSize
+from genba.node.decide.state import LONG_JOB_US, SECOND, NodeState
+from genba.node.decide.worker_state import WORK_AHEAD_US, Bunch, ClaimedJob, WorkerState
 from genba.storage.records import Micros
 
 BUNCH = 64  # jobs in one frame
@@ -25,8 +25,8 @@ FORK = 3_000  # µs that a process of its own costs a job
 APART_AGAIN = 2 * SECOND  # a dedicated job for which there is no room here comes back after this
 
 
-class Giving:
-    def __init__(self, floor: Floor, staffing: Staffing) -> None:
+class Dispatcher:
+    def __init__(self, floor: NodeState, staffing: PoolSize) -> None:
         self._floor = floor
         self._staffing = staffing
         self._serial = 0
@@ -38,12 +38,14 @@ class Giving:
                 return
             self.give_alone(actions, hand, self._floor.single.popleft(), now)
 
-    def give_alone(self, actions: list[Action], hand: Hand, held: Held, now: Micros) -> None:
+    def give_alone(
+        self, actions: list[Action], hand: WorkerState, held: ClaimedJob, now: Micros
+    ) -> None:
         if held.must_mark and not held.marked:
             self._floor.marking[held.job.id] = held
             job = held.job
             actions.append(
-                Mark([(job.id, job.attempt, held.claim, self._floor.wall(now))], first=True)
+                MarkStarted([(job.id, job.attempt, held.claim, self._floor.wall(now))], first=True)
             )
             return
         self.give(actions, hand, [held], now)
@@ -77,7 +79,7 @@ class Giving:
                 ending = replace(ending, state=State.SCHEDULED, wait=APART_AGAIN, reason=reason)
             endings.append(ending)
         if endings:
-            actions.append(Finish(endings))
+            actions.append(WriteEndings(endings))
 
     def give_bunches(self, actions: list[Action], now: Micros) -> None:
         if not self._floor.ready:
@@ -105,7 +107,7 @@ class Giving:
             self.give_many(actions, hand, [self._floor.ready.popleft() for _ in range(share)], now)
 
     def give_many(
-        self, actions: list[Action], hand: Hand, jobs: Sequence[Held], now: Micros
+        self, actions: list[Action], hand: WorkerState, jobs: Sequence[ClaimedJob], now: Micros
     ) -> None:
         size = min(BUNCH, self._bearable(FRAME))
         for start in range(0, len(jobs), size):
@@ -114,8 +116,8 @@ class Giving:
     def give(
         self,
         actions: list[Action],
-        hand: Hand,
-        jobs: Sequence[Held],
+        hand: WorkerState,
+        jobs: Sequence[ClaimedJob],
         now: Micros,
         each: bool = False,
     ) -> None:
@@ -128,10 +130,10 @@ class Giving:
         hand.worked = True
         if self._floor.settings.pool == "ondemand":
             hand.leaving = True
-        actions.append(Give(hand.slot, self._serial, [held.travel() for held in jobs], each))
+        actions.append(GiveJobs(hand.slot, self._serial, [held.travel() for held in jobs], each))
         if hand.leaving and not (hand.farewell or hand.apart):
             hand.farewell = True
-            actions.append(Dismiss(hand.slot))
+            actions.append(DismissWorker(hand.slot))
 
     def give_newcomers(self, actions: list[Action], now: Micros) -> None:
         """Who comes for one job finds it on arrival; of short ones it gets several, and forks for each."""
@@ -159,26 +161,29 @@ class Giving:
         if (
             self._floor.settings.pool == "ondemand"
             or not self._floor.mean
-            or self._floor.mean > WORTH / 2
+            or self._floor.mean > WORK_AHEAD_US / 2
         ):
             return 1
-        return max(1, min(DEEPEST, int(WORTH / self._floor.mean), self._bearable(self._load())))
+        return max(
+            1, min(DEEPEST, int(WORK_AHEAD_US / self._floor.mean), self._bearable(self._load()))
+        )
 
     def depth_in_company(self, task: str) -> int:
         """How many jobs a worker may have in hand that runs several at a time; some to spare, if they are short."""
         seats, pace = self._floor.concurrency.get(task, 1), self._floor.paces.get(task, 0.0)
-        if not pace or pace > WORTH / 2:
+        if not pace or pace > WORK_AHEAD_US / 2:
             return seats
         return max(
-            seats, min(DEEPEST, int(seats * (1 + WORTH / pace)), self._bearable(self._load()))
+            seats,
+            min(DEEPEST, int(seats * (1 + WORK_AHEAD_US / pace)), self._bearable(self._load())),
         )
 
     def ahead(self) -> int:
         """How many jobs to have here for each worker, in its hand or on the pile."""
         mean = self._floor.mean
-        if self._floor.settings.pool != "ondemand" or not mean or mean > WORTH / 2:
+        if self._floor.settings.pool != "ondemand" or not mean or mean > WORK_AHEAD_US / 2:
             return self.depth()
-        return max(1, min(int(4 * WORTH / (mean + FORK)), self._bearable(self._load())))
+        return max(1, min(int(4 * WORK_AHEAD_US / (mean + FORK)), self._bearable(self._load())))
 
     def _load(self) -> int:
         return max(LOAD, TOGETHER // max(1, self._floor.slots))
@@ -193,7 +198,7 @@ class Giving:
         long = sum(
             1
             for hand in there
-            if now - (hand.closing or hand.seen_since) >= LONG or (hand.seats and hand.slow)
+            if now - (hand.closing or hand.seen_since) >= LONG_JOB_US or (hand.seats and hand.slow)
         )
         if long < self._floor.slots or not (
             self._floor.ready or self._floor.alone_next or self._floor.shared

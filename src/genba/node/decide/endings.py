@@ -10,15 +10,15 @@ from typing import Any
 import msgspec
 
 from genba.domain.states import Cause
-from genba.node.decide.worker_state import Hand
+from genba.node.decide.worker_state import WorkerState
 from genba.storage.records import Ending
 
 
-def unhappened(ending: Ending) -> Ending:
+def without_attempt(ending: Ending) -> Ending:
     return replace(ending, happened=False)
 
 
-def cause_of_death(hand: Hand, place: int, status: int | None, starved: bool = False) -> str:
+def cause_of_death(hand: WorkerState, place: int, status: int | None, starved: bool = False) -> str:
     """What a dead worker died of, as far as its job is concerned; `starved`: the kernel has killed for memory."""
     stop = hand.stops.get(place)
     if stop is not None:

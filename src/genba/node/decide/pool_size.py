@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from genba import wire
-from genba.node.decide.actions import Action, Refuse, Spawn, TakeBack
-from genba.node.decide.state import SECOND, Floor
-from genba.node.decide.worker_state import Hand, Sight
+from genba.node.decide.actions import Action, RefuseWait, SpawnWorker, TakeJobsBack
+from genba.node.decide.state import SECOND, NodeState
+from genba.node.decide.worker_state import WorkerState, WorkerView
 from genba.node.settings import NodeSettings
 from genba.storage.records import Micros
 
@@ -16,8 +16,8 @@ IDLE_FOR = 10 * SECOND
 LENT = 8  # slots of jobs that wait for others
 
 
-class Staffing:
-    def __init__(self, floor: Floor) -> None:
+class PoolSize:
+    def __init__(self, floor: NodeState) -> None:
         self._floor = floor
         self.can_spawn = False
         self.spawn_after: Micros = 0
@@ -67,8 +67,8 @@ class Staffing:
 
     def spawn(self, actions: list[Action], now: Micros, *, apart: bool = False) -> None:
         slot = self._floor.slot = self._floor.slot + 1
-        self._floor.hands[slot] = Hand(slot, idle_since=now, apart=apart, leaving=apart)
-        actions.append(Spawn(slot))
+        self._floor.hands[slot] = WorkerState(slot, idle_since=now, apart=apart, leaving=apart)
+        actions.append(SpawnWorker(slot))
 
     def renew(self, now: Micros) -> list[Action]:
         """The app's code is another one: whoever has the old one ends what it runs, and goes."""
@@ -76,7 +76,7 @@ class Staffing:
         for hand in self._floor.workers():
             if hand.outstanding:
                 hand.leaving = True
-                actions.append(TakeBack(hand.slot))
+                actions.append(TakeJobsBack(hand.slot))
             else:
                 self._floor.dismiss(actions, hand, now)
         return actions
@@ -90,12 +90,14 @@ class Staffing:
         for hand in there[: max(0, len(there) - settings.slots)]:
             hand.leaving = True
             if hand.outstanding:
-                actions.append(TakeBack(hand.slot))
+                actions.append(TakeJobsBack(hand.slot))
             else:
                 self._floor.dismiss(actions, hand, now)
         return actions
 
-    def recycle(self, actions: list[Action], hand: Hand, results: Sequence[Sequence[Any]]) -> None:
+    def recycle(
+        self, actions: list[Action], hand: WorkerState, results: Sequence[Sequence[Any]]
+    ) -> None:
         """A worker that has run so many jobs, or has grown so large, leaves; another one comes."""
         jobs, memory = self._floor.settings.recycle_jobs, self._floor.settings.recycle_memory
         if hand.leaving or (jobs is None and memory is None):
@@ -104,9 +106,9 @@ class Staffing:
         if tired or (memory is not None and results and results[-1][7] * 1024 >= memory):
             hand.leaving = True
             if hand.outstanding:
-                actions.append(TakeBack(hand.slot))
+                actions.append(TakeJobsBack(hand.slot))
 
-    def lend(self, actions: list[Action], sights: Mapping[int, Sight], now: Micros) -> None:
+    def lend(self, actions: list[Action], sights: Mapping[int, WorkerView], now: Micros) -> None:
         """A job that waits for others needs no slot: another worker may come for it, and go when it is back."""
         for hand in self._floor.hands.values():
             sight = sights.get(hand.slot)
@@ -119,13 +121,13 @@ class Staffing:
             if sight is None or hand.lends or not sight.waits or sight.phase != wire.RUNNING:
                 continue
             if lent >= LENT:
-                actions.append(Refuse(hand.slot, sight.place))
+                actions.append(RefuseWait(hand.slot, sight.place))
                 continue
             hand.lends = True
             lent += 1
             worker = hand if hand.host is None else self._floor.hands[hand.host]
             if worker.outstanding > 1:
-                actions.append(TakeBack(worker.slot))  # what it waits for may stand behind it
+                actions.append(TakeJobsBack(worker.slot))  # what it waits for may stand behind it
         there = [hand for hand in self._floor.workers() if not hand.apart and not hand.leaving]
         spare = len(there) - self._floor.slots
         for hand in there:

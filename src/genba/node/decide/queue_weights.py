@@ -7,7 +7,7 @@ from collections.abc import Mapping
 STEPS = 32  # a large wish is divided in about so many
 
 
-class Shares:
+class QueueWeights:
     """Each queue has a clock that runs slower the greater its weight; the one that shows least is asked next.
 
     What counts is what a queue has given, not what it was asked for.  A queue that had nothing for a while has saved

@@ -9,11 +9,11 @@ from typing import Any
 
 from genba import wire
 from genba.domain.states import PANIC, Cause
-from genba.domain.verdict import End
-from genba.node.decide.actions import Action, Tell
+from genba.domain.verdict import AttemptEnd
+from genba.node.decide.actions import Action, WriteEvent
 from genba.node.decide.endings import cause_of_death, headline, text_of
-from genba.node.decide.state import Floor
-from genba.node.decide.worker_state import Bunch, Hand, Held, Sight
+from genba.node.decide.state import NodeState
+from genba.node.decide.worker_state import Bunch, ClaimedJob, WorkerState, WorkerView
 from genba.storage.records import Claimed, Ending, Micros, Success
 
 UNUSUAL, HICCUP = (
@@ -27,7 +27,11 @@ _STRAYS = {"strays"}  # all that is told of a call that ended well and left proc
 
 
 def take_results(
-    floor: Floor, actions: list[Action], hand: Hand, results: Sequence[Sequence[Any]], now: Micros
+    floor: NodeState,
+    actions: list[Action],
+    hand: WorkerState,
+    results: Sequence[Sequence[Any]],
+    now: Micros,
 ) -> tuple[list[Success], list[Ending]]:
     """What they say of the jobs in `hand`."""
     fine: list[Success] = []
@@ -65,7 +69,7 @@ def take_results(
             pid = extra.pop("pid", pid)  # it had a process of its own
             if "strays" in extra and not (snapshot and snapshot.history == "final"):
                 actions.append(
-                    Tell(
+                    WriteEvent(
                         "strays_killed",
                         job.id,
                         {"attempt": job.attempt, "processes": extra["strays"]},
@@ -101,7 +105,7 @@ def take_results(
         elif outcome == wire.APPLIED:
             cancelled.pop(job.id, None)  # it has written its end itself
         else:
-            result = wire.Result(
+            result = wire.JobResult(
                 serial, index, outcome, payload, started, ended, cpu, peak, extra or None
             )
             other.append(replace(_other_end(floor, hand, held, result, now), pid=pid))
@@ -122,30 +126,32 @@ def take_results(
     return fine, other
 
 
-def _other_end(floor: Floor, hand: Hand, held: Held, result: wire.Result, now: Micros) -> Ending:
+def _other_end(
+    floor: NodeState, hand: WorkerState, held: ClaimedJob, result: wire.JobResult, now: Micros
+) -> Ending:
     """Anything but a plain return."""
     extra = result.extra or {}
     wants, reason = extra.get("wants"), extra.get("reason")
     place = wire.place(result.serial, result.at)
     error: str | None = None
     match result.outcome:
-        case wire.UNFIT:
-            end = End(cause=Cause.EXCEPTION, started=True, wants="hold", reason=reason)
+        case wire.BAD_ARGUMENTS:
+            end = AttemptEnd(cause=Cause.EXCEPTION, started=True, wants="hold", reason=reason)
         case wire.STOPPED:
             stop = hand.stops.get(place)
             cause = stop.cause if stop else Cause.DRAIN
             error = None if cause in (Cause.DRAIN, Cause.CANCELLED) else text_of(result.payload)
-            end = End(cause=cause, started=True)
+            end = AttemptEnd(cause=cause, started=True)
         case wire.RETURNED:
             if wants is None and held.options.explicit_outcome:
                 wants, reason = "hold", f"{PANIC}: it returned no outcome"
-            end = End(cause=Cause.RETURNED, started=True, wants=wants, reason=reason)
+            end = AttemptEnd(cause=Cause.RETURNED, started=True, wants=wants, reason=reason)
         case _:
             error = text_of(result.payload)
             reason = reason or headline(error)
             if extra.get("final") and wants is None and held.options.on_exception == "retry":
                 wants = "fail"
-            end = End(cause=Cause.EXCEPTION, started=True, wants=wants, reason=reason)
+            end = AttemptEnd(cause=Cause.EXCEPTION, started=True, wants=wants, reason=reason)
     if wants == "retry":
         end = replace(
             end,
@@ -168,7 +174,7 @@ def _other_end(floor: Floor, hand: Hand, held: Held, result: wire.Result, now: M
     )
 
 
-def refused(floor: Floor, lost: Sequence[Success]) -> list[Ending]:
+def endings_of_refused(floor: NodeState, lost: Sequence[Success]) -> list[Ending]:
     """Successes that the store refused: asked to stop meanwhile, or not ours any more; the fence will tell."""
     return [
         Ending(
@@ -189,21 +195,23 @@ def refused(floor: Floor, lost: Sequence[Success]) -> list[Ending]:
     ]
 
 
-def leave_seat(
-    floor: Floor,
-    seat: Hand,
-    sight: Sight,
+def end_seat(
+    floor: NodeState,
+    seat: WorkerState,
+    sight: WorkerView,
     forced: bool,
     status: int | None,
     endings: list[Ending],
     now: Micros,
-) -> Held | None:
+) -> ClaimedJob | None:
     """Of a dead worker: what ran there.  If we had to kill it for one of its jobs, the others are not to blame."""
     victim = seat.at(sight.place) if sight.phase == wire.RUNNING else None
     if victim is not None:
         spared = forced and sight.place not in seat.stops
         cause = Cause.COLLATERAL if spared else cause_of_death(seat, sight.place, status)
         endings.append(
-            floor.last_seen(floor.ending(victim, End(cause=cause, started=True), now), seat, sight)
+            floor.last_seen(
+                floor.ending(victim, AttemptEnd(cause=cause, started=True), now), seat, sight
+            )
         )
     return victim

@@ -6,17 +6,17 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from genba.node.decide.actions import Action, Share, TakeBack
-from genba.node.decide.dispatch import Giving
-from genba.node.decide.state import Floor
-from genba.node.decide.worker_state import Hand, Held
+from genba.node.decide.actions import Action, SetSeats, TakeJobsBack
+from genba.node.decide.dispatch import Dispatcher
+from genba.node.decide.state import NodeState
+from genba.node.decide.worker_state import ClaimedJob, WorkerState
 from genba.storage.records import Micros
 
 log = logging.getLogger("genba.node")
 
 
-class Seats:
-    def __init__(self, floor: Floor, giving: Giving) -> None:
+class SharedWorkers:
+    def __init__(self, floor: NodeState, giving: Dispatcher) -> None:
         self._floor = floor
         self._giving = giving
 
@@ -37,13 +37,13 @@ class Seats:
                 self._stand_up(actions, host)
         self._floor.refit = any(host.seats for host in misfits)
 
-    def _fits(self, host: Hand) -> bool:
+    def _fits(self, host: WorkerState) -> bool:
         return len(host.seats) == self._floor.concurrency.get(host.task or "", 1)
 
     def _seat(self, actions: list[Action], now: Micros) -> None:
         if not self._floor.shared:
             return
-        piles: dict[str, list[Held]] = {}
+        piles: dict[str, list[ClaimedJob]] = {}
         for held in self._floor.shared:
             piles.setdefault(held.job.task, []).append(held)
         self._floor.shared.clear()
@@ -51,8 +51,8 @@ class Seats:
             self._floor.shared.extend(self._give(actions, task, jobs, now))
 
     def _give(
-        self, actions: list[Action], task: str, jobs: Sequence[Held], now: Micros
-    ) -> Sequence[Held]:
+        self, actions: list[Action], task: str, jobs: Sequence[ClaimedJob], now: Micros
+    ) -> Sequence[ClaimedJob]:
         """First the free seats, then those of one more worker, then some to spare for all; gives what is left."""
         hosts = self._hosts(task)
         for host in hosts:
@@ -69,8 +69,13 @@ class Seats:
         return jobs
 
     def _fill(
-        self, actions: list[Action], host: Hand, upto: int, jobs: Sequence[Held], now: Micros
-    ) -> Sequence[Held]:
+        self,
+        actions: list[Action],
+        host: WorkerState,
+        upto: int,
+        jobs: Sequence[ClaimedJob],
+        now: Micros,
+    ) -> Sequence[ClaimedJob]:
         """Until it has so many; gives the rest."""
         room = max(0, upto - host.outstanding)
         given = jobs[:room]
@@ -107,7 +112,7 @@ class Seats:
             min(hosts, key=lambda host: host.outstanding).closing = now
         return bool(empty)
 
-    def _one_more(self, actions: list[Action], task: str) -> Hand | None:
+    def _one_more(self, actions: list[Action], task: str) -> WorkerState | None:
         """A worker that has nothing in hand, with seats now; None if there is none."""
         host = self._floor.free()
         if host is None:
@@ -117,10 +122,10 @@ class Seats:
         host.seats, host.task = tuple(range(first, self._floor.slot + 1)), task
         for number in host.seats:
             self._floor.hands[number] = host.seat(number)
-        actions.append(Share(host.slot, host.seats))
+        actions.append(SetSeats(host.slot, host.seats))
         return host
 
-    def _hosts(self, task: str | None = None) -> list[Hand]:
+    def _hosts(self, task: str | None = None) -> list[WorkerState]:
         """Those whom more may be given."""
         return [
             hand
@@ -148,17 +153,17 @@ class Seats:
                 long = sum(self._floor.hands[number].slow for number in host.seats)
                 host.slow = 2 * long >= len(host.seats)
                 if host.slow and host.outstanding > len(host.seats):
-                    actions.append(TakeBack(host.slot))
+                    actions.append(TakeJobsBack(host.slot))
 
-    def _stand_up(self, actions: list[Action], host: Hand) -> None:
+    def _stand_up(self, actions: list[Action], host: WorkerState) -> None:
         """One at a time again."""
         for number in host.seats:
             del self._floor.hands[number]
         host.seats, host.task, host.closing, host.slow = (), None, None, False
-        actions.append(Share(host.slot, ()))
+        actions.append(SetSeats(host.slot, ()))
 
 
-def seats_of(hello: Mapping[str, Any], ruled: Mapping[str, int]) -> dict[str, int]:
+def concurrency_of(hello: Mapping[str, Any], ruled: Mapping[str, int]) -> dict[str, int]:
     """Of the tasks that run several at a time: by the code, and what operators say over it."""
     seats: dict[str, int] = {}
     for task in hello["tasks"]:

@@ -8,21 +8,21 @@ from dataclasses import replace
 from operator import itemgetter
 
 from genba.domain.states import Cause
-from genba.domain.verdict import End
-from genba.node.decide.actions import Action, Dismiss, Finish
-from genba.node.decide.endings import progress_text, unhappened
-from genba.node.decide.worker_state import Hand, Held, Sight
+from genba.domain.verdict import AttemptEnd
+from genba.node.decide.actions import Action, DismissWorker, WriteEndings
+from genba.node.decide.endings import progress_text, without_attempt
+from genba.node.decide.worker_state import ClaimedJob, WorkerState, WorkerView
 from genba.node.settings import NodeSettings
-from genba.node.watch.counters import Meter
-from genba.storage.jobs.judge import judged
+from genba.node.watch.counters import Counters
+from genba.storage.jobs.judge import build_ending
 from genba.storage.records import Claimed, Ending, JobId, Micros
 
 _args = itemgetter(Claimed._fields.index("args"))
 SECOND = 1_000_000
-LONG = 250_000  # µs after which a running job is long: what was given with it goes to others
+LONG_JOB_US = 250_000  # µs after which a running job is long: what was given with it goes to others
 
 
-class Floor:
+class NodeState:
     """All parts of the brain look at it and change it; what only one of them needs to know is not here."""
 
     def __init__(self, settings: NodeSettings, random: Callable[[], float]) -> None:
@@ -33,15 +33,17 @@ class Floor:
         self.delta: Micros = 0  # store's wall time minus our steady clock
         self.skew: Micros = 0  # store's wall time minus this machine's
         self._random = random
-        self.hands: dict[int, Hand] = {}
+        self.hands: dict[int, WorkerState] = {}
         self.slot = 0  # the last number that a worker or a seat was given
-        self.ready: deque[Held] = deque()
-        self.single: deque[Held] = deque()
-        self.apart: deque[Held] = deque()  # each gets a worker of its own, outside the slots
-        self.shared: deque[Held] = deque()  # each gets a seat beside others of its task
-        self.unasked: deque[Held] = deque()  # their conditions must hold first
-        self.taking: dict[JobId, Held] = {}  # they may start when they have slots of some buckets
-        self.marking: dict[JobId, Held] = {}
+        self.ready: deque[ClaimedJob] = deque()
+        self.single: deque[ClaimedJob] = deque()
+        self.apart: deque[ClaimedJob] = deque()  # each gets a worker of its own, outside the slots
+        self.shared: deque[ClaimedJob] = deque()  # each gets a seat beside others of its task
+        self.unasked: deque[ClaimedJob] = deque()  # their conditions must hold first
+        self.taking: dict[
+            JobId, ClaimedJob
+        ] = {}  # they may start when they have slots of some buckets
+        self.marking: dict[JobId, ClaimedJob] = {}
         self.cancelled: dict[JobId, str] = {}
         self.hits: Counter[JobId] = Counter()  # how often its worker was told by others to go
         self.disabled: frozenset[str] = frozenset()  # tasks that operators have switched off
@@ -54,7 +56,7 @@ class Floor:
         self.draining_until: Micros | None = None
         self.safe_until: Micros | None = None  # then others may soon take us for dead
         self.dead_by: Micros = 0
-        self.meter: Meter | None = None  # somebody may ask how much was done
+        self.meter: Counters | None = None  # somebody may ask how much was done
 
     def wall(self, now: Micros) -> Micros:
         return now + self.delta
@@ -103,7 +105,7 @@ class Floor:
         swept = [ending.id for endings in self.sweeps.values() for ending in endings]
         return [held.job.id for held in self.held()] + swept
 
-    def held(self) -> Iterator[Held]:
+    def held(self) -> Iterator[ClaimedJob]:
         yield from (*self.ready, *self.single, *self.apart, *self.shared, *self.unasked)
         yield from (*self.taking.values(), *self.marking.values())
         for hand in self.workers():
@@ -111,11 +113,11 @@ class Floor:
                 yield hand.probe.held
             yield from hand.unfinished()
 
-    def workers(self) -> list[Hand]:
+    def workers(self) -> list[WorkerState]:
         """Those that are processes."""
         return [hand for hand in self.hands.values() if hand.host is None]
 
-    def free(self) -> Hand | None:
+    def free(self) -> WorkerState | None:
         for hand in self.hands.values():
             alone = not hand.seats and hand.host is None
             if alone and hand.ready and not hand.outstanding and not (hand.leaving or hand.stops):
@@ -141,7 +143,7 @@ class Floor:
             heft = sum(map(len, map(_args, jobs))) / len(jobs)
             self.heft = heft if heft > self.heft else (heft + self.heft) / 2
 
-    def put_back(self, back: Sequence[Held], now: Micros) -> list[Ending]:
+    def put_back(self, back: Sequence[ClaimedJob], now: Micros) -> list[Ending]:
         """What had not started goes to the front of what is ready; whose job was cancelled or
         whose task was disabled meanwhile ends here."""
         ended: list[Ending] = []
@@ -156,16 +158,16 @@ class Floor:
 
     def release_disabled(self, now: Micros) -> list[Action]:
         """What is ready of a task that an operator has disabled goes back."""
-        gone: list[Held] = []
+        gone: list[ClaimedJob] = []
         for pile in (self.ready, self.single, self.apart, self.shared):
             gone += [held for held in pile if held.job.task in self.disabled]
             kept = [held for held in pile if held.job.task not in self.disabled]
             pile.clear()
             pile.extend(kept)
         endings = [self.unstarted(held, Cause.DRAIN, now) for held in gone]
-        return [Finish(endings)] if endings else []
+        return [WriteEndings(endings)] if endings else []
 
-    def pile_of(self, held: Held) -> deque[Held]:
+    def pile_of(self, held: ClaimedJob) -> deque[ClaimedJob]:
         if held.curious:
             return self.unasked
         if held.dedicated:
@@ -179,18 +181,18 @@ class Floor:
         for pile in (self.ready, self.single, self.apart, self.shared, self.unasked):
             pile.clear()
         endings = [self.unstarted(h, Cause.DRAIN, now) for h in held]
-        return [Finish(endings)] if endings else []
+        return [WriteEndings(endings)] if endings else []
 
-    def unstarted(self, held: Held, cause: str, now: Micros) -> Ending:
-        return unhappened(self.ending(held, End(cause=cause, started=False), now))
+    def unstarted(self, held: ClaimedJob, cause: str, now: Micros) -> Ending:
+        return without_attempt(self.ending(held, AttemptEnd(cause=cause, started=False), now))
 
-    def ending(self, held: Held, end: End, now: Micros) -> Ending:
+    def ending(self, held: ClaimedJob, end: AttemptEnd, now: Micros) -> Ending:
         cancelled = self.cancelled.pop(held.job.id, None)
         if cancelled is not None:
             end = replace(end, reason=cancelled, cancel_requested=True)
-        return judged(held.job, held.claim, held.options, end, self.wall(now), self._random())
+        return build_ending(held.job, held.claim, held.options, end, self.wall(now), self._random())
 
-    def last_seen(self, ending: Ending, hand: Hand, sight: Sight) -> Ending:
+    def last_seen(self, ending: Ending, hand: WorkerState, sight: WorkerView) -> Ending:
         """With what is known of an attempt that cannot tell it any more."""
         seen = self.wall(hand.seen_since) if hand.alone or hand.seen_place == sight.place else None
         told = sight.noted and sight.noted[1] == sight.place
@@ -210,13 +212,13 @@ class Floor:
             locks=sight.locked,
         )
 
-    def too_late(self, held: Held, now: Micros, locked: bool = False) -> bool:
+    def too_late(self, held: ClaimedJob, now: Micros, locked: bool = False) -> bool:
         """It must run once at most, or has a slot or a lock, and others may soon believe that it does not run here."""
         alone = locked or held.options.at_most_once or held.job.buckets is not None
         return alone and self.safe_until is not None and now >= self.safe_until
 
-    def dismiss(self, actions: list[Action], hand: Hand, now: Micros) -> None:
+    def dismiss(self, actions: list[Action], hand: WorkerState, now: Micros) -> None:
         if hand.told_to_go is None:
             hand.leaving, hand.told_to_go = True, now
             if not hand.farewell:
-                actions.append(Dismiss(hand.slot))
+                actions.append(DismissWorker(hand.slot))

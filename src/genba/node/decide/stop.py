@@ -8,33 +8,40 @@ from genba import wire
 from genba.domain.states import Cause
 from genba.node.decide.actions import (
     Action,
-    AskToStop,
-    BowOut,
-    Doom,
-    Interrupt,
-    Mark,
-    Note,
-    Signal,
-    TakeBack,
+    KillJobProcess,
+    MarkStarted,
+    RequestStop,
+    SignalWorker,
+    StopSeat,
+    SuggestStop,
+    TakeJobsBack,
+    WriteProgress,
 )
 from genba.node.decide.endings import progress_text
-from genba.node.decide.state import LONG, SECOND, Floor
-from genba.node.decide.worker_state import WORTH, Hand, Held, Sight, Stop, Use
+from genba.node.decide.state import LONG_JOB_US, SECOND, NodeState
+from genba.node.decide.worker_state import (
+    WORK_AHEAD_US,
+    ClaimedJob,
+    ResourceUse,
+    StopProgress,
+    WorkerState,
+    WorkerView,
+)
 from genba.storage.records import JobId, Micros
 
-MARK_AFTER = 1 * SECOND
-HIT_ALONE = SECOND // 2  # then a signal was for one worker, and not for the whole node
-HITS = 5  # for so many the same job is not to blame
-BY_WORKER = SECOND // 2  # for a worker to end the process of its job
-DRAIN_KILL = (
+MARK_AFTER_US = 1 * SECOND
+SIGNALLED_ALONE_US = SECOND // 2  # then a signal was for one worker, and not for the whole node
+MAX_SIGNALS = 5  # for so many the same job is not to blame
+KILL_BY_WORKER_US = SECOND // 2  # for a worker to end the process of its job
+DRAIN_KILL_US = (
     1 * SECOND
 )  # a node is gone 2 s after its grace: one is for the sweep and the last writes
-DRAIN_LEAVE = (
+DRAIN_LEAVE_US = (
     SECOND * 7 // 4
 )  # ... of which it keeps a quarter, for a machine that is slow to end a process
 
 
-def stop_for(hand: Hand, place: int, held: Held, how: str, now: Micros) -> None:
+def request_stop(hand: WorkerState, place: int, held: ClaimedJob, how: str, now: Micros) -> None:
     """If it has started; else it comes back by its token.  To ask again never gives it more time."""
     cause, grace = (Cause.KILLED, 0) if how == "kill" else (Cause.CANCELLED, held.options.grace)
     before = hand.stops.get(place)
@@ -43,10 +50,12 @@ def stop_for(hand: Hand, place: int, held: Held, how: str, now: Micros) -> None:
         if before.cause != Cause.KILLED:
             before.cause = cause
     else:
-        hand.stops[place] = Stop(place, cause, now, now + grace)
+        hand.stops[place] = StopProgress(place, cause, now, now + grace)
 
 
-def watch(floor: Floor, actions: list[Action], hand: Hand, sight: Sight, now: Micros) -> None:
+def watch_job(
+    floor: NodeState, actions: list[Action], hand: WorkerState, sight: WorkerView, now: Micros
+) -> None:
     running = sight.phase == wire.RUNNING
     if (running and sight.place != hand.seen_place) or not (running or hand.alone):
         hand.seen_place, hand.seen_since = sight.place, now if not hand.alone else hand.given_at
@@ -56,59 +65,67 @@ def watch(floor: Floor, actions: list[Action], hand: Hand, sight: Sight, now: Mi
     if held is None:
         return
     ran = now - hand.seen_since
-    if ran >= LONG:
+    if ran >= LONG_JOB_US:
         hand.slow = True
         if hand.host is None:
-            floor.mean = max(floor.mean, WORTH)  # no more in advance, while jobs are like this
+            floor.mean = max(
+                floor.mean, WORK_AHEAD_US
+            )  # no more in advance, while jobs are like this
         if hand.outstanding > 1:
-            actions.append(TakeBack(hand.slot))
+            actions.append(TakeJobsBack(hand.slot))
     job, options = held.job, held.options
     if job.task in floor.disabled and hand.bowing != sight.place:
         hand.bowing = sight.place
-        actions.append(BowOut(hand.slot, sight.place))
+        actions.append(SuggestStop(hand.slot, sight.place))
     noted = sight.noted
     fresh = noted is not None and noted[1] == sight.place and noted[0] != hand.noted
     tells = fresh and now - hand.noted_at >= options.progress_every
-    if (ran >= MARK_AFTER or tells) and not held.marked:  # who tells of progress is known to run
+    if (ran >= MARK_AFTER_US or tells) and not held.marked:  # who tells of progress is known to run
         held.marked = True
-        actions.append(Mark([(job.id, job.attempt, held.claim, floor.wall(hand.seen_since))]))
+        actions.append(
+            MarkStarted([(job.id, job.attempt, held.claim, floor.wall(hand.seen_since))])
+        )
     if sight.beats != hand.beats:
         hand.beats, hand.beat_at = sight.beats, now
     if noted and tells:
         hand.noted, hand.noted_at = noted[0], now
-        actions.append(Note([(job.id, job.attempt, held.claim, progress_text(noted))]))
+        actions.append(WriteProgress([(job.id, job.attempt, held.claim, progress_text(noted))]))
     if sight.use is not None and not floor.settings.debug:
         _weigh(hand, held, sight.place, sight.use, now)
     place = sight.place
     if place not in hand.stops and not floor.settings.debug:
         if options.timeout is not None and ran >= options.timeout:
-            hand.stops[place] = Stop(place, Cause.TIMEOUT, now, now + options.grace)
+            hand.stops[place] = StopProgress(place, Cause.TIMEOUT, now, now + options.grace)
         elif options.stall_timeout is not None and now - hand.beat_at >= options.stall_timeout:
-            hand.stops[place] = Stop(place, Cause.STALL, now, now + options.grace)
+            hand.stops[place] = StopProgress(place, Cause.STALL, now, now + options.grace)
         elif floor.too_late(held, now, sight.locked):
-            hand.stops[place] = Stop(
+            hand.stops[place] = StopProgress(
                 place, Cause.LEASE_LOST, now, min(now + options.grace, floor.dead_by)
             )
 
 
-def _weigh(hand: Hand, held: Held, place: int, use: Use, now: Micros) -> None:
+def _weigh(hand: WorkerState, held: ClaimedJob, place: int, use: ResourceUse, now: Micros) -> None:
     """For CPU time there is a grace as for any time; memory would be gone before that is over."""
     options = held.options
     hand.heaviest = max(hand.heaviest, use.memory)
     if hand.cpu_before is None:
         hand.cpu_before = use.cpu
     if options.memory is not None and use.memory > options.memory:
-        hand.stops[place] = Stop(place, Cause.OUT_OF_MEMORY, now, now)
+        hand.stops[place] = StopProgress(place, Cause.OUT_OF_MEMORY, now, now)
     elif (
         options.cpu is not None
         and use.cpu - hand.cpu_before >= options.cpu
         and place not in hand.stops
     ):
-        hand.stops[place] = Stop(place, Cause.CPU_LIMIT, now, now + options.grace)
+        hand.stops[place] = StopProgress(place, Cause.CPU_LIMIT, now, now + options.grace)
 
 
-def press(
-    floor: Floor, actions: list[Action], hand: Hand, sight: Sight | None, now: Micros
+def escalate(
+    floor: NodeState,
+    actions: list[Action],
+    hand: WorkerState,
+    sight: WorkerView | None,
+    now: Micros,
 ) -> None:
     """Flag, then SIGTERM (at half the grace for one that looks at the flag), then SIGKILL."""
     running = sight is not None and sight.phase == wire.RUNNING
@@ -119,7 +136,7 @@ def press(
         return
     if not stop.flagged:
         stop.flagged = True
-        actions.append(AskToStop(hand.slot, stop.place))
+        actions.append(RequestStop(hand.slot, stop.place))
     if sight is None or sight.place != stop.place or not running:
         return  # its result is on the way; whoever runs now must not be hit
     term_at = (stop.asked_at + stop.kill_at) // 2 if sight.looked else stop.asked_at
@@ -127,21 +144,25 @@ def press(
         if hand.host is not None:
             floor.hands[hand.host].forced = True
         worker = hand.slot if hand.host is None else hand.host
-        if sight.pid and now < stop.kill_at + BY_WORKER:
+        if sight.pid and now < stop.kill_at + KILL_BY_WORKER_US:
             # It has forked for this job, ends it, and dies like it: so it is known what the job has used.
-            actions += [Doom(worker, stop.place), Signal(worker, signal.SIGTERM)]
+            actions += [KillJobProcess(worker, stop.place), SignalWorker(worker, signal.SIGTERM)]
         else:
-            actions.append(Signal(worker, signal.SIGKILL))
+            actions.append(SignalWorker(worker, signal.SIGKILL))
     elif not stop.termed and now >= term_at:
         stop.termed = True
         seated = hand.host is not None
         actions.append(
-            Interrupt(hand.slot, stop.place) if seated else Signal(hand.slot, signal.SIGTERM)
+            StopSeat(hand.slot, stop.place) if seated else SignalWorker(hand.slot, signal.SIGTERM)
         )
 
 
-def release_hit(
-    floor: Floor, actions: list[Action], hand: Hand, sights: dict[int, Sight], now: Micros
+def release_signalled(
+    floor: NodeState,
+    actions: list[Action],
+    hand: WorkerState,
+    sights: dict[int, WorkerView],
+    now: Micros,
 ) -> None:
     """Somebody else has told this worker to go, and it will: what it runs goes back.
 
@@ -150,19 +171,25 @@ def release_hit(
     if hand.hit_at is None:
         hand.hit_at, hand.leaving = now, True
         if hand.host is None and hand.outstanding > 1:
-            actions.append(TakeBack(hand.slot))
-    if now - hand.hit_at < HIT_ALONE or floor.draining:
+            actions.append(TakeJobsBack(hand.slot))
+    if now - hand.hit_at < SIGNALLED_ALONE_US or floor.draining:
         return
     for number in (hand.slot, *hand.seats):
         busy, sight = floor.hands[number], sights.get(number)
         held = busy.at(sight.place) if sight and sight.phase == wire.RUNNING else None
         if sight and held and sight.place not in busy.stops:
             cause = _cause_of_hit(floor, held.job.id)
-            busy.stops[sight.place] = Stop(sight.place, cause, now, now + held.options.grace)
+            busy.stops[sight.place] = StopProgress(
+                sight.place, cause, now, now + held.options.grace
+            )
 
 
-def end_pause(
-    floor: Floor, actions: list[Action], hand: Hand, sights: dict[int, Sight], now: Micros
+def stop_paused_writer(
+    floor: NodeState,
+    actions: list[Action],
+    hand: WorkerState,
+    sights: dict[int, WorkerView],
+    now: Micros,
 ) -> None:
     """Somebody below this worker was stopped in the middle of a write, and keeps all others from writing.
 
@@ -171,18 +198,22 @@ def end_pause(
     for number in (hand.slot, *hand.seats):
         busy, sight = floor.hands[number], sights.get(number)
         if sight and sight.phase == wire.RUNNING and busy.at(sight.place):
-            busy.stops.setdefault(sight.place, Stop(sight.place, Cause.PAUSE, now, now))
-    actions.append(Signal(hand.slot, signal.SIGKILL))
+            busy.stops.setdefault(sight.place, StopProgress(sight.place, Cause.PAUSE, now, now))
+    actions.append(SignalWorker(hand.slot, signal.SIGKILL))
 
 
-def _cause_of_hit(floor: Floor, job: JobId) -> str:
+def _cause_of_hit(floor: NodeState, job: JobId) -> str:
     """A job that is hit again and again does it itself, and would be given back for ever."""
     floor.hits[job] += 1
-    return Cause.DRAIN if floor.hits[job] <= HITS else f"signal {signal.SIGTERM.value}"
+    return Cause.DRAIN if floor.hits[job] <= MAX_SIGNALS else f"signal {signal.SIGTERM.value}"
 
 
 def end_drain(
-    floor: Floor, actions: list[Action], sights: dict[int, Sight], since: Micros, now: Micros
+    floor: NodeState,
+    actions: list[Action],
+    sights: dict[int, WorkerView],
+    since: Micros,
+    now: Micros,
 ) -> None:
     """The grace is over: stop what runs, and who was told to go and has not gone has no more time than that."""
     for slot, sight in sights.items():
@@ -193,7 +224,9 @@ def end_drain(
             and sight.phase == wire.RUNNING
             and hand.at(sight.place)
         ):
-            hand.stops[sight.place] = Stop(sight.place, Cause.DRAIN, now, now + DRAIN_KILL)
-    if now >= since + DRAIN_KILL:
+            hand.stops[sight.place] = StopProgress(
+                sight.place, Cause.DRAIN, now, now + DRAIN_KILL_US
+            )
+    if now >= since + DRAIN_KILL_US:
         slow = [hand for hand in floor.workers() if hand.told_to_go is not None]
-        actions += [Signal(hand.slot, signal.SIGKILL) for hand in slow]
+        actions += [SignalWorker(hand.slot, signal.SIGKILL) for hand in slow]

@@ -7,11 +7,11 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from genba import wire
-from genba.options.table import Snapshot
-from genba.storage.jobs.judge import PLAIN
+from genba.options.table import OptionsSnapshot
+from genba.storage.jobs.judge import DEFAULT_OPTIONS
 from genba.storage.records import Claimed, Micros
 
-WORTH = 50_000  # µs of measured work that a worker may have in hand
+WORK_AHEAD_US = 50_000  # µs of measured work that a worker may have in hand
 _new = tuple.__new__  # a NamedTuple without a call of its Python constructor
 _TRAVELS = ("id", "attempt", "task", "args", "options", "retries", "crashes", "saved")
 _of_interest = itemgetter(
@@ -19,7 +19,7 @@ _of_interest = itemgetter(
 )  # all at once: a name costs as much as the rest
 
 
-class Use(NamedTuple):
+class ResourceUse(NamedTuple):
     """What a worker and all below it take."""
 
     memory: int  # bytes
@@ -27,7 +27,7 @@ class Use(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class WorkerView:
     """What a worker's shared memory shows."""
 
     place: int
@@ -35,7 +35,7 @@ class Sight:
     beats: int
     looked: bool  # the job has asked whether it should stop
     noted: tuple[int, int, float, float, str] | None
-    use: Use | None = None  # only of a job whose use is limited
+    use: ResourceUse | None = None  # only of a job whose use is limited
     log: str | None = None  # only of a worker that is dead
     waits: bool = False  # its job waits for another one
     locked: bool = False  # the job has taken locks
@@ -45,12 +45,12 @@ class Sight:
 
 
 @dataclass(slots=True)
-class Held:
+class ClaimedJob:
     """A claimed job in our hands."""
 
     job: Claimed
     claim: int
-    snapshot: Snapshot | None  # None: all as usual
+    snapshot: OptionsSnapshot | None  # None: all as usual
     marked: bool = False
     asked: bool = False  # its conditions hold
 
@@ -90,18 +90,18 @@ class Held:
         return self.job.losses > 0 or (self.snapshot is not None and self.snapshot.at_most_once)
 
     @property
-    def options(self) -> Snapshot:
-        return self.snapshot or PLAIN
+    def options(self) -> OptionsSnapshot:
+        return self.snapshot or DEFAULT_OPTIONS
 
-    def travel(self) -> wire.Job:
+    def travel(self) -> wire.JobMessage:
         id, attempt, task, args, options, retries, crashes, saved = _of_interest(self.job)
         usual = options is None and not retries and not crashes and saved is None
         extra = None if usual else (options, retries, crashes, saved)
-        return _new(wire.Job, (id, attempt, self.claim, task, args, extra))
+        return _new(wire.JobMessage, (id, attempt, self.claim, task, args, extra))
 
 
 @dataclass(slots=True)
-class Stop:
+class StopProgress:
     """One job is being stopped."""
 
     place: int
@@ -113,10 +113,10 @@ class Stop:
 
 
 @dataclass(slots=True)
-class Probe:
+class RunningCheck:
     """A worker is being asked whether a job may start."""
 
-    held: Held
+    held: ClaimedJob
     key: str  # of the question
     serial: int
     since: Micros
@@ -126,12 +126,12 @@ class Probe:
 @dataclass(slots=True)
 class Bunch:
     serial: int
-    jobs: list[Held | None]  # None: its result is here, or it was taken back
+    jobs: list[ClaimedJob | None]  # None: its result is here, or it was taken back
     left: int
 
 
 @dataclass(slots=True)
-class Hand:
+class WorkerState:
     """One worker."""
 
     slot: int
@@ -150,7 +150,7 @@ class Hand:
     noted: int = 0
     noted_at: Micros = 0
     hit_at: Micros | None = None  # when it was seen that somebody else has told it to go
-    stops: dict[int, Stop] = field(default_factory=dict)  # by place
+    stops: dict[int, StopProgress] = field(default_factory=dict)  # by place
     leaving: bool = False
     told_to_go: Micros | None = None
     farewell: bool = False  # it was told with what it was given to go after it
@@ -173,7 +173,7 @@ class Hand:
     cpu_before: Micros | None = None
     bowing: int = -1  # the place of the job that was told to come to an end
     lends: bool = False  # its job waits for another one, and somebody else has its slot
-    probe: Probe | None = None
+    probe: RunningCheck | None = None
 
     def load(self, depth: int) -> int:
         """How many of the jobs that a worker may have in hand it has; one with company has no room for others."""
@@ -181,20 +181,20 @@ class Hand:
 
     def overdue(self, now: Micros) -> bool:
         """No word from it for longer than all that it may have in hand should take: what it runs is not so short."""
-        return bool(self.outstanding) and now - max(self.given_at, self.idle_since) > WORTH
+        return bool(self.outstanding) and now - max(self.given_at, self.idle_since) > WORK_AHEAD_US
 
-    def at(self, place: int) -> Held | None:
+    def at(self, place: int) -> ClaimedJob | None:
         """The unfinished job at `place`."""
         bunch = self.bunches.get(place >> 24)
         index = place & 0xFFFFFF
         return bunch.jobs[index] if bunch and index < len(bunch.jobs) else None
 
-    def seat(self, number: int) -> Hand:
+    def seat(self, number: int) -> WorkerState:
         """Where one of its jobs runs; which one, it shows itself."""
-        return Hand(
+        return WorkerState(
             number, self.pid, ready=True, host=self.slot, bunches=self.bunches, stops=self.stops
         )
 
-    def unfinished(self) -> list[Held]:
+    def unfinished(self) -> list[ClaimedJob]:
         """In the order in which it runs them."""
         return [held for bunch in self.bunches.values() for held in bunch.jobs if held is not None]

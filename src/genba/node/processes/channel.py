@@ -10,14 +10,14 @@ from dataclasses import replace
 from typing import Any
 
 from genba import wire
-from genba.node.decide.worker_state import Sight
+from genba.node.decide.worker_state import WorkerView
 
 AT_ONCE = (
     1 << 17
 )  # bytes of frames that are made before they are sent: few enough that they are still in the cache
 
 
-class Murmur:
+class OtherOutput:
     """What other processes of a job, and code that is not Python, have written: the beginning and the end of it."""
 
     ROOM = 8 << 10
@@ -49,7 +49,7 @@ class Murmur:
         return f"{log}[genba: from other processes]\n{told}"
 
 
-class Line:
+class Channel:
     def __init__(self, slot: int) -> None:
         self.slot = slot
         self.sock, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -57,40 +57,40 @@ class Line:
         for end in (self.sock, self._theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
         self._tokens, self._token_in = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        self._slate_fd = wire.Slate.create()
-        self.slate = wire.Slate(self._slate_fd)
+        self._memory_fd = wire.SharedMemory.create()
+        self.memory = wire.SharedMemory(self._memory_fd)
         self._frames = wire.Frames()
         self._unsent: deque[tuple[Any, ...]] = deque()
         self._part = memoryview(b"")  # of what is unsent, the next bytes
-        self.seats: list[Seat] = []
+        self.seats: list[SeatChannel] = []
         self.answers: list[list[Any]] = []
         self.open = True
         self._news = False  # has it said anything yet?
         self.outside = -1  # what its descriptors 1 and 2 lead to, once it is ready
         self.silent = False  # nobody can write there any more
         self.overheard = False
-        self._murmur = Murmur()
+        self._murmur = OtherOutput()
 
     def ends(self) -> tuple[socket.socket, int, int]:
         """What the worker gets."""
-        return self._theirs, self._tokens, self._slate_fd
+        return self._theirs, self._tokens, self._memory_fd
 
     def handed_over(self) -> None:
         """The worker has its ends now."""
         self._theirs.close()
 
-    def give(self, serial: int, jobs: list[wire.Job], each: bool = False) -> None:
+    def give(self, serial: int, jobs: list[wire.JobMessage], each: bool = False) -> None:
         """Tokens first: a worker that sees the frame must find them."""
         os.write(self._token_in, wire.token(serial) * len(jobs))
-        self.send((wire.EACH if each else wire.BUNCH, serial, jobs))
+        self.send((wire.FORK_PER_JOB if each else wire.BUNCH, serial, jobs))
 
-    def ask(self, serial: int, job: wire.Job, conditions: Sequence[str]) -> None:
-        self.send((wire.ASK, serial, job, conditions))
+    def ask(self, serial: int, job: wire.JobMessage, conditions: Sequence[str]) -> None:
+        self.send((wire.CHECK_CONDITIONS, serial, job, conditions))
 
-    def share(self, slots: Sequence[int]) -> list[Seat]:
+    def share(self, slots: Sequence[int]) -> list[SeatChannel]:
         """Let it run so many jobs at a time, each at a seat."""
-        wire.Slate.make_room(self._slate_fd, len(slots))
-        self.seats = [Seat(slot, self, number) for number, slot in enumerate(slots)]
+        wire.SharedMemory.grow(self._memory_fd, len(slots))
+        self.seats = [SeatChannel(slot, self, number) for number, slot in enumerate(slots)]
         self.send((wire.SHARE, len(slots)))
         return self.seats
 
@@ -152,11 +152,11 @@ class Line:
                     results += message[1]
                 elif message[0] == wire.READY:
                     ready = message[1]
-                elif message[0] == wire.ANSWER:
+                elif message[0] == wire.CONDITIONS_CHECKED:
                     self.answers.append(message[1])
             if whole and len(data) < 1 << 18:
                 break
-        results = self.slate.take() + results
+        results = self.memory.take() + results
         self._overhear(results)
         return results, ready
 
@@ -182,18 +182,18 @@ class Line:
                 break
             self._murmur.add(text)
         if self.seats:
-            self._murmur = Murmur()  # nobody can tell which of several jobs it is from
+            self._murmur = OtherOutput()  # nobody can tell which of several jobs it is from
         if results and self._murmur:
             extra = results[-1][-1] or {}
             results[-1][-1] = {**extra, "log": self._murmur.after(extra.get("log"))}
-            self._murmur = Murmur()
+            self._murmur = OtherOutput()
 
-    def sight(self) -> Sight:
-        return sight(self.slate)
+    def sight(self) -> WorkerView:
+        return sight(self.memory)
 
-    def last_sight(self) -> Sight:
+    def last_sight(self) -> WorkerView:
         """Of a dead worker: with what its job had written."""
-        log = self.slate.log()
+        log = self.memory.log()
         return replace(self.sight(), log=self._murmur.after(log) if self._murmur else log)
 
     def close(self) -> None:
@@ -205,44 +205,44 @@ class Line:
         self._theirs.close()
         os.close(self._tokens)
         os.close(self._token_in)
-        self.slate.close()
-        os.close(self._slate_fd)
+        self.memory.close()
+        os.close(self._memory_fd)
 
 
-class Seat:
+class SeatChannel:
     """Where one job among several of a worker runs: what it shows, and what it is told."""
 
-    def __init__(self, slot: int, host: Line, number: int) -> None:
+    def __init__(self, slot: int, host: Channel, number: int) -> None:
         self.slot = slot
         self.host = host
-        self.slate = host.slate.seat(number)
+        self.memory = host.memory.seat(number)
         self._number = number
 
     def stop(self, place: int) -> None:
         """CancelledError, in this job only."""
         self.host.send((wire.STOP, self._number, place))
 
-    def sight(self) -> Sight:
-        return sight(self.slate)
+    def sight(self) -> WorkerView:
+        return sight(self.memory)
 
-    def last_sight(self) -> Sight:
-        return replace(self.sight(), log=self.slate.log())
+    def last_sight(self) -> WorkerView:
+        return replace(self.sight(), log=self.memory.log())
 
     def close(self) -> None:
-        self.slate.close()
+        self.memory.close()
 
 
-def sight(slate: wire.Slate) -> Sight:
-    place, phase = slate.status()
-    return Sight(
+def sight(memory: wire.SharedMemory) -> WorkerView:
+    place, phase = memory.status()
+    return WorkerView(
         place,
         phase,
-        slate.beats(),
-        slate.has_looked(place),
-        slate.noted(),
-        locked=slate.locked(place),
-        waits=slate.waits(place),
-        started=slate.started(),
-        pid=slate.pid(),
-        hit=slate.was_hit(),
+        memory.beats(),
+        memory.has_checked_stop(place),
+        memory.noted(),
+        locked=memory.locked(place),
+        waits=memory.waits(place),
+        started=memory.started(),
+        pid=memory.pid(),
+        hit=memory.was_signalled(),
     )

@@ -6,48 +6,48 @@ import selectors
 from collections.abc import Sequence
 
 from genba import wire
-from genba.node.decide.worker_state import Sight
-from genba.node.processes.channel import Line, Seat
+from genba.node.decide.worker_state import WorkerView
+from genba.node.processes.channel import Channel, SeatChannel
 
 
-class Lines:
+class Channels:
     def __init__(self, selector: selectors.BaseSelector) -> None:
         self._selector = selector
-        self._lines: dict[int, Line] = {}
-        self._seats: dict[int, Seat] = {}
+        self._lines: dict[int, Channel] = {}
+        self._seats: dict[int, SeatChannel] = {}
         self._watched: dict[int, int] = {}
 
-    def open(self, slot: int) -> Line:
-        line = self._lines[slot] = Line(slot)
+    def open(self, slot: int) -> Channel:
+        line = self._lines[slot] = Channel(slot)
         self.watch(line)
         return line
 
-    def get(self, slot: int) -> Line | None:
+    def get(self, slot: int) -> Channel | None:
         return self._lines.get(slot)
 
     def has(self, slot: int) -> bool:
         return slot in self._lines
 
-    def all(self) -> list[Line]:
+    def all(self) -> list[Channel]:
         return list(self._lines.values())
 
-    def _each(self) -> list[tuple[int, Line | Seat]]:
+    def _each(self) -> list[tuple[int, Channel | SeatChannel]]:
         return [*self._lines.items(), *self._seats.items()]
 
-    def sights(self) -> dict[int, Sight]:
+    def sights(self) -> dict[int, WorkerView]:
         return {slot: line.sight() for slot, line in self._each()}
 
-    def last_sights(self) -> dict[int, Sight]:
+    def last_sights(self) -> dict[int, WorkerView]:
         return {slot: line.last_sight() for slot, line in self._each()}
 
     # deeds
 
-    def give(self, slot: int, serial: int, jobs: list[wire.Job], each: bool = False) -> None:
+    def give(self, slot: int, serial: int, jobs: list[wire.JobMessage], each: bool = False) -> None:
         line = self._lines[slot]
         line.give(serial, jobs, each)
         self.watch(line)
 
-    def ask(self, slot: int, serial: int, job: wire.Job, conditions: Sequence[str]) -> None:
+    def ask(self, slot: int, serial: int, job: wire.JobMessage, conditions: Sequence[str]) -> None:
         line = self._lines[slot]
         line.ask(serial, job, conditions)
         self.watch(line)
@@ -71,16 +71,16 @@ class Lines:
         return self._lines[slot].take_back()
 
     def ask_to_stop(self, slot: int, place: int) -> None:
-        (self._seats.get(slot) or self._lines[slot]).slate.ask_to_stop(place)
+        (self._seats.get(slot) or self._lines[slot]).memory.ask_to_stop(place)
 
     def doom(self, slot: int, place: int) -> None:
-        self._lines[slot].slate.doom(place)
+        self._lines[slot].memory.doom(place)
 
     def bow_out(self, slot: int, place: int) -> None:
-        (self._seats.get(slot) or self._lines[slot]).slate.bow_out(place)
+        (self._seats.get(slot) or self._lines[slot]).memory.bow_out(place)
 
     def refuse(self, slot: int, place: int) -> None:
-        (self._seats.get(slot) or self._lines[slot]).slate.refuse(place)
+        (self._seats.get(slot) or self._lines[slot]).memory.refuse(place)
 
     def dismiss(self, slot: int) -> None:
         line = self._lines[slot]
@@ -89,7 +89,7 @@ class Lines:
 
     def drain(self) -> None:
         for _, each in self._each():
-            each.slate.drain()
+            each.memory.drain()
 
     def drop(self, slot: int) -> None:
         line = self._lines.pop(slot, None)
@@ -108,12 +108,12 @@ class Lines:
 
     # listening
 
-    def _drop_seats(self, line: Line) -> None:
+    def _drop_seats(self, line: Channel) -> None:
         for seat in line.seats:
             del self._seats[seat.slot]
             seat.close()
 
-    def watch(self, line: Line) -> None:
+    def watch(self, line: Channel) -> None:
         """Registered for what it can still do."""
         self._watch_outside(line, wanted=not line.silent)
         if not line.open:
@@ -129,7 +129,7 @@ class Lines:
                 self._selector.register(line.sock, wanted, line)
             self._watched[line.slot] = wanted
 
-    def _watch_outside(self, line: Line, *, wanted: bool) -> None:
+    def _watch_outside(self, line: Channel, *, wanted: bool) -> None:
         if line.outside == -1 or wanted == line.overheard:
             return
         line.overheard = wanted

@@ -28,7 +28,7 @@ _OWED = 0  # the token of a sweep of our own; those of others are greater
 
 
 @dataclass(frozen=True, slots=True)
-class Hello:
+class AppImported:
     """The zygote has imported the app: what `app.hello()` gave, and `threads`, the names of its threads."""
 
     contents: dict[str, Any]
@@ -97,7 +97,7 @@ class GuardDied:
 
 
 @dataclass(frozen=True, slots=True)
-class Swept:
+class LeftoversSwept:
     """Nothing is left that dead workers had started; `unkillable` belong to another user."""
 
     token: int
@@ -106,22 +106,22 @@ class Swept:
 
 
 @dataclass(frozen=True, slots=True)
-class Changed:
+class AppChanged:
     """A file of the app is not as it was imported; told once by each zygote, if the pool reloads."""
 
     path: str
 
 
 PoolEvent = (
-    Hello
+    AppImported
     | ImportFailed
     | WorkerStarted
     | SpawnFailed
     | WorkerEnded
     | ZygoteDied
     | GuardDied
-    | Swept
-    | Changed
+    | LeftoversSwept
+    | AppChanged
 )
 
 
@@ -317,7 +317,7 @@ class Pool:
             match words:
                 case ["HELLO"]:
                     events.append(
-                        Hello(msgspec.msgpack.decode(_contents(fds[0]), type=dict[str, Any]))
+                        AppImported(msgspec.msgpack.decode(_contents(fds[0]), type=dict[str, Any]))
                     )
                 case ["IMPORT_FAILED"]:
                     told = msgspec.msgpack.decode(_contents(fds[0]), type=tuple[bytes, bytes])
@@ -331,7 +331,7 @@ class Pool:
                 case ["ENDED", pid, status, user, system, peak]:
                     self._ended(events, int(pid), int(status), int(user) + int(system), int(peak))
                 case ["CHANGED", *path]:
-                    events.append(Changed(" ".join(path)))
+                    events.append(AppChanged(" ".join(path)))
 
     def _hear_guard(self, events: list[PoolEvent]) -> None:
         while self._guard is not None and (packet := self._receive(self._guard)):
@@ -353,7 +353,7 @@ class Pool:
                     )
                     self._owed.clear()
                 case ["SWEPT", token, killed, unkillable]:
-                    events.append(Swept(int(token), int(killed), int(unkillable)))
+                    events.append(LeftoversSwept(int(token), int(killed), int(unkillable)))
 
     def _zygote_is(self, pid: int, pidfd: int) -> None:
         if self._zygote is None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import selectors
 
-from genba.storage.nodes.wakeups import Presence
+from genba.storage.nodes.wakeups import NodeWakeups
 
 
-class Bell:
+class WakeupSocket:
     """That has often the number of the one before, which the selector has forgotten with its end."""
 
     def __init__(self, selector: selectors.BaseSelector) -> None:
@@ -16,15 +16,15 @@ class Bell:
         self._fileno = -1
         self._hung = 0
 
-    def follow(self, presence: Presence) -> None:
+    def follow(self, presence: NodeWakeups) -> None:
         """Listen where it rings now."""
-        if (presence.fileno(), presence.hung) == (self._fileno, self._hung):
+        if (presence.fileno(), presence.times_connected) == (self._fileno, self._hung):
             return
         if self._fileno >= 0:
             with contextlib.suppress(
                 KeyError, ValueError
             ):  # closed descriptors leave the selector by themselves
                 self._selector.unregister(self._fileno)
-        self._fileno, self._hung = presence.fileno(), presence.hung
+        self._fileno, self._hung = presence.fileno(), presence.times_connected
         if self._fileno >= 0:
             self._selector.register(self._fileno, selectors.EVENT_READ, "bell")

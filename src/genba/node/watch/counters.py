@@ -28,7 +28,7 @@ class Histogram:
         self.total += seconds
 
 
-class Meter:
+class Counters:
     """Written by the loop and the desks, each its own part, and read by whoever is asked."""
 
     def __init__(self) -> None:

@@ -15,12 +15,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from genba.errors import GenbaError, StoreError
 from genba.node.database.join import version
-from genba.node.database.maintenance import Keeper
+from genba.node.database.maintenance import Maintenance
 from genba.node.decide.brain import Brain
 from genba.node.settings import NodeSettings
-from genba.node.watch.counters import Meter
-from genba.node.watch.metrics import Vitals, text
-from genba.storage.jobs.counts import Levels
+from genba.node.watch.counters import Counters
+from genba.node.watch.metrics import NodeStatus, text
+from genba.storage.jobs.counts import OpenJobCounts
 from genba.storage.records import Micros
 from genba.storage.store import Store
 
@@ -29,17 +29,17 @@ STALE, STALE_LEAST = 60.0, 5.0  # while the app is imported, and at least
 FRESH = 1.0  # seconds for which a look at the database is good
 
 
-class Port:
+class MetricsServer:
     """What is told there is noted by the loop: in `vitals` how the node is, in `meter` what it did."""
 
     def __init__(self, where: tuple[str, int], name: str, slots: int) -> None:
-        self.vitals = Vitals(name, version=version(), slots=slots, turned=time.monotonic())
-        self.meter = Meter()
+        self.vitals = NodeStatus(name, version=version(), slots=slots, turned=time.monotonic())
+        self.meter = Counters()
         self.stale = STALE  # seconds without a sign of life
-        self._look: Callable[[], Levels] | None = None
+        self._look: Callable[[], OpenJobCounts] | None = None
         self._over = False
         self._lock = threading.Lock()
-        self._looked: tuple[float, Levels | None] | None = None
+        self._looked: tuple[float, OpenJobCounts | None] | None = None
         host, port = where
         try:
             self._server = _Server((host, port), _handler(self))
@@ -59,13 +59,13 @@ class Port:
         self.vitals.namespace = store.namespace
         self.vitals.needs_workers = settings.pool != "ondemand" and settings.min > 0
         self.stale = max(STALE_LEAST, lease / 1_000_000 * 0.8)
-        self._look = store.gauge.look
+        self._look = store.counts.look
 
     def turned(self) -> None:
         """The loop has come round."""
         self.vitals.turned = time.monotonic()
 
-    def note(self, brain: Brain, keeper: Keeper, gate: str | None) -> None:
+    def note(self, brain: Brain, keeper: Maintenance, gate: str | None) -> None:
         vitals = self.vitals
         vitals.workers, vitals.busy = brain.staff
         vitals.draining, vitals.gate = brain.draining, gate
@@ -93,27 +93,27 @@ class Port:
             case _:
                 return HTTPStatus.NOT_FOUND, "there are /metrics, /livez and /readyz\n"
 
-    def _levels(self) -> Levels | None:
+    def _levels(self) -> OpenJobCounts | None:
         with self._lock:
             now = time.monotonic()
             if self._looked is None or now - self._looked[0] > FRESH:
                 self._looked = (now, self._ask())
             return self._looked[1]
 
-    def _ask(self) -> Levels | None:
+    def _ask(self) -> OpenJobCounts | None:
         try:
             return self._look() if self._look is not None else None
         except StoreError:
             return None
 
 
-def dead(vitals: Vitals, stale: float, now: float) -> str | None:
+def dead(vitals: NodeStatus, stale: float, now: float) -> str | None:
     """Why a new process would be better; None: it lives."""
     idle = now - vitals.turned
     return f"the loop has not come round for {idle:.0f} s" if idle > stale else None
 
 
-def unready(vitals: Vitals, stale: float, now: float) -> str | None:
+def unready(vitals: NodeStatus, stale: float, now: float) -> str | None:
     """Why it cannot run jobs now; None: it can."""
     if vitals.draining:
         return "it drains"
@@ -143,7 +143,7 @@ class _Server(ThreadingHTTPServer):
         """A client that goes away in the middle is no news."""
 
 
-def _handler(port: Port) -> type[BaseHTTPRequestHandler]:
+def _handler(port: MetricsServer) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         timeout = PATIENCE
         server_version = "genba"

@@ -8,13 +8,13 @@ from typing import NamedTuple
 SLACK = 0.1  # a gate opens again only when it is so much better: it must not swing
 
 
-class Reading(NamedTuple):
+class LoadReading(NamedTuple):
     load: float  # per CPU
     free_memory: int  # bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Gate:
+class LoadGate:
     """None: not looked at."""
 
     max_load: float | None = None
@@ -24,7 +24,7 @@ class Gate:
     def watched(self) -> bool:
         return self.max_load is not None or self.min_free_memory is not None
 
-    def closed(self, reading: Reading, before: bool) -> str | None:
+    def closed(self, reading: LoadReading, before: bool) -> str | None:
         """Why it is closed, given whether it was closed `before`; None: it is open."""
         slack = SLACK if before else 0.0
         if self.max_load is not None and reading.load > self.max_load * (1 - slack):

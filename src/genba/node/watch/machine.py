@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from genba.domain.duration import Micros
-from genba.node.decide.worker_state import Use
+from genba.node.decide.worker_state import ResourceUse
 from genba.node.processes.guard import children
-from genba.node.watch.load_gate import Reading
+from genba.node.watch.load_gate import LoadReading
 
 _UNLIMITED = 1 << 60  # cgroup v1 writes a huge number for "no limit"
 _SMOOTH = 0.1  # what one look counts: with a look a second, a burst of a few seconds closes no gate
@@ -17,7 +17,7 @@ _TICK = 1_000_000 // os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
-def use_of(pid: int) -> Use | None:
+def use_of(pid: int) -> ResourceUse | None:
     """Resident memory and CPU time of a process and all below it; None when it is gone.
 
     Pages that they share count for each of them.  Processes that have ended count by the CPU time that who waited
@@ -42,7 +42,7 @@ def use_of(pid: int) -> Use | None:
             if child not in seen:
                 seen.add(child)
                 tree.append(child)
-    return Use(memory, cpu)
+    return ResourceUse(memory, cpu)
 
 
 class Machine:
@@ -55,8 +55,8 @@ class Machine:
         self._kills = [self._oom_kills()] * 2  # at the last two looks
         self._told = 0
 
-    def read(self, now: Micros) -> Reading:
-        return Reading(self.load(now), self.free_memory())
+    def read(self, now: Micros) -> LoadReading:
+        return LoadReading(self.load(now), self.free_memory())
 
     # load
 

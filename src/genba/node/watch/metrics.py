@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from genba.node.watch.counters import Histogram, Meter
-from genba.storage.jobs.counts import Level, Levels
+from genba.node.watch.counters import Counters, Histogram
+from genba.storage.jobs.counts import OpenJobCounts, StateCount
 
 Labels = Mapping[str, str]
 
 
 @dataclass(slots=True)
-class Vitals:
+class NodeStatus:
     """How a node is; written by its loop, read by whoever is asked."""
 
     name: str
@@ -29,7 +29,7 @@ class Vitals:
     gate: str | None = None  # why nothing is claimed
 
 
-def text(vitals: Vitals, meter: Meter, levels: Levels | None) -> str:
+def text(vitals: NodeStatus, meter: Counters, levels: OpenJobCounts | None) -> str:
     """`levels` is None if the database could not be asked: what the node knows itself is told all the same."""
     families = [*_of_node(vitals), *_of_work(meter)]
     up = (
@@ -43,7 +43,7 @@ def text(vitals: Vitals, meter: Meter, levels: Levels | None) -> str:
     return "".join(families)
 
 
-def _of_node(vitals: Vitals) -> Iterator[str]:
+def _of_node(vitals: NodeStatus) -> Iterator[str]:
     about = {"node": vitals.name, "namespace": vitals.namespace, "version": vitals.version}
     yield _family("node_info", "gauge", "What this node is.", [(about, 1)])
     busy = [({"state": "busy"}, vitals.busy), ({"state": "idle"}, vitals.workers - vitals.busy)]
@@ -55,7 +55,7 @@ def _of_node(vitals: Vitals) -> Iterator[str]:
     )
 
 
-def _of_work(meter: Meter) -> Iterator[str]:
+def _of_work(meter: Counters) -> Iterator[str]:
     ends = [
         ({"queue": q, "task": t, "state": s}, n)
         for (q, t, s), n in sorted(meter.ends.copy().items())
@@ -84,7 +84,7 @@ def _of_work(meter: Meter) -> Iterator[str]:
     )
 
 
-def _of_queue(levels: Levels) -> Iterator[str]:
+def _of_queue(levels: OpenJobCounts) -> Iterator[str]:
     jobs = [
         ({"state": one.state, "queue": one.queue, "task": one.task}, one.jobs)
         for one in levels.jobs
@@ -113,7 +113,7 @@ def _of_queue(levels: Levels) -> Iterator[str]:
     yield _single("lock_wait_seconds", "For how long the first of them has waited.", longest)
 
 
-def _ages(jobs: Iterable[Level], now: int) -> Iterator[tuple[str, float]]:
+def _ages(jobs: Iterable[StateCount], now: int) -> Iterator[tuple[str, float]]:
     oldest: dict[str, int] = {}
     for one in jobs:
         if one.state == "waiting":

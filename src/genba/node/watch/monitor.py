@@ -7,9 +7,9 @@ import os
 import signal
 from typing import Any
 
-from genba.node.watch.load_gate import Gate
+from genba.node.watch.load_gate import LoadGate
 from genba.node.watch.machine import Machine
-from genba.storage.engines.database import Writer
+from genba.storage.engines.database import WritingProcess
 from genba.storage.records import Micros
 
 log = logging.getLogger("genba.node")
@@ -28,14 +28,14 @@ def _end(status: int | None) -> dict[str, Any]:
     return {"exit": os.WEXITSTATUS(status)}
 
 
-class Lookout:
+class Monitor:
     def __init__(self) -> None:
         self._machine = Machine()
         self.closed: str | None = None  # why nothing is claimed
         self._gates: list[tuple[str, dict[str, Any]]] = []
         self._came: list[dict[str, Any]] = []
         self._went: list[dict[str, Any]] = []
-        self._writer: Writer | None = None
+        self._writer: WritingProcess | None = None
         self._looks = 0
 
     def came(self, slot: int, pid: int) -> None:
@@ -48,7 +48,7 @@ class Lookout:
         """The kernel has killed for memory."""
         return self._machine.starved()
 
-    def look(self, gate: Gate, now: Micros) -> bool | None:
+    def look(self, gate: LoadGate, now: Micros) -> bool | None:
         """True if the gate has just closed, False if it has opened."""
         self._machine.look()
         if not gate.watched:
@@ -61,7 +61,7 @@ class Lookout:
         self.closed = why
         return why is not None if turned else None
 
-    def paused(self, writer: Writer | None) -> int | None:
+    def paused(self, writer: WritingProcess | None) -> int | None:
         """The process that has been stopped in a write for two seconds; told once of each."""
         stopped = writer if writer and writer.stopped else None
         self._looks = self._looks + 1 if stopped == self._writer else 1

@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterator
 
 from genba.domain.clock import SystemClock
 from genba.errors import StoreError
-from genba.signal_safe import unbroken
+from genba.signal_safe import defer_stop
 from genba.storage.clients.sessions import Sessions
-from genba.storage.clients.wakeups import Bell, Bells
+from genba.storage.clients.wakeups import ClientWakeups, WakeupReceiver
 from genba.storage.records import Micros
 
 log = logging.getLogger("genba")
@@ -29,12 +29,12 @@ LINGER = 5.0  # seconds without anybody to hear for
 MEND = 1.0  # between two tries to hang up a broken bell again
 
 
-class Ear:
-    def __init__(self, bells: Bells, sessions: Sessions) -> None:
+class ClientListener:
+    def __init__(self, bells: ClientWakeups, sessions: Sessions) -> None:
         self._bells = bells
         self._sessions = sessions
         self._clock = SystemClock()
-        self._left_to_parent: list[Ear | Bell | None] = []
+        self._left_to_parent: list[ClientListener | WakeupReceiver | None] = []
         self._start_anew()
 
     def _start_anew(self) -> None:
@@ -43,7 +43,7 @@ class Ear:
         self._heard = 0
         self._users = 0
         self._thread: threading.Thread | None = None
-        self._bell: Bell | None = None
+        self._bell: WakeupReceiver | None = None
         self._awaiting: set[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = set()
         self._wake: tuple[int, int] | None = None
         self._closing = False
@@ -60,7 +60,7 @@ class Ear:
     # for those who wait
 
     @contextlib.contextmanager
-    def listening(self) -> Iterator[Ear]:
+    def listening(self) -> Iterator[ClientListener]:
         """It hears as long as the block lasts."""
         self.enter()
         try:
@@ -68,7 +68,7 @@ class Ear:
         finally:
             self.leave()
 
-    @unbroken
+    @defer_stop
     def enter(self) -> None:
         self._own()
         with self._cond:
@@ -80,7 +80,7 @@ class Ear:
                 self._thread = threading.Thread(target=self._run, name="genba-ear", daemon=True)
                 self._thread.start()
 
-    @unbroken
+    @defer_stop
     def leave(self) -> None:
         if self._pid == os.getpid():
             with self._cond:
@@ -107,7 +107,7 @@ class Ear:
 
     # the session
 
-    @unbroken
+    @defer_stop
     def session(self) -> int:
         """That of this process, alive; opened if it has none."""
         self._own()
@@ -124,14 +124,14 @@ class Ear:
         """Whether others may have taken it for dead, as far as it can be known here."""
         return session != self._session or self._clock.boot() >= self._good_until
 
-    @unbroken
+    @defer_stop
     def forget(self, session: int) -> None:
         """Others have ended it."""
         with self._cond:
             if self._session == session:
                 self._session = None
 
-    @unbroken
+    @defer_stop
     def later(self, deed: Callable[[], object]) -> None:
         """Do it when the database answers again."""
         with self._cond:
@@ -141,7 +141,7 @@ class Ear:
 
     def _hang(self) -> None:
         try:
-            self._bell = self._bells.hang(self.id)
+            self._bell = self._bells.open_receiver(self.id)
         except (StoreError, OSError) as error:
             log.warning("genba hears no wake-ups here, and looks once a second: %s", error)
             self._bell = None
@@ -174,10 +174,10 @@ class Ear:
         ready, _, _ = select.select([fd for fd in (bell, self._wake[0]) if fd >= 0], [], [], within)
         if self._bell is None:
             with contextlib.suppress(StoreError, OSError):  # said before
-                self._bell = self._bells.hang(self.id)
+                self._bell = self._bells.open_receiver(self.id)
         elif bell in ready or bell < 0:
             with contextlib.suppress(StoreError):  # until it is mended, who waits looks by itself
-                self._bell.hush()
+                self._bell.clear()
         if bell in ready:
             self._tell()
         if self._wake[0] in ready:

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from genba.errors import BadOption, LeaseLost, LockLost, StoreError
-from genba.storage.clients.wakeups import Bells
-from genba.storage.engines.database import Database, Row, Step, Tx
+from genba.storage.clients.wakeups import ClientWakeups
+from genba.storage.engines.database import Database, QueryCall, Row, Transaction
 from genba.storage.records import JobId, Micros
 
 PATIENCE = 2_000_000  # µs that one who was called may take to come; then the next in line may pass
@@ -23,7 +23,7 @@ LAST = (1 << 63) - 1
 _json = msgspec.json.Encoder()
 
 
-class Owner(NamedTuple):
+class LockOwner(NamedTuple):
     """Whose lock it is: an attempt's, or a session's; in which process tells apart the children of a job.
 
     Of a session `claim_id` tells which of its wishes it was.
@@ -36,11 +36,11 @@ class Owner(NamedTuple):
     pid: int
 
 
-class Taken(NamedTuple):
+class LockTaken(NamedTuple):
     token: int
 
 
-class Waiting(NamedTuple):
+class LockWaiting(NamedTuple):
     """In line; `seq` is 0 for one who only tried."""
 
     seq: int
@@ -66,7 +66,7 @@ class LockRow(NamedTuple):
 
 
 class Locks:
-    def __init__(self, database: Database, bells: Bells, namespace: str) -> None:
+    def __init__(self, database: Database, bells: ClientWakeups, namespace: str) -> None:
         self._db = database
         self._bells = bells
         self._namespace = namespace
@@ -74,13 +74,15 @@ class Locks:
 
     # take
 
-    def take(self, owner: Owner, name: str, n: int, seq: int | None, bell: int) -> Taken | Waiting:
+    def take(
+        self, owner: LockOwner, name: str, n: int, seq: int | None, bell: int
+    ) -> LockTaken | LockWaiting:
         """A place, if there is one for us; otherwise a place in line.
 
         `seq` is the one we have, 0 if we have none yet, None for one who only tries.
         """
         if not seq and (token := self._take_free(owner, name, n)) is not None:
-            return Taken(token)
+            return LockTaken(token)
         with self._db.transaction() as tx:
             self._check(tx, owner)
             self._alone(tx, name)
@@ -93,7 +95,7 @@ class Locks:
                     owner.pid,
                 ):
                     self._step_out(tx, seq)
-                    return Taken(row[1])
+                    return LockTaken(row[1])
             self._check_size(tx, name, n, rows)
             if seq == 0 and owner.job_id is not None:
                 seq = self._stands(tx, owner, name)
@@ -102,25 +104,25 @@ class Locks:
             free = n - len(rows)
             if free > ahead:
                 self._step_out(tx, seq)
-                return Taken(self._grant(tx, owner, name, n, {row[0] for row in rows}))
+                return LockTaken(self._grant(tx, owner, name, n, {row[0] for row in rows}))
             called = self._call_next(tx, name)
             if seq is None:
-                line = Waiting(0, ahead)
+                line = LockWaiting(0, ahead)
             elif came is None:
-                line = Waiting(self._stand(tx, owner, name, n, bell), ahead)
+                line = LockWaiting(self._stand(tx, owner, name, n, bell), ahead)
             else:
                 if free <= 0 and came[0] is not None:
                     tx.run("uncall", seq=seq)  # it came too late
-                line = Waiting(seq, ahead)
+                line = LockWaiting(seq, ahead)
         self._ring([one for one in called if one != bell])
         return line
 
-    def _take_free(self, owner: Owner, name: str, n: int) -> int | None:
+    def _take_free(self, owner: LockOwner, name: str, n: int) -> int | None:
         """In one round trip, if nobody is there; None: look closer."""
         which = {"namespace": self._namespace, "name": name}
         own = ("own_session" if owner.job_id is None else "own_attempt", owner._asdict())
         taking = ("take_free", {**which, "n": n, **owner._asdict()})
-        _, _, taken, _ = self._db.in_turn(
+        _, _, taken, _ = self._db.pipeline(
             own, ("one_at_a_time", which), taking, ("count_token", which)
         )
         return int(taken[0][0]) if taken else None
@@ -131,7 +133,7 @@ class Locks:
             rows = tx.all("places_taken", namespace=self._namespace, name=name)
             return n > len(rows) or tx.one("in_line", seq=seq) is None
 
-    def _check(self, tx: Tx, owner: Owner) -> None:
+    def _check(self, tx: Transaction, owner: LockOwner) -> None:
         if owner.job_id is not None:
             fence = {"job_id": owner.job_id, "attempt": owner.attempt, "claim_id": owner.claim_id}
             if tx.one("own_attempt", **fence) is None:
@@ -141,7 +143,9 @@ class Locks:
         elif tx.one("own_session", session_id=owner.session_id) is None:
             raise SessionOver
 
-    def _check_size(self, tx: Tx, name: str, n: int, rows: Sequence[tuple[Any, ...]]) -> None:
+    def _check_size(
+        self, tx: Transaction, name: str, n: int, rows: Sequence[tuple[Any, ...]]
+    ) -> None:
         sizes = {row[2] for row in rows} - {n}
         other = (
             tx.one("another_size", namespace=self._namespace, name=name, n=n) if not sizes else None
@@ -153,13 +157,13 @@ class Locks:
                 "all who use a name must agree (a mutex has one)"
             )
 
-    def _ahead(self, tx: Tx, name: str, n: int, seq: int) -> int:
+    def _ahead(self, tx: Transaction, name: str, n: int, seq: int) -> int:
         row = tx.one(
             "ahead_in_line", namespace=self._namespace, name=name, seq=seq, patience=PATIENCE, n=n
         )
         return int(row[0]) if row else 0
 
-    def _grant(self, tx: Tx, owner: Owner, name: str, n: int, taken: set[int]) -> int:
+    def _grant(self, tx: Transaction, owner: LockOwner, name: str, n: int, taken: set[int]) -> int:
         row = tx.one("next_token")
         assert row is not None
         place = next(place for place in range(n) if place not in taken)
@@ -174,14 +178,14 @@ class Locks:
         )
         return int(row[0])
 
-    def _stand(self, tx: Tx, owner: Owner, name: str, n: int, bell: int) -> int:
+    def _stand(self, tx: Transaction, owner: LockOwner, name: str, n: int, bell: int) -> int:
         row = tx.one(
             "stand_in_line", namespace=self._namespace, name=name, n=n, bell=bell, **owner._asdict()
         )
         assert row is not None
         return int(row[0])
 
-    def _stands(self, tx: Tx, owner: Owner, name: str) -> int:
+    def _stands(self, tx: Transaction, owner: LockOwner, name: str) -> int:
         """Where this attempt is in line, though it does not know: the answer was lost.  It must not wait for itself."""
         fence = {
             "job_id": owner.job_id,
@@ -192,7 +196,7 @@ class Locks:
         row = tx.one("own_place", namespace=self._namespace, name=name, **fence)
         return int(row[0]) if row else 0
 
-    def _step_out(self, tx: Tx, seq: int | None) -> None:
+    def _step_out(self, tx: Transaction, seq: int | None) -> None:
         if seq:
             tx.all("leave_line", seq=seq)
 
@@ -200,12 +204,12 @@ class Locks:
         """Out of the line; if it was just our turn, it is that of the next."""
         self._then_call(name, ("leave_line", {"seq": seq}))
 
-    def withdraw(self, name: str, owner: Owner) -> None:
+    def withdraw(self, name: str, owner: LockOwner) -> None:
         """Whatever one wish of a session has come to: nobody wants it any more."""
         which = {"namespace": self._namespace, "name": name}
         whose = {**which, "session_id": owner.session_id, "claim_id": owner.claim_id}
         calling = ("call_next", {**which, "patience": PATIENCE})
-        *_, called = self._db.in_turn(
+        *_, called = self._db.pipeline(
             ("one_at_a_time", which), ("free_wish", whose), ("leave_wish", whose), calling
         )
         self._ring([row[0] for row in called])
@@ -243,11 +247,11 @@ class Locks:
         """In the caller's transaction: until that is over nobody else gets the lock.  LockLost if it is not ours."""
         with self._db.adopt(conn) as tx:
             if tx.one("assert_held", namespace=self._namespace, name=name, token=token) is None:
-                raise lost(name, token)
+                raise lock_lost_error(name, token)
 
     # owners end
 
-    def free_attempts(self, tx: Tx, attempts: Sequence[tuple[JobId, int]]) -> None:
+    def free_attempts(self, tx: Transaction, attempts: Sequence[tuple[JobId, int]]) -> None:
         """In the transaction that ends these attempts, after their rows are written; `ring` after its commit."""
         rows = tx.all("names_of_jobs", ids=tx.numbers([id for id, _ in attempts]))
         if rows:
@@ -259,7 +263,7 @@ class Locks:
             for name in names:
                 self._called += self._call_next(tx, name)
 
-    def free_session(self, tx: Tx, id: int) -> list[int]:
+    def free_session(self, tx: Transaction, id: int) -> list[int]:
         """In the transaction that ends this session; gives the bells to be rung after its commit."""
         names = sorted(row[0] for row in tx.all("names_of_session", id=id))
         for name in names:
@@ -307,19 +311,19 @@ class Locks:
 
     # shared
 
-    def _alone(self, tx: Tx, name: str) -> None:
+    def _alone(self, tx: Transaction, name: str) -> None:
         """From here on nobody else takes or frees a place of this name.  Rows of owners are locked before it."""
         tx.run("one_at_a_time", namespace=self._namespace, name=name)
 
-    def _then_call(self, name: str, step: Step) -> list[Row]:
+    def _then_call(self, name: str, step: QueryCall) -> list[Row]:
         """This one alone for its name, and those whose turn it is then are called; what it gave."""
         which = {"namespace": self._namespace, "name": name}
         calling = ("call_next", {**which, "patience": PATIENCE})
-        _, gave, called = self._db.in_turn(("one_at_a_time", which), step, calling)
+        _, gave, called = self._db.pipeline(("one_at_a_time", which), step, calling)
         self._ring([row[0] for row in called])
         return gave
 
-    def _call_next(self, tx: Tx, name: str) -> list[int]:
+    def _call_next(self, tx: Transaction, name: str) -> list[int]:
         return [
             row[0]
             for row in tx.all("call_next", namespace=self._namespace, name=name, patience=PATIENCE)
@@ -331,7 +335,7 @@ class Locks:
                 self._bells.ring(called)
 
 
-def lost(name: str, token: int) -> LockLost:
+def lock_lost_error(name: str, token: int) -> LockLost:
     return LockLost(
         f"lock {name!r} with token {token} is not ours any more, and somebody else may have it"
     )

@@ -9,12 +9,12 @@ from typing import NamedTuple, Protocol
 from genba.domain.outcome import Fence
 from genba.domain.states import FINAL
 from genba.errors import CursorExpired, IllegalMove, JobNotFound, LeaseLost, StoreError
-from genba.storage.clients.wakeups import Bells
-from genba.storage.engines.database import Database, Tx
+from genba.storage.clients.wakeups import ClientWakeups
+from genba.storage.engines.database import Database, Transaction
 from genba.storage.records import JobId, Micros
 
 
-class Listening(NamedTuple):
+class TopicSubscription(NamedTuple):
     """One who hears a topic: what came after `passed` is new to it."""
 
     id: int
@@ -22,12 +22,12 @@ class Listening(NamedTuple):
     passed: int
 
 
-class Within(Protocol):
-    def ours(self) -> AbstractContextManager[Tx]: ...
+class OpenTransaction(Protocol):
+    def ours(self) -> AbstractContextManager[Transaction]: ...
 
 
 class Messages:
-    def __init__(self, database: Database, bells: Bells, namespace: str) -> None:
+    def __init__(self, database: Database, bells: ClientWakeups, namespace: str) -> None:
         self._db = database
         self._bells = bells
         self._namespace = namespace
@@ -49,7 +49,7 @@ class Messages:
             bells = [bell for (bell,) in tx.all("bells_of_job", job_id=id)]
         self._ring(bells)
 
-    def receive(self, fence: Fence, within: Within | None = None) -> bytes | None:
+    def receive(self, fence: Fence, within: OpenTransaction | None = None) -> bytes | None:
         """The oldest message to this job, which is gone from here; LeaseLost if the attempt is over.
 
         `within` the job's own transaction it is gone with its commit.
@@ -82,20 +82,20 @@ class Messages:
         doubt = self._doubts.pop(fence, None)
         return gone is not None or (doubt is not None and doubt[0] == seq)
 
-    def _check(self, tx: Tx, fence: Fence) -> None:
+    def _check(self, tx: Transaction, fence: Fence) -> None:
         if tx.one("own_attempt", job_id=fence[0], attempt=fence[1], claim_id=fence[2]) is None:
             self._doubts.pop(fence, None)
             raise LeaseLost(f"job {fence[0]}: attempt {fence[1]} is over, and receives nothing")
 
     def await_mail(self, id: JobId, bell: int) -> int:
         """From now on whoever sends to the job rings this bell; gives what `stop` takes."""
-        with self._db.single() as tx:
+        with self._db.single_write() as tx:
             row = tx.one("listen_to_job", namespace=self._namespace, job_id=id, bell=bell)
             assert row is not None
             return int(row[0])
 
     def stop(self, listener: int) -> None:
-        with self._db.single() as tx:
+        with self._db.single_write() as tx:
             tx.run("unlisten", id=listener)
 
     # to a topic
@@ -115,7 +115,7 @@ class Messages:
         self._ring(bells)
         return len(bells)
 
-    def subscribe(self, topic: str, session: int, bell: int) -> Listening:
+    def subscribe(self, topic: str, session: int, bell: int) -> TopicSubscription:
         """Hears what is published from now on."""
         with self._db.transaction() as tx:
             self._alone(tx, topic)
@@ -130,9 +130,9 @@ class Messages:
                 passed=passed,
             )
             assert row is not None
-            return Listening(int(row[0]), topic, passed)
+            return TopicSubscription(int(row[0]), topic, passed)
 
-    def hear(self, listening: Listening) -> tuple[Listening, list[bytes]]:
+    def hear(self, listening: TopicSubscription) -> tuple[TopicSubscription, list[bytes]]:
         """What is new, oldest first; CursorExpired if others have ended this subscription."""
         with self._db.statement() as tx:
             if tx.one("listens", id=listening.id) is None:
@@ -155,7 +155,7 @@ class Messages:
             tx.run("forget_heard", namespace=self._namespace, topic=after.topic)
         return after, [row[1] for row in rows]
 
-    def unsubscribe(self, listening: Listening) -> None:
+    def unsubscribe(self, listening: TopicSubscription) -> None:
         with self._db.transaction() as tx:
             tx.run("unlisten", id=listening.id)
             tx.run("forget_heard", namespace=self._namespace, topic=listening.topic)
@@ -176,7 +176,7 @@ class Messages:
                 tx.run("cut_off", namespace=self._namespace, topic=topic, seq=seq)
             tx.run("deaf_listeners", namespace=self._namespace)
 
-    def _alone(self, tx: Tx, topic: str) -> None:
+    def _alone(self, tx: Transaction, topic: str) -> None:
         tx.run(
             "one_at_a_time", namespace=self._namespace, name=f"topic {topic}\n"
         )  # no lock can be called so
@@ -187,7 +187,7 @@ class Messages:
                 self._bells.ring(bells)
 
 
-def _cut_off(listening: Listening) -> CursorExpired:
+def _cut_off(listening: TopicSubscription) -> CursorExpired:
     return CursorExpired(
         f"the subscription to {listening.topic!r} has ended: this process was not heard of for too long, or did not "
         "take its messages; subscribe again"

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from genba.errors import StoreError
-from genba.storage.clients.wakeups import Bells
-from genba.storage.engines.database import Database, Tx
-from genba.storage.nodes.dead_nodes import Watch
+from genba.storage.clients.wakeups import ClientWakeups
+from genba.storage.engines.database import Database, Transaction
+from genba.storage.nodes.dead_nodes import HeartbeatWatch
 from genba.storage.records import Micros
 
 
@@ -31,7 +31,7 @@ class SessionRecord(NamedTuple):
     seen_at: Micros
 
 
-def is_dead(
+def is_session_dead(
     session: SessionRecord, silent: Micros, gone: bool, suspect: bool, lasted: Micros
 ) -> bool:
     """Whether what it holds may be given to others; it has been `silent` for so long.
@@ -39,7 +39,7 @@ def is_dead(
     A process that is `gone` from this machine is dead.  Of one elsewhere only signs are seen: its bell's lock is free
     and a beat was missed, or its lease is over although the database was there for a whole lease (`lasted`).
     """
-    missed = silent >= beat_of(session.lease) * 3 // 2
+    missed = silent >= renewal_interval(session.lease) * 3 // 2
     return (
         gone
         or (suspect and missed and lasted >= silent)
@@ -47,7 +47,7 @@ def is_dead(
     )
 
 
-def beat_of(lease: Micros) -> Micros:
+def renewal_interval(lease: Micros) -> Micros:
     """More often than a node: nobody else looks after a client."""
     return lease // 15
 
@@ -56,10 +56,10 @@ class Sessions:
     def __init__(
         self,
         database: Database,
-        bells: Bells,
+        bells: ClientWakeups,
         namespace: str,
         lease: Micros,
-        left: Callable[[Tx, int], list[int]],
+        left: Callable[[Transaction, int], list[int]],
         steady: Callable[[], Micros],
     ) -> None:
         self._db = database
@@ -68,14 +68,14 @@ class Sessions:
         self._left = left  # frees what a session had; gives the bells to be rung
         self.lease = lease
         self._steady = steady
-        self._watch = Watch()
+        self._watch = HeartbeatWatch()
 
     @property
     def beat(self) -> Micros:
-        return beat_of(self.lease)
+        return renewal_interval(self.lease)
 
     def open(self, id: int) -> None:
-        with self._db.single() as tx:
+        with self._db.single_write() as tx:
             tx.run(
                 "open_session",
                 id=id,
@@ -89,7 +89,7 @@ class Sessions:
 
     def renew(self, id: int) -> bool:
         """False if others have declared it dead."""
-        with self._db.single() as tx:
+        with self._db.single_write() as tx:
             return tx.one("renew_session", id=id) is not None
 
     def close(self, id: int, beat_at: Micros | None = None) -> bool:
@@ -106,9 +106,9 @@ class Sessions:
         with self._db.statement() as tx:
             return [SessionRecord(*row) for row in tx.all("sessions", namespace=self._namespace)]
 
-    def tidy(self) -> None:
+    def remove_stale(self) -> None:
         """Forget the bells of dead processes that had no session: jobs that waited."""
-        self._bells.tidy()
+        self._bells.remove_stale()
 
     def sweep(self, lasted: Micros) -> int:
         """End the sessions of dead processes; `lasted` is how long we have seen the database without a break."""
@@ -117,11 +117,15 @@ class Sessions:
         silence = self._watch.silence(sessions, self._steady())
         for session in sessions:
             gone, silent = _gone(session), silence[session.id]
-            suspect = not gone and silent >= beat_of(session.lease) and self._bells.gone(session.id)
-            if is_dead(session, silent, gone, suspect, lasted) and self.close(
+            suspect = (
+                not gone
+                and silent >= renewal_interval(session.lease)
+                and self._bells.gone(session.id)
+            )
+            if is_session_dead(session, silent, gone, suspect, lasted) and self.close(
                 session.id, session.beat_at
             ):
-                self._bells.take_down(session.id)
+                self._bells.remove(session.id)
                 ended += 1
         return ended
 

@@ -20,20 +20,20 @@ from genba.storage.engines.postgres.database import PostgresDatabase
 _FRESH = 10  # seconds: its owner may not have locked it yet
 
 
-class Bell(Protocol):
+class WakeupReceiver(Protocol):
     def fileno(self) -> int:
         """Readable when it has rung, or is broken; -1: it cannot ring."""
         ...
 
-    def hush(self) -> None:
+    def clear(self) -> None:
         """Forget the rings so far, and mend it if it is broken."""
         ...
 
     def close(self) -> None: ...
 
 
-class Bells(Protocol):
-    def hang(self, id: int) -> Bell: ...
+class ClientWakeups(Protocol):
+    def open_receiver(self, id: int) -> WakeupReceiver: ...
 
     def ring(self, ids: Iterable[int]) -> None: ...
 
@@ -41,16 +41,16 @@ class Bells(Protocol):
         """True if its lock is free: its owner is probably dead."""
         ...
 
-    def take_down(self, id: int) -> None:
+    def remove(self, id: int) -> None:
         """What a dead owner has left."""
         ...
 
-    def tidy(self) -> None:
+    def remove_stale(self) -> None:
         """What all dead owners have left."""
         ...
 
 
-class FileBells:
+class SqliteClientWakeups:
     """Beside the database: a lock file and a datagram socket per bell."""
 
     _ours: set[tuple[int, str]] = set()  # noqa: RUF012  per process: closing any descriptor of a file drops its locks
@@ -58,7 +58,7 @@ class FileBells:
     def __init__(self, database: Path | None) -> None:
         self._folder = Path(f"{database}-clients") if database else None
 
-    def hang(self, id: int) -> Bell:
+    def open_receiver(self, id: int) -> WakeupReceiver:
         if self._folder is None:
             return _Silent()
         self._folder.mkdir(mode=0o700, exist_ok=True)
@@ -91,19 +91,19 @@ class FileBells:
             os.close(fd)
         return True
 
-    def take_down(self, id: int) -> None:
+    def remove(self, id: int) -> None:
         if self._folder is not None:
             for end in ("sock", "lock"):
                 (self._folder / f"{id}.{end}").unlink(missing_ok=True)
 
-    def tidy(self) -> None:
+    def remove_stale(self) -> None:
         if self._folder is None or not self._folder.is_dir():
             return
         for path in self._folder.glob("*.lock"):
             with contextlib.suppress(FileNotFoundError):  # its owner was quicker
                 fresh = path.stat().st_mtime > SystemClock().now() / 1_000_000 - _FRESH
                 if not fresh and self.gone(int(path.stem)):
-                    self.take_down(int(path.stem))
+                    self.remove(int(path.stem))
 
 
 @contextlib.contextmanager
@@ -126,7 +126,7 @@ class _Silent:
     def fileno(self) -> int:
         return -1
 
-    def hush(self) -> None:
+    def clear(self) -> None:
         pass
 
     def close(self) -> None:
@@ -146,7 +146,7 @@ class _FileBell:
     def fileno(self) -> int:
         return self._sock.fileno()
 
-    def hush(self) -> None:
+    def clear(self) -> None:
         with contextlib.suppress(BlockingIOError):
             while True:
                 self._sock.recv(16)
@@ -158,13 +158,13 @@ class _FileBell:
         os.close(self._lock)
 
 
-class ServerBells:
+class PostgresClientWakeups:
     """A session of its own on the server: an advisory lock, and LISTEN; silence if a pooler lends sessions."""
 
     def __init__(self, database: PostgresDatabase) -> None:
         self._db = database
 
-    def hang(self, id: int) -> Bell:
+    def open_receiver(self, id: int) -> WakeupReceiver:
         conn = self._db.connect()
         if self._db.pooled:
             conn.close()
@@ -183,10 +183,10 @@ class ServerBells:
                 and tx.one("session_lock", high=id >> 32, low=id & 0xFFFFFFFF) is None
             )
 
-    def take_down(self, id: int) -> None:
+    def remove(self, id: int) -> None:
         pass
 
-    def tidy(self) -> None:
+    def remove_stale(self) -> None:
         pass
 
 
@@ -205,7 +205,7 @@ class _ServerBell:
     def fileno(self) -> int:
         return -1 if self._conn.closed else int(self._conn.fileno())
 
-    def hush(self) -> None:
+    def clear(self) -> None:
         try:
             for _ in self._conn.notifies(timeout=0):
                 pass

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, Protocol
 from genba.errors import StoreUnreachable
 
 Row = tuple[Any, ...]
-Step = tuple[str, Mapping[str, Any]]  # the name of a query, and its values
+QueryCall = tuple[str, Mapping[str, Any]]  # the name of a query, and its values
 
 
 class AnswerLost(StoreUnreachable):
@@ -62,7 +62,9 @@ TABLES = frozenset(
         *("message", "session", "listener", "fair"),
     }
 )  # ours, of both engines: what an uninstall may drop
-LONG = 500  # bytes of arguments; longer ones are kept apart from the row of their job, which is written again
+LONG_ARGUMENTS_BYTES = (
+    500  # longer ones are kept apart from the row of their job, which is written again
+)
 PARAMETER = re.compile(r"(?<![:\w]):([a-z_]\w*)")
 
 
@@ -77,7 +79,7 @@ class Query:
 
 
 @dataclass(frozen=True, slots=True)
-class Home:
+class DiskInfo:
     """Where the database is, as far as this machine can see: "" and None if it is elsewhere."""
 
     file_system: str = ""
@@ -108,14 +110,14 @@ def parse_queries(text: str) -> Iterable[Query]:
         )
 
 
-class Tx(Protocol):
+class Transaction(Protocol):
     """One open transaction (or one statement of its own)."""
 
     def all(self, name: str, /, **values: Any) -> list[Row]: ...
 
     def one(self, name: str, /, **values: Any) -> Row | None: ...
 
-    def gather(self, name: str, /, **values: Any) -> list[Row]:
+    def all_json(self, name: str, /, **values: Any) -> list[Row]:
         """As `all`, for many rows; where each row costs, the query gives them as one JSON array."""
         ...
 
@@ -166,7 +168,7 @@ class Tx(Protocol):
         ...
 
 
-class Writer(NamedTuple):
+class WritingProcess(NamedTuple):
     """The process that keeps all others from writing; `born` tells it from a later one with its pid."""
 
     pid: int
@@ -181,7 +183,7 @@ class Database(Protocol):
     def dialect(self) -> str: ...
 
     @property
-    def lanes(self) -> int:
+    def parallel_writers(self) -> int:
         """How many writers gain from writing at once: with one, a finish and the next claim share a commit."""
         ...
 
@@ -190,31 +192,31 @@ class Database(Protocol):
         """Nobody has said that there is a pooler, and there is one."""
         ...
 
-    def transaction(self) -> AbstractContextManager[Tx]:
+    def transaction(self) -> AbstractContextManager[Transaction]:
         """All or nothing, durable when the block is left."""
         ...
 
-    def single(self) -> AbstractContextManager[Tx]:
+    def single_write(self) -> AbstractContextManager[Transaction]:
         """For one writing statement: durable when the block is left, without the cost of a frame around it."""
         ...
 
-    def in_turn(self, *steps: Step) -> list[list[Row]]:
+    def pipeline(self, *steps: QueryCall) -> list[list[Row]]:
         """These as one transaction, sent all at once: none may need the answer to another.  Gives their rows."""
         ...
 
-    def statement(self) -> AbstractContextManager[Tx]:
+    def statement(self) -> AbstractContextManager[Transaction]:
         """For reading; each statement sees what is committed."""
         ...
 
-    def snapshot(self) -> AbstractContextManager[Snapshot]:
+    def snapshot(self) -> AbstractContextManager[DatabaseSnapshot]:
         """For reading all there is, as of one moment, however long it takes."""
         ...
 
-    def adopt(self, conn: Any) -> AbstractContextManager[Tx]:
+    def adopt(self, conn: Any) -> AbstractContextManager[Transaction]:
         """The caller's own open transaction."""
         ...
 
-    def joint(self, within: float) -> Joint:
+    def job_transaction(self, within: float) -> JobTransaction:
         """A transaction that user code writes in too, of so many seconds at most where it blocks all others."""
         ...
 
@@ -222,13 +224,13 @@ class Database(Protocol):
         """What is there, without waiting for whoever writes or changes it."""
         ...
 
-    def migrations(self) -> AbstractContextManager[Migrating]:
+    def migrations(self) -> AbstractContextManager[SchemaMigration]:
         """The right to change the schema; one process at a time."""
         ...
 
-    def home(self) -> Home: ...
+    def home(self) -> DiskInfo: ...
 
-    def writer(self, *, whoever: bool = False) -> Writer | None:
+    def writer(self, *, whoever: bool = False) -> WritingProcess | None:
         """Who writes just now, where that is one at a time; asks the kernel, and never waits for the database.
 
         Only who is in our way; `whoever` it is takes longer."""
@@ -241,7 +243,7 @@ class Database(Protocol):
     def close(self) -> None: ...
 
 
-class Snapshot(Protocol):
+class DatabaseSnapshot(Protocol):
     """The database as it was when this was opened; others go on writing."""
 
     def rows(self, name: str, /, **values: Any) -> Iterator[Row]:
@@ -249,10 +251,10 @@ class Snapshot(Protocol):
         ...
 
 
-class Joint(Protocol):
+class JobTransaction(Protocol):
     """An open transaction, ours and the user's: `connection` is the driver's own, and for this alone."""
 
-    def ours(self) -> AbstractContextManager[Tx]:
+    def ours(self) -> AbstractContextManager[Transaction]:
         """For our own statements in it."""
         ...
 
@@ -281,7 +283,7 @@ class Schema(Protocol):
         ...
 
 
-class Migrating(Schema, Protocol):
+class SchemaMigration(Schema, Protocol):
     """Under the lock: what is applied, and how to apply more."""
 
     def apply(self, version: int, name: str, script: str, serves: int | None = None) -> None:

@@ -10,10 +10,10 @@ import msgspec
 
 from genba.domain.rank import rank
 from genba.domain.states import FINAL, Cause, State
-from genba.storage.engines.database import Database, Tx
-from genba.storage.jobs.on_final import hooks_of
-from genba.storage.limits.queueing import Limited
-from genba.storage.records import NAMED, Ending, JobId, Micros, NewJob, Success, is_quiet
+from genba.storage.engines.database import Database, Transaction
+from genba.storage.jobs.on_final import on_final_jobs
+from genba.storage.limits.queueing import LimitedJob
+from genba.storage.records import EXACT_MOMENT, Ending, JobId, Micros, NewJob, Success, is_quiet
 from genba.storage.schedules.rows import RunEnd
 
 if TYPE_CHECKING:
@@ -36,14 +36,14 @@ def _columns(ended: Sequence[Success]) -> dict[str, tuple[Any, ...]]:
     return dict(zip(Success._fields, zip(*ended, strict=True), strict=True))
 
 
-class Running:
+class Attempts:
     def __init__(self, store: Store, database: Database) -> None:
         self._store = store
         self._db = database
         self._namespace = store.namespace
         self._told: dict[JobId, int] = {}  # the attempts whose start is told already
 
-    def succeed(self, tx: Tx, node: int, ended: Sequence[Success]) -> set[JobId]:
+    def succeed(self, tx: Transaction, node: int, ended: Sequence[Success]) -> set[JobId]:
         if not ended:
             return set()
         # By columns: thousands a second come through here, and a name looked up in each of them is a tenth of its cost.
@@ -75,7 +75,7 @@ class Running:
             self._store.limits.moved(tx, [one.id for one in ended if one.limited])
         return {*ids, *runs}
 
-    def _succeed_runs(self, tx: Tx, node: int, ended: Sequence[Success]) -> set[JobId]:
+    def _succeed_runs(self, tx: Transaction, node: int, ended: Sequence[Success]) -> set[JobId]:
         """Those of them that a schedule has made: more follows from their end than from that of a plain job."""
         found = tx.batch("series_among", [(one.id, one.attempt, one.claim) for one in ended])
         counted = {
@@ -87,7 +87,7 @@ class Running:
         ]
         return self.end(tx, node, endings) if endings else set()
 
-    def requeue(self, tx: Tx, id: JobId) -> bool:
+    def requeue(self, tx: Transaction, id: JobId) -> bool:
         """False if it is not final.  What its row tells of its last attempt goes to the others first."""
         if not tx.one("requeue", id=id, namespace=self._namespace, age_step=self._store.age_step):
             return False
@@ -95,19 +95,19 @@ class Running:
         tx.run("forget_run", id=id)
         return True
 
-    def after_end(self, tx: Tx, kind: str, ids: Sequence[JobId], **more: Any) -> None:
+    def after_end(self, tx: Transaction, kind: str, ids: Sequence[JobId], **more: Any) -> None:
         """Of jobs that were not running."""
         if ids:
             self._look_at_children(tx, kind, ids)
             self._store.events.tell(tx, kind, ids, **more)
             self._call_hooks(tx, ids)
 
-    def _look_at_children(self, tx: Tx, kind: str, ids: Sequence[JobId]) -> None:
+    def _look_at_children(self, tx: Transaction, kind: str, ids: Sequence[JobId]) -> None:
         """After the jobs' rows are written, never before: an edge we do not see yet will see our lock."""
         if self._store.dependencies.awaited(tx, kind, ids):
             self._store.children_wait = True
 
-    def runs_ended(self, tx: Tx, ended: Sequence[tuple[JobId, str, int | None]]) -> None:
+    def runs_ended(self, tx: Transaction, ended: Sequence[tuple[JobId, str, int | None]]) -> None:
         runs = [
             RunEnd(schedule, id, state)
             for id, state, schedule in ended
@@ -116,7 +116,7 @@ class Running:
         if runs and self._store.schedules.ended(tx, runs):
             self._store.children_wait = True  # the next one may be due before anybody would look
 
-    def end(self, tx: Tx, node: int | None, ended: Sequence[Ending]) -> set[JobId]:
+    def end(self, tx: Transaction, node: int | None, ended: Sequence[Ending]) -> set[JobId]:
         now = tx.now()
         rows = [
             (
@@ -181,7 +181,7 @@ class Running:
             e.id for e in mine if e.cause == Cause.NOT_READY
         }  # free their slots, and do not stand in line again
         limited = [
-            Limited(
+            LimitedJob(
                 row[0],
                 row[5],
                 row[6],
@@ -194,20 +194,20 @@ class Running:
             self._store.limits.ended(tx, limited)
         return {e.id for e in mine}
 
-    def _call_hooks(self, tx: Tx, ids: Sequence[JobId]) -> None:
-        hooks = hooks_of(tx, self._namespace, ids) if ids else []
+    def _call_hooks(self, tx: Transaction, ids: Sequence[JobId]) -> None:
+        hooks = on_final_jobs(tx, self._namespace, ids) if ids else []
         if hooks:
-            self._store.intake.insert(tx, hooks)
+            self._store.enqueuer.insert(tx, hooks)
             self._store.children_wait = True
 
-    def _enqueue_clones(self, tx: Tx, ended: Sequence[Ending]) -> None:
+    def _enqueue_clones(self, tx: Transaction, ended: Sequence[Ending]) -> None:
         """After the rows of those that they are copies of: a key is free only then."""
         clones = [msgspec.msgpack.decode(clone, type=NewJob) for e in ended for clone in e.clones]
         if clones:
-            self._store.questions.ask_for(tx, clones, self._store.intake.insert(tx, clones))
+            self._store.conditions.ask_for(tx, clones, self._store.enqueuer.insert(tx, clones))
 
     def _tell_of_ends(
-        self, tx: Tx, node: int | None, ended: Sequence[tuple[Ending, str]], now: Micros
+        self, tx: Transaction, node: int | None, ended: Sequence[tuple[Ending, str]], now: Micros
     ) -> None:
         told: dict[str, list[tuple[Ending, bool]]] = {}
         for e, state in ended:
@@ -281,7 +281,11 @@ def _when(
     due = ending.due(now)
     if due is None:
         return None, None, None
-    return due, NAMED if ending.wait is None else now, rank(due, ending.rank_priority, age_step)
+    return (
+        due,
+        EXACT_MOMENT if ending.wait is None else now,
+        rank(due, ending.rank_priority, age_step),
+    )
 
 
 def _kind(ending: Ending, state: str) -> str:

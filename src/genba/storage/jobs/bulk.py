@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from genba.domain.rank import rank
-from genba.domain.untrusted_json import read
+from genba.domain.untrusted_json import read_json
 from genba.errors import StoreError
-from genba.storage.engines.database import Database, Tx
+from genba.storage.engines.database import Database, Transaction
 from genba.storage.jobs.search import Filter
 from genba.storage.records import JobId
 
@@ -21,10 +21,16 @@ if TYPE_CHECKING:
 
 BATCH = 500
 # with a job that is deleted
-GONE_TOO = ("prune_attempts", "prune_tags", "prune_edges", "prune_messages", "prune_arguments")
+DELETED_WITH_JOB = (
+    "prune_attempts",
+    "prune_tags",
+    "prune_edges",
+    "prune_messages",
+    "prune_arguments",
+)
 
 
-class Bulk:
+class BulkChanges:
     def __init__(self, store: Store, database: Database) -> None:
         self._store = store
         self._db = database
@@ -84,13 +90,13 @@ class Bulk:
         self._ring()
         return len(moved)
 
-    def _tell(self, tx: Tx, kind: str, ids: Sequence[JobId]) -> None:
+    def _tell(self, tx: Transaction, kind: str, ids: Sequence[JobId]) -> None:
         if ids:
             self._store.events.tell(tx, kind, ids, by=self._store.by())
 
     def _ring(self) -> None:
         with suppress(StoreError):  # it is done: nodes look every second anyway
-            self._store.presence.ring(self._store.namespace, None)
+            self._store.node_wakeups.ring(self._store.namespace, None)
 
     def delete(self, ids: Sequence[JobId]) -> int:
         """With their history; not those that run.  Whoever waits for one of them learns that it is gone."""
@@ -99,7 +105,7 @@ class Bulk:
             parents = tx.all("with_children", ids=tx.numbers(ids))
             limited = store.limits.of(tx, ids)
             gone = tx.batch("delete_job", [(id,) for id in ids], namespace=store.namespace)
-            for name in GONE_TOO:
+            for name in DELETED_WITH_JOB:
                 tx.batch(name, gone)
             deleted = {row[0] for row in gone}
             tx.batch(
@@ -125,7 +131,7 @@ class Bulk:
             ]
         with suppress(StoreError):  # the commands are written
             for node in set(asked):
-                store.presence.knock(node)
+                store.node_wakeups.wake_node(node)
         return len(asked)
 
     def change(
@@ -168,7 +174,7 @@ class Bulk:
             return True
 
 
-def merged(written: str | None, changes: Mapping[str, Any]) -> str | None:
+def merge_options(written: str | None, changes: Mapping[str, Any]) -> str | None:
     """The stored options with some of them changed."""
-    options = {**read(written, dict[str, Any], {}), **changes}
+    options = {**read_json(written, dict[str, Any], {}), **changes}
     return msgspec.json.encode(options).decode() if options else None

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from genba.domain.duration import SECOND
-from genba.storage.engines.database import Database, Tx
+from genba.storage.engines.database import Database, Transaction
 from genba.storage.events import Events
-from genba.storage.limits.slots import Limits
+from genba.storage.limits.slots import LimitSlots
 from genba.storage.nodes.nodes import EndJobs
 from genba.storage.records import Ending, Enqueued, JobId, Micros, NewJob
 
@@ -30,31 +30,31 @@ HOLD_AFTER = 5  # answers in a row that raised
 _json = msgspec.json.Encoder()
 
 
-def question_of(task: str, conditions: Sequence[str], args: bytes, options: str | None) -> str:
+def check_key(task: str, conditions: Sequence[str], args: bytes, options: str | None) -> str:
     """The same for jobs that ask the same."""
     told = _json.encode((task, conditions, options))
     return blake2b(told + b"\0" + args, digest_size=16).hexdigest()
 
 
-def line_of(key: str) -> str:
+def parked_on_check(key: str) -> str:
     """What a job that waits for the answer is parked on."""
     return f"question {key}"
 
 
-def unknown_line(condition: str) -> str:
+def parked_on_unknown(condition: str) -> str:
     return f"unknown condition {condition}"
 
 
-def pause_after(looks: int) -> Micros:
+def pause_after_checks(looks: int) -> Micros:
     """Between two looks, after so many of them in vain."""
     return min(LONGEST, ROUND << min(looks, 10))
 
 
-Slots = tuple[tuple[str, int], ...]  # (bucket, how many may have a slot of it)
+BucketSizes = tuple[tuple[str, int], ...]  # (bucket, how many may have a slot of it)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class ConditionAnswer:
     """What a node has heard about a job that it had claimed; `ending` gives that back, as if nothing had happened.
 
     `shared`: an equal question was answered a moment ago, and this one need not count again.
@@ -72,14 +72,14 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class SlotRequest:
     """A job that may start if it has the slots of one of these ways; `answer` gives it back if they cannot be had."""
 
-    answer: Answer
-    ways: tuple[Slots, ...]
+    answer: ConditionAnswer
+    ways: tuple[BucketSizes, ...]
 
 
-class Question(NamedTuple):
+class ConditionCheck(NamedTuple):
     """(the order is that of the query)"""
 
     key: str
@@ -97,18 +97,18 @@ class Steering(NamedTuple):
     """What questions need of the store."""
 
     end: EndJobs
-    put_down: Callable[[Tx, str, JobId, str], bool]
+    cancel_or_hold: Callable[[Transaction, str, JobId, str], bool]
     events: Events
-    limits: Limits
+    limits: LimitSlots
 
 
-class Questions:
+class Conditions:
     def __init__(self, database: Database, namespace: str, steering: Steering) -> None:
         self._db = database
         self._namespace = namespace
         self._steering = steering
 
-    def ask_for(self, tx: Tx, jobs: Sequence[NewJob], made: Sequence[Enqueued]) -> None:
+    def ask_for(self, tx: Transaction, jobs: Sequence[NewJob], made: Sequence[Enqueued]) -> None:
         """New jobs with conditions: those that could start now wait for the answer instead.
 
         Not those of a caller's own transaction, which must not hold what others wait for, and not those with limits,
@@ -120,10 +120,10 @@ class Questions:
         ]
         if not asking:
             return
-        keys = {id: question_of(job.task, job.ready, job.args, job.options) for job, id in asking}
+        keys = {id: check_key(job.task, job.ready, job.args, job.options) for job, id in asking}
         wanted = {(keys[id], job.task, _json.encode(job.ready).decode()) for job, id in asking}
         tx.batch("ask_for", sorted(wanted), namespace=self._namespace)
-        tx.batch("park_on_question", [(id, line_of(key)) for id, key in keys.items()])
+        tx.batch("park_on_question", [(id, parked_on_check(key)) for id, key in keys.items()])
 
     def look(self) -> tuple[int, Micros | None]:
         """Send a scout for each question whose time has come; how many, and when the next one comes."""
@@ -133,8 +133,8 @@ class Questions:
             found = tx.one("next_look", namespace=self._namespace)
             return sent, found[0] if found else None
 
-    def _send_scout(self, tx: Tx, key: str, scout: JobId | None) -> bool:
-        line = line_of(key)
+    def _send_scout(self, tx: Transaction, key: str, scout: JobId | None) -> bool:
+        line = parked_on_check(key)
         if scout is not None and tx.one("scouting", id=scout, line=line):
             heads = [(scout,)]
         else:
@@ -152,12 +152,12 @@ class Questions:
             tx.run("forget_question", namespace=self._namespace, key=key)
         return bool(heads)
 
-    def _let_in(self, tx: Tx, jobs: Sequence[tuple[JobId]]) -> None:
+    def _let_in(self, tx: Transaction, jobs: Sequence[tuple[JobId]]) -> None:
         """Into the claim index, or into the line of a bucket."""
         tx.batch("let_ask", jobs)
         self._steering.limits.moved(tx, [id for (id,) in jobs])
 
-    def answered(self, node: int, answers: Sequence[Answer]) -> None:
+    def answered(self, node: int, answers: Sequence[ConditionAnswer]) -> None:
         """These must not start now: they wait for the next look."""
         with self._db.transaction() as tx:
             first = {
@@ -179,7 +179,10 @@ class Questions:
             }
             ours = self._steering.end(tx, node, [answer.ending for answer in answers])
             lines = [
-                (a.ending.id, line_of(a.key) if a.unknown is None else unknown_line(a.unknown))
+                (
+                    a.ending.id,
+                    parked_on_check(a.key) if a.unknown is None else parked_on_unknown(a.unknown),
+                )
                 for a in answers
             ]
             tx.batch("park_on_question", [line for line in sorted(lines) if line[0] in ours])
@@ -189,7 +192,7 @@ class Questions:
             for key in sorted(first.keys() & told):
                 self._note(tx, first[key], held[key] or (0, 0, None))
 
-    def _note(self, tx: Tx, answer: Answer, before: Sequence[Any]) -> None:
+    def _note(self, tx: Transaction, answer: ConditionAnswer, before: Sequence[Any]) -> None:
         looks, raised = int(before[0]), int(before[1]) + 1 if answer.error is not None else 0
         id = answer.ending.id
         if answer.error is not None:
@@ -200,26 +203,26 @@ class Questions:
             }
             self._steering.events.tell(tx, "condition_failed", [id], **told)
         if raised >= HOLD_AFTER:
-            line = line_of(answer.key)
+            line = parked_on_check(answer.key)
             reason = f"condition {answer.said} raised {raised} times in a row: {answer.error}"
             for (one,) in tx.all(
                 "heads_of_question", namespace=self._namespace, line=line, most=MOST
             ):
-                self._steering.put_down(tx, "hold", one, reason)
+                self._steering.cancel_or_hold(tx, "hold", one, reason)
             looks = raised = 0
-        pause = answer.wait if answer.wait is not None else pause_after(looks)
+        pause = answer.wait if answer.wait is not None else pause_after_checks(looks)
         said = f"{answer.said} raised {answer.error}" if answer.error is not None else answer.said
         values = {"looks": looks + 1, "raised": raised, "said": said, "pause": pause}
         tx.one("answer_question", namespace=self._namespace, key=answer.key, **values)
 
-    def take(self, node: int, wanted: Sequence[Wanted]) -> set[JobId]:
+    def take(self, node: int, wanted: Sequence[SlotRequest]) -> set[JobId]:
         """Slots for jobs that may start with them; gives those that have them, the others stand in line."""
         with self._db.transaction() as tx:
             return {
                 one.answer.ending.id for one in sorted(wanted, key=_id) if self._take(tx, node, one)
             }
 
-    def _take(self, tx: Tx, node: int, wanted: Wanted) -> bool:
+    def _take(self, tx: Transaction, node: int, wanted: SlotRequest) -> bool:
         limits, ending = self._steering.limits, wanted.answer.ending
         if tx.one("own", id=ending.id, attempt=ending.attempt, claim=ending.claim) is None:
             return False
@@ -235,7 +238,7 @@ class Questions:
             if tx.one("hold_question", namespace=self._namespace, key=key) is None:
                 return 0
             heads = tx.all(
-                "heads_of_question", namespace=self._namespace, line=line_of(key), most=MOST
+                "heads_of_question", namespace=self._namespace, line=parked_on_check(key), most=MOST
             )
             self._let_in(tx, heads)
             if len(heads) < MOST:
@@ -245,11 +248,11 @@ class Questions:
                 tx.one("answer_question", namespace=self._namespace, key=key, **values)
             return len(heads)
 
-    def question(self, key: str) -> Question | None:
+    def question(self, key: str) -> ConditionCheck | None:
         with self._db.statement() as tx:
             row = tx.one("question", namespace=self._namespace, key=key)
-            return Question(*row) if row else None
+            return ConditionCheck(*row) if row else None
 
 
-def _id(wanted: Wanted) -> JobId:
+def _id(wanted: SlotRequest) -> JobId:
     return wanted.answer.ending.id

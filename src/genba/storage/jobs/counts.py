@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from genba.storage.engines.database import Database, Tx
+from genba.storage.engines.database import Database, Transaction
 from genba.storage.records import Micros
 
 MOST = 10_000  # jobs of a state that are counted
@@ -17,7 +17,7 @@ MOST_EACH = 1_000  # ... of a queue, if there are many queues
 MANY_QUEUES = 10
 
 
-class Level(NamedTuple):
+class StateCount(NamedTuple):
     """`oldest` is the earliest moment at which one of them was due."""
 
     state: str  # as a job says it; `parked` for those that wait, and could not start
@@ -28,9 +28,9 @@ class Level(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Levels:
+class OpenJobCounts:
     now: Micros
-    jobs: list[Level]
+    jobs: list[StateCount]
     more: frozenset[
         tuple[str, str]
     ]  # (state, queue or "") of which there are more than were counted
@@ -39,14 +39,14 @@ class Levels:
     lock_waiting_since: Micros | None
 
 
-class Gauge:
+class JobCounts:
     def __init__(self, database: Database, namespace: str) -> None:
         self._db = database
         self._namespace = namespace
 
-    def look(self) -> Levels:
+    def look(self) -> OpenJobCounts:
         with self._db.statement() as tx:
-            found: list[Level] = []
+            found: list[StateCount] = []
             more: set[tuple[str, str]] = set()
             queues = [row[0] for row in tx.all("waiting_queues", namespace=self._namespace)]
             each = MOST if len(queues) <= MANY_QUEUES else MOST_EACH
@@ -58,12 +58,12 @@ class Gauge:
                 self._count(tx, found, more, state, "level_aside", MOST, state=state)
             locks = tx.one("level_locks", namespace=self._namespace, limit=MOST)
             assert locks is not None
-            return Levels(tx.now(), found, frozenset(more), *locks)
+            return OpenJobCounts(tx.now(), found, frozenset(more), *locks)
 
     def _count(
         self,
-        tx: Tx,
-        found: list[Level],
+        tx: Transaction,
+        found: list[StateCount],
         more: set[tuple[str, str]],
         name: str,
         query: str,
@@ -71,7 +71,7 @@ class Gauge:
         **asked: str,
     ) -> None:
         rows = [
-            Level(name, *row)
+            StateCount(name, *row)
             for row in tx.all(query, namespace=self._namespace, limit=most, **asked)
         ]
         found += rows

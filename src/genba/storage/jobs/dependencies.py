@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 from genba.domain.states import FINAL
-from genba.domain.untrusted_json import read
+from genba.domain.untrusted_json import read_json
 from genba.errors import JobNotFound
-from genba.storage.engines.database import Database, Row, Tx
+from genba.storage.engines.database import Database, Row, Transaction
 from genba.storage.events import Events
-from genba.storage.limits.slots import Limits
+from genba.storage.limits.slots import LimitSlots
 from genba.storage.records import JobId, Micros
 
 AT_ONCE = 1000  # children in one step, parents in one transaction
@@ -38,17 +38,19 @@ class Parent(NamedTuple):
 class Steering(Protocol):
     """What the settler needs of the store."""
 
-    def put_down(self, tx: Tx, verb: str, id: JobId, reason: str) -> bool: ...
+    def cancel_or_hold(self, tx: Transaction, verb: str, id: JobId, reason: str) -> bool: ...
 
-    def tell_of_moves(self, tx: Tx, rows: Sequence[Row]) -> None: ...
+    def record_states(self, tx: Transaction, rows: Sequence[Row]) -> None: ...
 
-    def ask_to_stop(self, tx: Tx, id: JobId, how: str, reason: str | None) -> int | None: ...
+    def ask_to_stop(
+        self, tx: Transaction, id: JobId, how: str, reason: str | None
+    ) -> int | None: ...
 
     @property
     def age_step(self) -> Micros: ...
 
     @property
-    def limits(self) -> Limits: ...
+    def limits(self) -> LimitSlots: ...
 
     @property
     def events(self) -> Events: ...
@@ -63,7 +65,7 @@ class Dependencies:
         self._asked: set[int] = set()
         self._moved: list[JobId] = []  # by the one settler, in this transaction
 
-    def add(self, tx: Tx, edges: Sequence[tuple[JobId, JobId, str]]) -> None:
+    def add(self, tx: Transaction, edges: Sequence[tuple[JobId, JobId, str]]) -> None:
         """(child, parent, wants); JobNotFound if a parent is not there."""
         if not edges:
             return
@@ -80,11 +82,11 @@ class Dependencies:
         tx.batch("add_edges", edges)
         self.look_at(tx, parents)
 
-    def look_at(self, tx: Tx, parents: Sequence[JobId]) -> None:
+    def look_at(self, tx: Transaction, parents: Sequence[JobId]) -> None:
         """Leave a note that the children of these must be looked at."""
         tx.batch("look_at", [(parent,) for parent in parents], namespace=self._namespace)
 
-    def awaited(self, tx: Tx, kind: str, ids: Sequence[JobId]) -> bool:
+    def awaited(self, tx: Transaction, kind: str, ids: Sequence[JobId]) -> bool:
         """These have ended: note those for whom somebody waits; True if there are any."""
         found = tx.all("with_children", ids=tx.numbers(ids))
         if kind in TAKES_ITS_CHILDREN:
@@ -130,7 +132,7 @@ class Dependencies:
         nodes, self._asked = self._asked - {0}, set()
         return sorted(nodes)
 
-    def _resolve_met(self, tx: Tx, succeeded: set[JobId]) -> set[JobId]:
+    def _resolve_met(self, tx: Transaction, succeeded: set[JobId]) -> set[JobId]:
         """Those of them that every child had hoped for, all in one go; the others, and great families, one by one."""
         edges = (
             tx.all("children_of", ids=tx.numbers(sorted(succeeded))) if len(succeeded) > 1 else []
@@ -142,7 +144,7 @@ class Dependencies:
         self._less(tx, [row[0] for row in tx.batch("edges_met", ended)])
         return hoped
 
-    def _resolve(self, tx: Tx, parent: JobId, state: str) -> bool:
+    def _resolve(self, tx: Transaction, parent: JobId, state: str) -> bool:
         """False if there are more of them than in one step."""
         if state not in FINAL and state != "deleted":
             return True
@@ -164,24 +166,28 @@ class Dependencies:
             if was == "running":
                 self._asked.add(self._steering.ask_to_stop(tx, child, "cancel", reason) or 0)
             else:
-                self._steering.put_down(tx, "cancel", child, reason)
+                self._steering.cancel_or_hold(tx, "cancel", child, reason)
                 self._moved.append(child)
         return max(len(children), len(family)) < AT_ONCE
 
-    def _count_down(self, tx: Tx, parent: JobId, children: Sequence[JobId], state: str) -> None:
+    def _count_down(
+        self, tx: Transaction, parent: JobId, children: Sequence[JobId], state: str
+    ) -> None:
         done = tx.all("edges_done", parent_id=parent, state=state, ids=tx.numbers(children))
         self._less(tx, [row[0] for row in done])
 
-    def _less(self, tx: Tx, children: Sequence[JobId]) -> None:
+    def _less(self, tx: Transaction, children: Sequence[JobId]) -> None:
         """Each waits for one job less, as often as it is named."""
         moved = tx.batch(
             "deps_less", sorted(Counter(children).items()), age_step=self._steering.age_step
         )
         free = [row[:3] for row in moved if row[3] == 0 and row[1] in ("waiting", "scheduled")]
-        self._steering.tell_of_moves(tx, free)
+        self._steering.record_states(tx, free)
         self._moved += [row[0] for row in moved if row[1] == "waiting"]
 
-    def _put_down(self, tx: Tx, parent: JobId, state: str, children: Sequence[JobId]) -> None:
+    def _put_down(
+        self, tx: Transaction, parent: JobId, state: str, children: Sequence[JobId]
+    ) -> None:
         how = "was deleted" if state == "deleted" else f"ended {state}"
         reason = (
             f"dependency {'succeeded' if state == 'succeeded' else 'failed'}: job {parent} {how}"
@@ -189,10 +195,10 @@ class Dependencies:
         for child, options in sorted(tx.all("options_of", ids=tx.numbers(children))):
             policy = on_dependency_failure(options)
             if policy != "run":
-                self._steering.put_down(tx, policy, child, reason)
+                self._steering.cancel_or_hold(tx, policy, child, reason)
                 self._moved.append(child)
 
-    def reopen(self, tx: Tx, id: JobId) -> None:
+    def reopen(self, tx: Transaction, id: JobId) -> None:
         """This one runs again: who was cancelled or held because of it waits again, and who waited for those."""
         parents = [id]
         while parents:
@@ -237,5 +243,5 @@ def is_met(wants: str, state: str) -> bool:
 
 
 def on_dependency_failure(written: str | None) -> str:
-    said = read(written, dict[str, Any], {}).get("on_dependency_failure")
+    said = read_json(written, dict[str, Any], {}).get("on_dependency_failure")
     return said if said in ("hold", "run") else "cancel"

@@ -11,14 +11,22 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from genba.domain.limits import STRIPE, line_of, write_needs
+from genba.domain.limits import ORDERED, bucket_to_wait_for, write_needs
 from genba.domain.rank import boost
 from genba.domain.states import FINAL
 from genba.errors import KeyTaken, StoreError, StoreUnreachable
-from genba.storage.engines.database import LONG, AnswerLost, Database, Tx
-from genba.storage.limits.queueing import LINE
+from genba.storage.engines.database import LONG_ARGUMENTS_BYTES, AnswerLost, Database, Transaction
+from genba.storage.limits.queueing import PARKED_ON_LIMIT
 from genba.storage.operators import RulesChanged
-from genba.storage.records import NAMED, Alike, Enqueued, JobId, Micros, NewJob, is_quiet
+from genba.storage.records import (
+    EXACT_MOMENT,
+    Enqueued,
+    JobId,
+    Micros,
+    NewJob,
+    UniformJobs,
+    is_quiet,
+)
 
 if TYPE_CHECKING:
     from genba.storage.store import Store
@@ -35,7 +43,7 @@ SOON = 0.005  # seconds after which a job calls a hungry node by itself again, a
 _json = msgspec.json.Encoder()
 
 
-class Intake:
+class Enqueuer:
     def __init__(self, store: Store, database: Database) -> None:
         self._store = store
         self._db = database
@@ -61,11 +69,11 @@ class Intake:
         with suppress(
             StoreError
         ):  # the jobs are in: what fails from here on must not say otherwise
-            if not isinstance(jobs, Alike) and any(job.after for job in jobs):
+            if not isinstance(jobs, UniformJobs) and any(job.after for job in jobs):
                 self._store.settle()
             if call:
                 for queue, count in _queues(jobs).items():
-                    self._store.presence.ring(self._namespace, queue, count)
+                    self._store.node_wakeups.ring(self._namespace, queue, count)
         return done
 
     def _commit(
@@ -77,15 +85,15 @@ class Intake:
         with self._db.transaction() as tx:
             ids[:] = ids or tx.ids(len(jobs))
             done = self.insert(tx, jobs, ids, epoch)
-            self._store.questions.ask_for(tx, jobs, done)
+            self._store.conditions.ask_for(tx, jobs, done)
             return done, True
 
     def _commit_one(
         self, job: NewJob, ids: list[JobId], epoch: int | None
     ) -> tuple[list[Enqueued], bool]:
-        one_trip = self._db.lanes > 1
-        simple = job.simple and (one_trip or len(job.args) <= LONG)
-        with self._db.single() as tx:
+        one_trip = self._db.parallel_writers > 1
+        simple = job.simple and (one_trip or len(job.args) <= LONG_ARGUMENTS_BYTES)
+        with self._db.single_write() as tx:
             ids[:] = ids or tx.ids(1)
             if simple:
                 call = self._insert_simple(tx, job, ids[0], epoch)
@@ -96,10 +104,12 @@ class Intake:
                 raise RulesChanged("the rules have changed")
         return [Enqueued(ids[0], True)], call
 
-    def _insert_simple(self, tx: Tx, job: NewJob, id: JobId, epoch: int | None) -> bool | None:
+    def _insert_simple(
+        self, tx: Transaction, job: NewJob, id: JobId, epoch: int | None
+    ) -> bool | None:
         """Whether nodes are to be called; None if it was not inserted."""
         query, before, self._last = "enqueue_simple", self._last, time.monotonic()
-        if self._db.lanes > 1 and self._last - before < SOON:
+        if self._db.parallel_writers > 1 and self._last - before < SOON:
             query = "enqueue_simple_again"
         row = tx.one(
             query,
@@ -149,14 +159,14 @@ class Intake:
 
     def insert(
         self,
-        tx: Tx,
+        tx: Transaction,
         jobs: Sequence[NewJob],
         given: Sequence[JobId] = (),
         epoch: int | None = None,
         *,
         ours: bool = True,
     ) -> list[Enqueued]:
-        if isinstance(jobs, Alike) and len(jobs) > 1 and jobs[0].plain:
+        if isinstance(jobs, UniformJobs) and len(jobs) > 1 and jobs[0].plain:
             return self._insert_alike(tx, jobs, given or tx.ids(len(jobs)), epoch)
         limited = any(job.limited for job in jobs)
         if limited:
@@ -196,7 +206,7 @@ class Intake:
         return done
 
     def _insert_alike(
-        self, tx: Tx, jobs: Alike, ids: Sequence[JobId], epoch: int | None
+        self, tx: Transaction, jobs: UniformJobs, ids: Sequence[JobId], epoch: int | None
     ) -> list[Enqueued]:
         first = self._row(jobs[0], ids[0], 0, self._moment(tx, epoch), limited=False)
         same = first[1:-1]  # between the id and the arguments
@@ -205,20 +215,20 @@ class Intake:
             self._store.events.tell(tx, first[_STATE], ids)
         return [Enqueued(id, True) for id in ids]
 
-    def _moment(self, tx: Tx, epoch: int | None) -> Micros:
+    def _moment(self, tx: Transaction, epoch: int | None) -> Micros:
         """Now; RulesChanged if an operator has changed something since `epoch`."""
         now, known = tx.one("now_and_epoch", namespace=self._namespace) or (0, None)
         if epoch is not None and known != epoch:
             raise RulesChanged("the rules have changed")
         return int(now)
 
-    def _limit(self, tx: Tx, made: Sequence[NewJob], ours: bool) -> None:
+    def _limit(self, tx: Transaction, made: Sequence[NewJob], ours: bool) -> None:
         rules = {rule.template: rule for job in made for rule in job.rules}
         now = tx.now()
         soon = [job for job in made if not job.after and not job.delay and (job.due_at or 0) <= now]
-        self._store.limits.admit_new(tx, [job.needs for job in soon], rules.values(), ours=ours)
+        self._store.limits.queue_new(tx, [job.needs for job in soon], rules.values(), ours=ours)
 
-    def _check_waiting(self, tx: Tx, jobs: Sequence[NewJob]) -> None:
+    def _check_waiting(self, tx: Transaction, jobs: Sequence[NewJob]) -> None:
         more: Counter[str] = Counter()
         most: dict[str, int] = {}
         for job in jobs:
@@ -234,7 +244,7 @@ class Intake:
 
     def _connect(
         self,
-        tx: Tx,
+        tx: Transaction,
         jobs: Sequence[NewJob],
         done: Sequence[Enqueued],
         edges: Sequence[tuple[int, int, str]],
@@ -253,14 +263,16 @@ class Intake:
     ) -> tuple[Any, ...]:
         due, since = now + job.delay, None
         if job.due_at is not None and job.due_at > now:
-            due, since = job.due_at, NAMED
+            due, since = job.due_at, EXACT_MOMENT
         state = "blocked" if deps else "scheduled" if due > now else "waiting"
         more: tuple[Any, ...] = ()
         rank = due - boost(job.priority, self._store.age_step)
         if limited:
-            line = line_of(job.needs)
-            rank = now if line is not None and line.kind == STRIPE else rank
-            parked_on = LINE + line.name if line is not None and state == "waiting" else None
+            line = bucket_to_wait_for(job.needs)
+            rank = now if line is not None and line.kind == ORDERED else rank
+            parked_on = (
+                PARKED_ON_LIMIT + line.name if line is not None and state == "waiting" else None
+            )
             more = (
                 write_needs(job.needs) if job.needs else None,
                 parked_on,
@@ -292,7 +304,7 @@ class Intake:
 
     def _insert_one(
         self,
-        tx: Tx,
+        tx: Transaction,
         job: NewJob,
         id: JobId,
         deps: int = 0,
@@ -301,7 +313,7 @@ class Intake:
         call: bool = False,
     ) -> Enqueued:
         """`call` a hungry node with it, where that can be done in one: only if nothing else is in this transaction."""
-        quiet, long = is_quiet(job.options), len(job.args) > LONG
+        quiet, long = is_quiet(job.options), len(job.args) > LONG_ARGUMENTS_BYTES
         row = tx.one(
             "enqueue_one",
             long=long,
@@ -336,19 +348,19 @@ class Intake:
         told = {"kind": row[1], "node": self._store.events.node, "quiet": quiet}
         tx.run("enqueue_one_event", namespace=self._namespace, job_id=id, **told)
         if job.limited:
-            line = line_of(job.needs)
+            line = bucket_to_wait_for(job.needs)
             tx.one(
                 "limit_job",
                 id=id,
                 buckets=write_needs(job.needs) if job.needs else None,
                 capped=1 if job.capped else None,
-                line=None if line is None else LINE + line.name,
-                ordered=int(line is not None and line.kind == STRIPE),
+                line=None if line is None else PARKED_ON_LIMIT + line.name,
+                ordered=int(line is not None and line.kind == ORDERED),
             )
         return Enqueued(id, True)
 
     def _insert_unique(
-        self, tx: Tx, job: NewJob, id: JobId, after: dict[int, str], replaced: list[JobId]
+        self, tx: Transaction, job: NewJob, id: JobId, after: dict[int, str], replaced: list[JobId]
     ) -> tuple[Enqueued, dict[int, str]]:
         """One open job per identity; the unique index decides, also against those we cannot see yet."""
         for _ in range(10):
@@ -373,14 +385,14 @@ class Intake:
                     "forget_identity", id=other
                 )  # from here its row is locked: it cannot start behind our back
                 reason = f"replaced by job {id}"
-                if self._store.put_down(tx, "cancel", other, reason, by=self._store.by()):
+                if self._store.cancel_or_hold(tx, "cancel", other, reason, by=self._store.by()):
                     replaced.append(other)
                     continue
                 if self._store.ask_to_stop(tx, other, "cancel", reason) is not None:
                     after = {**after, other: "finished"}
         raise KeyTaken(f"the identity of this {job.task!r} job changes hands too fast to take it")
 
-    def _tell_of_new(self, tx: Tx, rows: Sequence[tuple[Any, ...]]) -> None:
+    def _tell_of_new(self, tx: Transaction, rows: Sequence[tuple[Any, ...]]) -> None:
         by_state: dict[str, list[JobId]] = {}
         for row in rows:
             if not is_quiet(row[_OPTIONS]):
@@ -392,6 +404,6 @@ class Intake:
 def _queues(jobs: Sequence[NewJob]) -> Mapping[str, int]:
     return (
         {jobs[0].queue: len(jobs)}
-        if isinstance(jobs, Alike)
+        if isinstance(jobs, UniformJobs)
         else Counter(job.queue for job in jobs)
     )

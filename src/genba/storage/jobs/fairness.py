@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from genba.domain.fairness import TURN, UNRANKED, fair_rank, start_of, starts
-from genba.storage.engines.database import Database, Tx
+from genba.storage.engines.database import Database, Transaction
 from genba.storage.records import Claimed, Enqueued, JobId, NewJob
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ class Fairness:
         self._namespace = store.namespace
         self._policy = store.policy
 
-    def place(self, tx: Tx, jobs: Sequence[NewJob], done: Sequence[Enqueued]) -> None:
+    def place(self, tx: Transaction, jobs: Sequence[NewJob], done: Sequence[Enqueued]) -> None:
         """Give new jobs of fair queues their places, each key by turns."""
         made = [
             (one.id, job)
@@ -41,7 +41,7 @@ class Fairness:
         tx.batch("set_fair", [*self._ranked(tx, now), *later])
 
     def _ranked(
-        self, tx: Tx, jobs: Sequence[tuple[JobId, str, str, int]]
+        self, tx: Transaction, jobs: Sequence[tuple[JobId, str, str, int]]
     ) -> Iterator[tuple[JobId, str, int]]:
         if not jobs:
             return
@@ -72,7 +72,7 @@ class Fairness:
                     break
         return ranked
 
-    def move(self, tx: Tx, queue: str, claimed: Sequence[Claimed]) -> None:
+    def move(self, tx: Transaction, queue: str, claimed: Sequence[Claimed]) -> None:
         """The queue's time is the start of what was claimed last."""
         step = self._store.age_step
         known = [

@@ -8,27 +8,32 @@ from functools import lru_cache
 
 import msgspec
 
-from genba.domain.states import Cause, stopped_by
-from genba.domain.verdict import End, Standing, judge
-from genba.options.table import Snapshot
+from genba.domain.states import Cause, default_stop_reason
+from genba.domain.verdict import AttemptEnd, Standing, judge
+from genba.options.table import OptionsSnapshot
 from genba.storage.nodes.nodes import Orphan
 from genba.storage.records import Claimed, Ending, Micros
 
-PLAIN = Snapshot()
-UNREADABLE = Snapshot(retry={"times": 0})  # somebody has written options by hand
+DEFAULT_OPTIONS = OptionsSnapshot()
+UNREADABLE_OPTIONS = OptionsSnapshot(retry={"times": 0})  # somebody has written options by hand
 
 
 @lru_cache(maxsize=256)  # jobs of a task have the same, as a rule
-def read_options(written: str | None) -> Snapshot | None:
+def read_options(written: str | None) -> OptionsSnapshot | None:
     """None if all is as usual; what somebody has written by hand must not stop a node."""
     try:
-        return None if written is None else Snapshot.read(written.encode())
+        return None if written is None else OptionsSnapshot.read(written.encode())
     except (msgspec.MsgspecError, ValueError):
-        return UNREADABLE
+        return UNREADABLE_OPTIONS
 
 
-def judged(
-    job: Claimed | Orphan, claim: int, options: Snapshot, end: End, wall: Micros, jitter: float
+def build_ending(
+    job: Claimed | Orphan,
+    claim: int,
+    options: OptionsSnapshot,
+    end: AttemptEnd,
+    wall: Micros,
+    jitter: float,
 ) -> Ending:
     verdict = judge(
         end,
@@ -67,16 +72,16 @@ def judged(
     )
 
 
-def judge_orphan(orphan: Orphan, wall: Micros, random: Callable[[], float]) -> Ending:
+def judge_lost_job(orphan: Orphan, wall: Micros, random: Callable[[], float]) -> Ending:
     """What becomes of a job whose node is gone.
 
     Nobody can know whether an unmarked one had started: it counts as lost, and its number is not given again.
     """
-    options = read_options(orphan.options) or PLAIN
-    end = End(
+    options = read_options(orphan.options) or DEFAULT_OPTIONS
+    end = AttemptEnd(
         cause=Cause.NODE_LOST,
         started=orphan.started_mark is not None,
         cancel_requested=orphan.cancel_requested is not None,
-        reason=stopped_by(orphan.cancel_requested) if orphan.cancel_requested else None,
+        reason=default_stop_reason(orphan.cancel_requested) if orphan.cancel_requested else None,
     )
-    return replace(judged(orphan, orphan.claim, options, end, wall, random()), locks=True)
+    return replace(build_ending(orphan, orphan.claim, options, end, wall, random()), locks=True)

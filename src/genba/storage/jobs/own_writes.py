@@ -10,21 +10,23 @@ from typing import Any
 
 import msgspec
 
-from genba.domain.outcome import Fence, Report, Wish
+from genba.domain.outcome import AttemptReport, Fence, OutcomeRequest
 from genba.domain.states import Cause, State
-from genba.domain.verdict import End
+from genba.domain.verdict import AttemptEnd
 from genba.errors import LeaseLost, Stopped, StoreError
-from genba.signal_safe import unbroken
-from genba.storage.engines.database import AnswerLost, Database, Joint, Tx
+from genba.signal_safe import defer_stop
+from genba.storage.engines.database import AnswerLost, Database, JobTransaction, Transaction
 from genba.storage.events import Events
-from genba.storage.jobs.judge import PLAIN, judged, read_options
+from genba.storage.jobs.judge import DEFAULT_OPTIONS, build_ending, read_options
 from genba.storage.nodes.nodes import EndJobs, Orphan
 from genba.storage.records import Ending, Micros
 
-LIMIT = 5.0  # seconds that a job's own transaction may be open where it blocks all other writers
+OWN_TRANSACTION_SECONDS = (
+    5.0  # seconds that a job's own transaction may be open where it blocks all other writers
+)
 
 
-class Inside:
+class OwnWrites:
     def __init__(
         self, database: Database, events: Events, end: EndJobs, after: Callable[[], None]
     ) -> None:
@@ -35,11 +37,11 @@ class Inside:
 
     def save(self, fence: Fence, checkpoint: bytes, within: OwnTransaction | None = None) -> None:
         """Durable when it returns; `within` the job's own transaction, when that is committed."""
-        with self._db.single() if within is None else within.ours() as tx:
+        with self._db.single_write() if within is None else within.ours() as tx:
             if tx.one("save", saved=checkpoint, **_fenced(fence)) is None:
                 raise _lost(fence)
 
-    def end(self, fence: Fence, wish: Wish, report: Report, jitter: float) -> None:
+    def end(self, fence: Fence, wish: OutcomeRequest, report: AttemptReport, jitter: float) -> None:
         """End this attempt as it wishes; durable when it returns."""
         try:
             with self._db.transaction() as tx:
@@ -56,7 +58,7 @@ class Inside:
             return tx.one("has_ended", id=fence[0], attempt=fence[1]) is not None
 
     def transaction(
-        self, fence: Fence, told: Callable[[], tuple[Wish, Report, float]]
+        self, fence: Fence, told: Callable[[], tuple[OutcomeRequest, AttemptReport, float]]
     ) -> OwnTransaction:
         """A transaction that ends the attempt, as `told` says when the block is left."""
         return OwnTransaction(self, fence, told)
@@ -70,7 +72,7 @@ class Inside:
                 told = msgspec.json.decode(error)
                 self._events.tell(tx, "error_after_end", [fence[0]], attempt=fence[1], error=told)
 
-    def _own(self, tx: Tx, fence: Fence) -> tuple[Orphan, int | None]:
+    def _own(self, tx: Transaction, fence: Fence) -> tuple[Orphan, int | None]:
         """Our row, locked; LeaseLost if it is not ours any more."""
         row = tx.one("own", **_fenced(fence))
         if row is None:
@@ -79,8 +81,8 @@ class Inside:
 
     # for OwnTransaction
 
-    def open(self, fence: Fence) -> tuple[Joint, Orphan, int | None]:
-        joint = self._db.joint(LIMIT)
+    def open(self, fence: Fence) -> tuple[JobTransaction, Orphan, int | None]:
+        joint = self._db.job_transaction(OWN_TRANSACTION_SECONDS)
         try:
             with joint.ours() as tx:
                 row, node = self._own(tx, fence)
@@ -92,7 +94,11 @@ class Inside:
         return joint, row, node
 
     def close(
-        self, joint: Joint, row: Orphan, node: int | None, told: tuple[Wish, Report, float]
+        self,
+        joint: JobTransaction,
+        row: Orphan,
+        node: int | None,
+        told: tuple[OutcomeRequest, AttemptReport, float],
     ) -> None:
         wish, report, jitter = told
         try:
@@ -115,21 +121,24 @@ class OwnTransaction:
     """`with` gives the driver's connection; leaving it well ends the job in the same commit."""
 
     def __init__(
-        self, inside: Inside, fence: Fence, told: Callable[[], tuple[Wish, Report, float]]
+        self,
+        inside: OwnWrites,
+        fence: Fence,
+        told: Callable[[], tuple[OutcomeRequest, AttemptReport, float]],
     ) -> None:
         self._inside = inside
         self._fence = fence
         self._told = told
-        self._open: tuple[Joint, Orphan, int | None] | None = None
+        self._open: tuple[JobTransaction, Orphan, int | None] | None = None
 
-    def ours(self) -> AbstractContextManager[Tx]:
+    def ours(self) -> AbstractContextManager[Transaction]:
         """For our own writes while it is open."""
         assert self._open is not None
         return self._open[0].ours()
 
     def __enter__(self) -> Any:
         try:
-            with unbroken:
+            with defer_stop:
                 self._open = self._inside.open(self._fence)
             return self._open[0].connection
         except (
@@ -138,7 +147,7 @@ class OwnTransaction:
             self.__exit__(type(error), error, None)
             raise
 
-    @unbroken
+    @defer_stop
     def __exit__(
         self,
         kind: type[BaseException] | None,
@@ -159,8 +168,10 @@ class OwnTransaction:
             ) from error  # what the driver says of its closed connection helps nobody
 
 
-def _ending(row: Orphan, wish: Wish, report: Report, now: Micros, jitter: float) -> Ending:
-    end = End(
+def _ending(
+    row: Orphan, wish: OutcomeRequest, report: AttemptReport, now: Micros, jitter: float
+) -> Ending:
+    end = AttemptEnd(
         cause=Cause.RETURNED,
         started=True,
         wants=wish.wants,
@@ -170,7 +181,9 @@ def _ending(row: Orphan, wish: Wish, report: Report, now: Micros, jitter: float)
         free_retry=wish.free,
         cancel_requested=row.cancel_requested is not None,
     )
-    ending = judged(row, row.claim, read_options(row.options) or PLAIN, end, now, jitter)
+    ending = build_ending(
+        row, row.claim, read_options(row.options) or DEFAULT_OPTIONS, end, now, jitter
+    )
     cancelled = ending.state == State.CANCELLED
     return replace(
         ending,

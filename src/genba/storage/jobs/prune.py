@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from itertools import islice
 
 from genba.domain.duration import DAY, MINUTE, Micros
-from genba.options.parse import Keep
+from genba.options.parse import KeepTimes
 from genba.storage.engines.database import Database
-from genba.storage.jobs.bulk import GONE_TOO
+from genba.storage.jobs.bulk import DELETED_WITH_JOB
 from genba.storage.records import JobId
 
 SLICE = 500  # in one transaction: no longer than 200 ms, on a busy machine too
@@ -37,7 +37,7 @@ class Pruner:
     def __init__(self, database: Database, namespace: str) -> None:
         self._db = database
         self._namespace = namespace
-        self._keeps: Mapping[str, Keep] = {}
+        self._keeps: Mapping[str, KeepTimes] = {}
         self._now: Micros = 0
         self._whole_at: Micros | None = None
         self._passed: dict[
@@ -47,7 +47,7 @@ class Pruner:
         self._later: list[JobId] = []  # old, but somebody who is open needs them
         self._again: deque[JobId] = deque()
 
-    def begin(self, keeps: Mapping[str, Keep], now: Micros, whole: bool = False) -> None:
+    def begin(self, keeps: Mapping[str, KeepTimes], now: Micros, whole: bool = False) -> None:
         """What is to go by now, as these tasks are kept; goes on with the sweep before if that is not at its end."""
         if self._passes or self._again:
             return
@@ -104,7 +104,7 @@ class Pruner:
             return 0
         with self._db.transaction() as tx:
             gone = tx.all("prune_these", ids=tx.numbers(ids))
-            for name in GONE_TOO:
+            for name in DELETED_WITH_JOB:
                 tx.batch(name, gone)
             left = sorted(set(ids) - {row[0] for row in gone})
             there = (
@@ -116,5 +116,5 @@ class Pruner:
         return len(gone)
 
 
-def _lengths(keep: Keep) -> list[Micros | None]:
+def _lengths(keep: KeepTimes) -> list[Micros | None]:
     return list(keep.values()) if isinstance(keep, dict) else [keep]

@@ -195,7 +195,7 @@ class Search:
         with self._db.statement() as tx:
             return int(tx.select(f"SELECT {counts}", **values)[0][0])
 
-    def usual_run(self, task: str | None, queue: str | None) -> Micros | None:
+    def usual_duration(self, task: str | None, queue: str | None) -> Micros | None:
         """How long jobs of this task or queue took, of the last few hundred that have ended; None if none did."""
         with self._db.statement() as tx:
             row = tx.one("recent_runs", namespace=self._namespace, task=task, queue=queue)

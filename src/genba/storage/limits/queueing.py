@@ -12,26 +12,26 @@ from typing import Any, NamedTuple
 
 from genba.domain.limits import (
     LIMIT,
-    STRIPE,
+    ORDERED,
     Bucket,
-    Need,
-    Needs,
-    Rule,
-    Waiter,
-    allot,
-    line_of,
+    BucketWaiter,
+    LimitRule,
+    SlotNeed,
+    SlotNeeds,
+    assign_slots,
+    bucket_to_wait_for,
     read_needs,
     write_needs,
 )
-from genba.storage.engines.database import Tx
+from genba.storage.engines.database import Transaction
 from genba.storage.records import JobId, Micros
 
-LINE = "limit "  # what jobs in the line of a bucket are parked on, before its name
+PARKED_ON_LIMIT = "limit "  # what jobs in the line of a bucket are parked on, before its name
 MOST = 1000  # jobs that are let go in one go
 ROUNDS = 8  # looks at the same lines in one transaction; what is left is looked at in another one
 
 
-class Limited(NamedTuple):
+class LimitedJob(NamedTuple):
     """A job that has stopped running, or left its line (the order is that of the queries)."""
 
     id: JobId
@@ -40,32 +40,35 @@ class Limited(NamedTuple):
     state: str
 
 
-class Lines:
+class BucketQueues:
     def __init__(self, namespace: str) -> None:
         self._namespace = namespace
         self.handed = False  # a hint: since it was last cleared, jobs have been let go
 
     def stand(
-        self, tx: Tx, buckets: Mapping[str, Bucket], jobs: Sequence[tuple[Limited, Needs]]
+        self,
+        tx: Transaction,
+        buckets: Mapping[str, Bucket],
+        jobs: Sequence[tuple[LimitedJob, SlotNeeds]],
     ) -> None:
         """In line, those that may start, and those that must keep their place in an ordered one."""
         places = []
         ready = []
         for row, needs in jobs:
-            stripe = next((need.name for need in needs if need.kind == STRIPE), None)
+            stripe = next((need.name for need in needs if need.kind == ORDERED), None)
             owned = stripe is not None and buckets[stripe].owner == row.id
-            line = line_of(needs, owned)
+            line = bucket_to_wait_for(needs, owned)
             if row.state == "waiting" and line is None:
                 ready.append(row.id)  # its turn is all it needs, and it has that
-                places.append((row.id, LINE + str(stripe), 1))
+                places.append((row.id, PARKED_ON_LIMIT + str(stripe), 1))
             elif line is not None and (
-                row.state == "waiting" or (line.kind == STRIPE and row.state != "blocked")
+                row.state == "waiting" or (line.kind == ORDERED and row.state != "blocked")
             ):
-                places.append((row.id, LINE + line.name, int(stripe is not None)))
+                places.append((row.id, PARKED_ON_LIMIT + line.name, int(stripe is not None)))
         tx.batch("park", places)
         self.grant(tx, ready)
 
-    def serve(self, tx: Tx, buckets: dict[str, Bucket], names: Iterable[str]) -> None:
+    def serve(self, tx: Transaction, buckets: dict[str, Bucket], names: Iterable[str]) -> None:
         """Hand the free slots of these buckets, which we hold, to those who wait for them; and write them."""
         now = self._now(tx, buckets)
         lines, put_off = set(names), set[str]()
@@ -90,20 +93,22 @@ class Lines:
             ]
             tx.batch("ask_recheck", asked_for, namespace=self._namespace)
 
-    def look(self, tx: Tx, rows: Sequence[tuple[str, str]]) -> None:
-        wanted = {name: Need(name, template, LIMIT) for name, template in sorted(rows)}
+    def look(self, tx: Transaction, rows: Sequence[tuple[str, str]]) -> None:
+        wanted = {name: SlotNeed(name, template, LIMIT) for name, template in sorted(rows)}
         if wanted:
             self.serve(tx, self.lock(tx, wanted), wanted)
 
-    def _heads(self, tx: Tx, asked: Mapping[str, int]) -> list[tuple[Any, ...]]:
+    def _heads(self, tx: Transaction, asked: Mapping[str, int]) -> list[tuple[Any, ...]]:
         """The first ones of these lines, as many as there is room."""
         found = []
         for room in sorted(set(asked.values())):
-            lines = tx.names([LINE + name for name, count in asked.items() if count == room])
-            found += tx.gather("heads", lines=lines, room=room, namespace=self._namespace)
+            lines = tx.names(
+                [PARKED_ON_LIMIT + name for name, count in asked.items() if count == room]
+            )
+            found += tx.all_json("heads", lines=lines, room=room, namespace=self._namespace)
         return found
 
-    def grant(self, tx: Tx, ids: Sequence[JobId]) -> set[JobId]:
+    def grant(self, tx: Transaction, ids: Sequence[JobId]) -> set[JobId]:
         """Let these go; those whose rows somebody else holds stay where they are."""
         if not ids:
             return set()
@@ -112,17 +117,17 @@ class Lines:
         self.handed = self.handed or bool(ids)
         return set(ids)
 
-    def _now(self, tx: Tx, buckets: Mapping[str, Bucket]) -> Micros:
+    def _now(self, tx: Transaction, buckets: Mapping[str, Bucket]) -> Micros:
         """The moment, if any of them is a rate: the others do not ask what time it is."""
         return tx.now() if any(bucket.per is not None for bucket in buckets.values()) else 0
 
-    def _room(self, tx: Tx, bucket: Bucket, now: Micros) -> int:
+    def _room(self, tx: Transaction, bucket: Bucket, now: Micros) -> int:
         room = min(MOST, bucket.room(now))
         if (
             room and bucket.per is not None
         ):  # what was let go and has not started yet must not start all at once
             most = bucket.burst or bucket.n
-            mark = mark_of(bucket.name)
+            mark = needs_pattern(bucket.name)
             ((unclaimed,),) = tx.all(
                 "unclaimed_of", namespace=self._namespace, mark=mark, most=most
             )
@@ -131,7 +136,7 @@ class Lines:
 
     def _hand(
         self,
-        tx: Tx,
+        tx: Transaction,
         buckets: dict[str, Bucket],
         rows: Sequence[tuple[Any, ...]],
         asked: Mapping[str, int],
@@ -139,7 +144,9 @@ class Lines:
     ) -> tuple[set[str], set[str]]:
         """Gives the lines where there may be more to hand out, and those that somebody must look at again."""
         waiters = [
-            Waiter(rank, id, line.removeprefix(LINE), read_needs(needs), state == "waiting")
+            BucketWaiter(
+                rank, id, line.removeprefix(PARKED_ON_LIMIT), read_needs(needs), state == "waiting"
+            )
             for line, id, rank, needs, state in rows
         ]
         unseen = {need.name for waiter in waiters for need in waiter.needs} - buckets.keys()
@@ -149,7 +156,7 @@ class Lines:
             )
             buckets.update((row[0], Bucket(*row).seen()) for row in tried)
             now = now or self._now(tx, buckets)
-        done = allot(buckets, waiters, now)
+        done = assign_slots(buckets, waiters, now)
         again = {
             waiter.line for waiter in waiters if done.unseen & {need.name for need in waiter.needs}
         }
@@ -157,7 +164,9 @@ class Lines:
         turned = {row[0] for row in tx.batch("give_turn", [(waiter.id,) for waiter in done.turns])}
         moved = {
             row[0]
-            for row in tx.batch("move", [(waiter.id, LINE + to) for waiter, to in done.moves])
+            for row in tx.batch(
+                "move", [(waiter.id, PARKED_ON_LIMIT + to) for waiter, to in done.moves]
+            )
         }
         for waiter in done.grants:
             if waiter.id not in granted:  # somebody holds its row, and looks at the line afterwards
@@ -175,13 +184,15 @@ class Lines:
             name for name in full if name in went and name not in again and buckets[name].room(now)
         }, again
 
-    def _wake(self, tx: Tx, bucket: Bucket, now: Micros) -> None:
+    def _wake(self, tx: Transaction, bucket: Bucket, now: Micros) -> None:
         """Somebody must look at the line of a rate when the next one may start, if anybody is there."""
         waits = self._heads(tx, {bucket.name: 1})
         ripe = bucket.ripe_at(now)
         bucket.next_at = None if not waits else ripe if ripe > now else now + 50_000
 
-    def make(self, tx: Tx, wanted: Mapping[str, Need], rules: Mapping[str, Rule]) -> None:
+    def make(
+        self, tx: Transaction, wanted: Mapping[str, SlotNeed], rules: Mapping[str, LimitRule]
+    ) -> None:
         """Rows for buckets that have none; `rules` for templates that nobody has told of."""
         names = sorted(wanted)
         there = {
@@ -201,32 +212,34 @@ class Lines:
                 namespace=self._namespace,
             )
 
-    def lock(self, tx: Tx, wanted: Mapping[str, Need]) -> dict[str, Bucket]:
+    def lock(self, tx: Transaction, wanted: Mapping[str, SlotNeed]) -> dict[str, Bucket]:
         """The rows of these buckets, ours until the end of the transaction."""
         names = sorted(wanted)
-        rows = tx.gather("lock_buckets", names=tx.names(names), namespace=self._namespace)
+        rows = tx.all_json("lock_buckets", names=tx.names(names), namespace=self._namespace)
         if len(rows) < len(names):  # pruned since we looked
             self.make(tx, wanted, {})
-            rows = tx.gather("lock_buckets", names=tx.names(names), namespace=self._namespace)
+            rows = tx.all_json("lock_buckets", names=tx.names(names), namespace=self._namespace)
         found = {row[0]: Bucket(*row).seen() for row in rows}
         if len(found) < len(names):
             lost = {
                 name: need for name, need in wanted.items() if name not in found
             }  # of a row written by hand
-            self.make(tx, lost, {need.template: Rule(need.template, 0) for need in lost.values()})
-            rows = tx.gather(
+            self.make(
+                tx, lost, {need.template: LimitRule(need.template, 0) for need in lost.values()}
+            )
+            rows = tx.all_json(
                 "lock_buckets", names=tx.names(sorted(lost)), namespace=self._namespace
             )
             found |= {row[0]: Bucket(*row).seen() for row in rows}
         return found
 
-    def write(self, tx: Tx, buckets: Iterable[Bucket]) -> None:
+    def write(self, tx: Transaction, buckets: Iterable[Bucket]) -> None:
         changed = [
             (*bucket.values(), bucket.template, bucket.n) for bucket in buckets if bucket.changed
         ]
         tx.batch("fill_buckets", changed, namespace=self._namespace)
 
 
-def mark_of(name: str) -> str:
+def needs_pattern(name: str) -> str:
     """A pattern for the buckets of jobs that need this one; it may find a few more."""
-    return "%" + write_needs((Need(name, "", 0),))[2:].split(",", 1)[0].replace("\\", "_") + "%"
+    return "%" + write_needs((SlotNeed(name, "", 0),))[2:].split(",", 1)[0].replace("\\", "_") + "%"

@@ -12,20 +12,20 @@ from typing import Any, NamedTuple
 
 from genba.domain.limits import (
     LIMIT,
-    STRIPE,
+    ORDERED,
     Bucket,
-    Need,
-    Needs,
-    Rule,
-    Waiter,
-    allot,
+    BucketWaiter,
+    LimitRule,
+    SlotNeed,
+    SlotNeeds,
+    assign_slots,
     read_needs,
     write_needs,
 )
 from genba.domain.states import FINAL
 from genba.errors import BadOption, TaskFull
-from genba.storage.engines.database import Database, Tx
-from genba.storage.limits.queueing import LINE, Limited, Lines, mark_of
+from genba.storage.engines.database import Database, Transaction
+from genba.storage.limits.queueing import PARKED_ON_LIMIT, BucketQueues, LimitedJob, needs_pattern
 from genba.storage.records import JobId, Micros
 
 LINES = 500  # that one sweep looks at
@@ -35,7 +35,7 @@ _FINAL = frozenset(map(str, FINAL))
 _OUT = _FINAL | {"held"}
 
 
-class Holder(NamedTuple):
+class SlotHolder(NamedTuple):
     """Who has a slot: since when, and on which node if it runs."""
 
     job: JobId
@@ -46,7 +46,7 @@ class Holder(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class BucketWait:
     """What a parked job waits for."""
 
     bucket: str
@@ -54,20 +54,20 @@ class Line:
     per: Micros | None
     ripe_at: Micros | None  # of a rate: when the next one may start
     owner: JobId | None  # of a stripe: whose turn it is
-    holders: tuple[Holder, ...]
+    holders: tuple[SlotHolder, ...]
     ahead: int  # others in line before it
 
 
-class Limits:
+class LimitSlots:
     def __init__(self, database: Database, namespace: str) -> None:
         self._db = database
         self._namespace = namespace
-        self.lines = Lines(namespace)
+        self.lines = BucketQueues(namespace)
         self._looked_at = ""  # where the next sweep goes on
 
     # inside of others' transactions
 
-    def moved(self, tx: Tx, ids: Sequence[JobId]) -> None:
+    def moved(self, tx: Transaction, ids: Sequence[JobId]) -> None:
         """These jobs, whose rows we hold, have become waiting, held or final, other than by the end of an attempt.
 
         Every way into `waiting` comes through here (or through `ended`): those with limits take their slots, or stand
@@ -80,16 +80,21 @@ class Limits:
         if rows:
             self.ended(tx, [*entering, *put_off, *(row for row in rows if row.state in _OUT)])
 
-    def of(self, tx: Tx, ids: Sequence[JobId]) -> list[Limited]:
+    def of(self, tx: Transaction, ids: Sequence[JobId]) -> list[LimitedJob]:
         """Those of these jobs that have limits."""
         return (
-            [Limited(*row) for row in tx.gather("limited", ids=tx.numbers(sorted(set(ids))))]
+            [LimitedJob(*row) for row in tx.all_json("limited", ids=tx.numbers(sorted(set(ids))))]
             if ids
             else []
         )
 
-    def admit_new(
-        self, tx: Tx, needs: Iterable[Needs], rules: Iterable[Rule], *, ours: bool = True
+    def queue_new(
+        self,
+        tx: Transaction,
+        needs: Iterable[SlotNeeds],
+        rules: Iterable[LimitRule],
+        *,
+        ours: bool = True,
     ) -> None:
         """Jobs with these needs were inserted, each parked in its first line.
 
@@ -108,20 +113,20 @@ class Limits:
         rows = [(n.name, n.template, r.n, int(r.ordered), r.per, r.burst) for n, r in asked]
         tx.batch("ask_recheck", rows, namespace=self._namespace)
 
-    def ended(self, tx: Tx, rows: Sequence[Limited]) -> None:
+    def ended(self, tx: Transaction, rows: Sequence[LimitedJob]) -> None:
         """Their attempts have ended, or they have left the queue: free what they had, and let the next ones go.
 
         The rows are ours, and tell what the jobs have come to.  One that waits again takes its place again; one that
         is not final keeps its turn in an ordered bucket.
         """
         free: list[tuple[str, JobId]] = []
-        lock: dict[str, Need] = {}
-        again: list[tuple[Limited, Needs]] = []
+        lock: dict[str, SlotNeed] = {}
+        again: list[tuple[LimitedJob, SlotNeeds]] = []
         for row in rows:
             needs, final = read_needs(row.buckets), row.state in _FINAL
             for need in needs:
                 if (need.kind == LIMIT and row.granted_at is not None) or (
-                    need.kind == STRIPE and final
+                    need.kind == ORDERED and final
                 ):
                     free.append((need.name, row.id))
                     lock[need.name] = need
@@ -139,7 +144,7 @@ class Limits:
         self.lines.stand(tx, buckets, again)
         self.lines.serve(tx, buckets, lock)
 
-    def take(self, tx: Tx, id: JobId, wanted: Mapping[str, int]) -> str | None:
+    def take(self, tx: Transaction, id: JobId, wanted: Mapping[str, int]) -> str | None:
         """For a job that runs, and whose row we hold: a slot of each of these buckets, or none of them.
 
         `wanted` is how many may have a slot of the bucket at a time.  None if it got them: they are freed with its
@@ -149,7 +154,7 @@ class Limits:
         (row,) = self._row(tx, id)
         had = read_needs(row[1]) if row[1] else ()
         more = {
-            name: Need(name, name, LIMIT)
+            name: SlotNeed(name, name, LIMIT)
             for name in wanted
             if name not in {need.name for need in had}
         }
@@ -163,7 +168,7 @@ class Limits:
             tx.run("set_buckets", id=id, buckets=written, granted=1)
         return full
 
-    def give_back(self, tx: Tx, id: JobId, names: Collection[str]) -> None:
+    def give_back(self, tx: Transaction, id: JobId, names: Collection[str]) -> None:
         """For a job that runs, and whose row we hold: slots that it took with `take`, and does not need."""
         (row,) = self._row(tx, id)
         had = read_needs(row[1]) if row[1] else ()
@@ -177,20 +182,20 @@ class Limits:
             buckets[name].give(id)
         self.lines.serve(tx, buckets, back)
 
-    def wait_for(self, tx: Tx, id: JobId, wanted: Mapping[str, int]) -> None:
+    def wait_for(self, tx: Transaction, id: JobId, wanted: Mapping[str, int]) -> None:
         """For a job that has just become waiting, and whose row we hold: in line until it has these slots too."""
         (row,) = self._row(tx, id)
         had = read_needs(row[1]) if row[1] else ()
-        more = {name: Need(name, name, LIMIT) for name in wanted}
+        more = {name: SlotNeed(name, name, LIMIT) for name in wanted}
         self._dynamic(tx, more, wanted)
         needs = tuple(sorted({need.name: need for need in (*had, *more.values())}.values()))
         tx.run("set_buckets", id=id, buckets=write_needs(needs), granted=0)
         self.moved(tx, [id])
 
     def _dynamic(
-        self, tx: Tx, more: Mapping[str, Need], wanted: Mapping[str, int]
+        self, tx: Transaction, more: Mapping[str, SlotNeed], wanted: Mapping[str, int]
     ) -> dict[str, Bucket]:
-        rules = {name: Rule(name, max(0, wanted[name])) for name in more}
+        rules = {name: LimitRule(name, max(0, wanted[name])) for name in more}
         self.lines.make(tx, more, rules)
         buckets = self.lines.lock(tx, more)
         for name, bucket in buckets.items():
@@ -200,11 +205,11 @@ class Limits:
             tx.batch("refit", [(name,) for name in sorted(more)], namespace=self._namespace)
         return buckets
 
-    def _row(self, tx: Tx, id: JobId) -> list[tuple[Any, ...]]:
+    def _row(self, tx: Transaction, id: JobId) -> list[tuple[Any, ...]]:
         row = tx.one("needs_of", id=id)
         return [row or (id, None, None, "")]
 
-    def check_waiting(self, tx: Tx, wanted: Mapping[str, tuple[int, int]]) -> None:
+    def check_waiting(self, tx: Transaction, wanted: Mapping[str, tuple[int, int]]) -> None:
         """TaskFull if so many more jobs of a task may not wait: (most, more) each.  Holds until the commit."""
         for task, (most, more) in sorted(wanted.items()):
             tx.run("one_counter", namespace=self._namespace, task=task)
@@ -226,9 +231,9 @@ class Limits:
             if not rows:
                 return 0
             tx.batch("forget_rechecks", [(row[0],) for row in rows])
-            wanted = {name: Need(name, template, LIMIT) for _, name, template, *_ in rows}
+            wanted = {name: SlotNeed(name, template, LIMIT) for _, name, template, *_ in rows}
             told = [
-                Rule(t, n, bool(ordered), per, burst)
+                LimitRule(t, n, bool(ordered), per, burst)
                 for _, _, t, n, ordered, per, burst in rows
                 if n is not None
             ]
@@ -236,7 +241,7 @@ class Limits:
             self.lines.serve(tx, self.lines.lock(tx, wanted), wanted)
             return len(rows)
 
-    def ripen(self) -> Micros | None:
+    def serve_due_rates(self) -> Micros | None:
         """Rates that let the next ones start; the moment when there is more to do."""
         with self._db.transaction() as tx:
             self.lines.look(tx, tx.all("ripe", namespace=self._namespace))
@@ -259,7 +264,7 @@ class Limits:
             with self._db.transaction() as tx:
                 self._revoke(tx, id, read_needs(buckets), other)
 
-    def set_limit(self, tx: Tx, template: str, n: int | None) -> None:
+    def set_limit(self, tx: Transaction, template: str, n: int | None) -> None:
         """An operator's n for all buckets of a template, None to go back to what the code says; stops nobody."""
         if n is not None and (type(n) is not int or not 0 <= n < 2**31):
             raise BadOption(f"the n of a limit must be a whole number of at least 0, not {n!r}")
@@ -267,14 +272,14 @@ class Limits:
             raise BadOption(f"there is no limit {template!r} whose n could be changed")
         self._refit(tx, [template])
 
-    def overrule(self, tx: Tx, template: str, n: int | None) -> None:
+    def override_limit(self, tx: Transaction, template: str, n: int | None) -> None:
         """As `set_limit`, also for a template that nobody has told of."""
         if n is not None:
             tx.batch("know_limits", [(template, n, 0, None, None)], namespace=self._namespace)
         if tx.all("set_limit", namespace=self._namespace, template=template, n=n):
             self._refit(tx, [template])
 
-    def declare(self, tx: Tx, rules: Sequence[Rule]) -> None:
+    def declare(self, tx: Transaction, rules: Sequence[LimitRule]) -> None:
         """What the code says, by a node that joins; buckets that are there obey at once."""
         rows = [(r.template, r.n, int(r.ordered), r.per, r.burst) for r in sorted(set(rules))]
         changed = tx.batch("declare_limits", rows, namespace=self._namespace)
@@ -298,11 +303,11 @@ class Limits:
             tx.batch("prune_buckets", [row[:1] for row in mine], namespace=self._namespace)
             return len(mine)
 
-    def line(self, id: JobId, rank: int, parked_on: str | None) -> Line | None:
+    def line(self, id: JobId, rank: int, parked_on: str | None) -> BucketWait | None:
         """What a parked job waits for, who has it, and how many are before it; None if it is in no line."""
-        if parked_on is None or not parked_on.startswith(LINE):
+        if parked_on is None or not parked_on.startswith(PARKED_ON_LIMIT):
             return None
-        name = parked_on.removeprefix(LINE)
+        name = parked_on.removeprefix(PARKED_ON_LIMIT)
         with self._db.statement() as tx:
             row = tx.one("bucket", namespace=self._namespace, name=name)
             found = tx.one(
@@ -312,77 +317,84 @@ class Limits:
             now = tx.now()
         ahead = int(found[0]) if found else 0
         if row is None:
-            return Line(name, 0, None, None, None, (), ahead)
+            return BucketWait(name, 0, None, None, None, (), ahead)
         bucket = Bucket(*row)
         if bucket.per is not None:  # who has started does not keep others from it
             holders = tuple(holder for holder in holders if holder.claimed_at is None)
         ripe = bucket.ripe_at(now) if bucket.per is not None else None
-        return Line(name, bucket.n, bucket.per, ripe, bucket.owner, holders, ahead)
+        return BucketWait(name, bucket.n, bucket.per, ripe, bucket.owner, holders, ahead)
 
-    def _holders(self, tx: Tx, name: str) -> tuple[Holder, ...]:
-        mark = mark_of(name)
+    def _holders(self, tx: Transaction, name: str) -> tuple[SlotHolder, ...]:
+        mark = needs_pattern(name)
         rows = [
             *tx.all("holders", namespace=self._namespace, mark=mark),
             *tx.all("holders_unclaimed", namespace=self._namespace, mark=mark),
         ]
         return tuple(
-            Holder(*row[:5]) for row in rows if name in {need.name for need in read_needs(row[5])}
+            SlotHolder(*row[:5])
+            for row in rows
+            if name in {need.name for need in read_needs(row[5])}
         )
 
     # what nobody uses
 
     def _stuck(
-        self, tx: Tx, stale: Sequence[tuple[JobId, str, str, str | None]]
+        self, tx: Transaction, stale: Sequence[tuple[JobId, str, str, str | None]]
     ) -> list[tuple[JobId, str, tuple[str, JobId]]]:
         """Those of these, whose slots nobody uses, for which another one waits who could start: (line, job)."""
         asked = {
             id: [
-                (LINE + need.name, None if parked_on is not None else queue)
+                (PARKED_ON_LIMIT + need.name, None if parked_on is not None else queue)
                 for need in read_needs(buckets)
-                if need.kind != STRIPE
+                if need.kind != ORDERED
             ]
             for id, queue, buckets, parked_on in stale
         }
         wanted = sorted({one for ones in asked.values() for one in ones}, key=str)
         others = tx.batch("others_in_line", wanted, namespace=self._namespace)
-        found = {(line, queue): (line.removeprefix(LINE), other) for line, queue, other in others}
+        found = {
+            (line, queue): (line.removeprefix(PARKED_ON_LIMIT), other)
+            for line, queue, other in others
+        }
         return [
             (id, buckets, other)
             for id, _, buckets, _ in stale
             if (other := next((found[one] for one in asked[id] if one in found), None)) is not None
         ]
 
-    def _revoke(self, tx: Tx, id: JobId, needs: Needs, other: tuple[str, JobId]) -> None:
+    def _revoke(
+        self, tx: Transaction, id: JobId, needs: SlotNeeds, other: tuple[str, JobId]
+    ) -> None:
         """Take the slots of a job that nobody claims, and give them to another one."""
         line = next(need for need in needs if need.name == other[0])
-        if not tx.one("revoke", id=id, line=LINE + line.name):
+        if not tx.one("revoke", id=id, line=PARKED_ON_LIMIT + line.name):
             return
         theirs = next(
-            (read_needs(row[1]) for row in tx.gather("limited", ids=tx.numbers([other[1]]))), ()
+            (read_needs(row[1]) for row in tx.all_json("limited", ids=tx.numbers([other[1]]))), ()
         )
         wanted = _names([needs, theirs])
         buckets = self.lines.lock(tx, wanted)
         for need in needs:
-            if need.kind != STRIPE and need.name in buckets:
+            if need.kind != ORDERED and need.name in buckets:
                 buckets[need.name].give(id)
         if wanted.keys() == buckets.keys() and theirs:
-            done = allot(buckets, [Waiter(0, other[1], line.name, theirs)], tx.now())
+            done = assign_slots(buckets, [BucketWaiter(0, other[1], line.name, theirs)], tx.now())
             if done.grants and not self.lines.grant(tx, [other[1]]):
                 for need in theirs:
                     buckets[need.name].give(other[1])
         self.lines.serve(tx, buckets, list(buckets))
 
-    def _refit(self, tx: Tx, templates: Sequence[str]) -> None:
+    def _refit(self, tx: Transaction, templates: Sequence[str]) -> None:
         """Buckets of these templates obey what is said of them now."""
         rows = tx.batch(
             "buckets_of_template", [(one,) for one in templates], namespace=self._namespace
         )
-        wanted = {row[0]: Need(row[0], "", LIMIT) for row in rows}
+        wanted = {row[0]: SlotNeed(row[0], "", LIMIT) for row in rows}
         if wanted:
             self.lines.lock(tx, wanted)
             tx.batch("refit", [(name,) for name in sorted(wanted)], namespace=self._namespace)
             self.lines.serve(tx, self.lines.lock(tx, wanted), wanted)
 
 
-def _names(all_needs: Iterable[Needs]) -> dict[str, Need]:
+def _names(all_needs: Iterable[SlotNeeds]) -> dict[str, SlotNeed]:
     return {need.name: need for needs in all_needs for need in needs}

@@ -8,12 +8,12 @@ from typing import Protocol
 
 from genba.storage.records import Micros, NodeRecord
 
-SHORTEST = 2_000_000  # µs since the last beat: a guard needs that long to end its tree
-LONGEST_GAP = 3_000_000  # µs between two looks; of one who has not looked for longer the store's clock is no proof
+MIN_SILENCE_US = 2_000_000  # µs since the last beat: a guard needs that long to end its tree
+MAX_LOOK_GAP_US = 3_000_000  # µs between two looks; of one who has not looked for longer the store's clock is no proof
 
 
 @dataclass(slots=True)
-class Patience:
+class DatabaseContact:
     """How long this node has seen the database without a break, by its own steady clock.
 
     Not to have looked for longer than `gap` is a break too: who was suspended does not know what was meanwhile, and
@@ -36,7 +36,7 @@ class Patience:
         return 0 if self.since is None or now - self.last > self.gap else now - self.since
 
 
-class Beating(Protocol):
+class HeartbeatRecord(Protocol):
     """Whoever renews a lease; `seen_at` is what the store's clock said when we looked."""
 
     @property
@@ -58,7 +58,7 @@ class _Heard:
     gap: Micros | None
 
 
-class Watch:
+class HeartbeatWatch:
     """How long each has been silent, though the store's clock may be set while they live.
 
     What we saw with our own steady clock bounds what the store's clock tells.  Without that, all leases would be over
@@ -69,7 +69,7 @@ class Watch:
         self._heard: dict[int, _Heard] = {}
         self._looked: Micros | None = None
 
-    def silence(self, ones: Sequence[Beating], now: Micros) -> dict[int, Micros]:
+    def silence(self, ones: Sequence[HeartbeatRecord], now: Micros) -> dict[int, Micros]:
         """By id; `now` is our steady clock.  To be asked with all that live, at every look."""
         heard = {one.id: self._hear(one, now) for one in ones}
         self._heard, self._looked = heard, now
@@ -81,15 +81,15 @@ class Watch:
             found[one.id] = max(least, min(told, most))
         return found
 
-    def _hear(self, one: Beating, now: Micros) -> _Heard:
+    def _hear(self, one: HeartbeatRecord, now: Micros) -> _Heard:
         before = self._heard.get(one.id)
         if before is None or before.beat_at != one.beat_at:
-            gap = None if self._looked is None else min(now - self._looked, LONGEST_GAP)
+            gap = None if self._looked is None else min(now - self._looked, MAX_LOOK_GAP_US)
             return _Heard(one.beat_at, now, gap)
         return before
 
 
-def dead(
+def find_dead_nodes(
     nodes: Sequence[NodeRecord],
     suspects: Collection[int],
     me: int,
@@ -119,7 +119,7 @@ def _is_dead(
 ) -> bool:
     if boot_id is not None and node.boot_id != boot_id:
         return True  # the machine has been started anew since
-    if silent < SHORTEST:
+    if silent < MIN_SILENCE_US:
         return False
     if suspect and gone:
         return True

@@ -9,17 +9,17 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from genba.domain.limits import Rule
-from genba.domain.untrusted_json import read
+from genba.domain.limits import LimitRule
+from genba.domain.untrusted_json import read_json
 from genba.errors import BadTask, GenbaError, StoreError
-from genba.storage.engines.database import Database, Tx
+from genba.storage.engines.database import Database, Transaction
 from genba.storage.events import Events
-from genba.storage.limits.slots import Limits
-from genba.storage.nodes.dead_nodes import Watch
-from genba.storage.nodes.wakeups import Presence
+from genba.storage.limits.slots import LimitSlots
+from genba.storage.nodes.dead_nodes import HeartbeatWatch
+from genba.storage.nodes.wakeups import NodeWakeups
 from genba.storage.records import Command, Ending, JobId, Micros, NewNode, NodeRecord
 
-ORPHANS = 500  # taken over in one transaction, as the query says
+ORPHANS_PER_CALL = 500  # taken over in one transaction, as the query says
 
 
 class Orphan(NamedTuple):
@@ -39,7 +39,7 @@ class Orphan(NamedTuple):
     task: str
 
 
-class Beat(NamedTuple):
+class LeaseRenewal(NamedTuple):
     """What a renewal tells: False means that others have declared us dead."""
 
     alive: bool
@@ -47,7 +47,7 @@ class Beat(NamedTuple):
     draining: bool
 
 
-class Chores(NamedTuple):
+class DueWork(NamedTuple):
     """What there is to do (the order is that of the query)."""
 
     now: Micros
@@ -68,11 +68,13 @@ class Chores(NamedTuple):
 
 
 class EndJobs(Protocol):
-    def __call__(self, tx: Tx, node: int | None, ended: Sequence[Ending]) -> set[JobId]: ...
+    def __call__(
+        self, tx: Transaction, node: int | None, ended: Sequence[Ending]
+    ) -> set[JobId]: ...
 
 
 Judge = Callable[[Orphan, Micros], Ending]
-Diffs = dict[
+TaskChanges = dict[
     str, dict[str, tuple[Any, Any]]
 ]  # by task, by option: what was told before, and what is said now
 
@@ -95,23 +97,23 @@ class NameTaken(GenbaError):
 class _Limited(msgspec.Struct):
     """What a stored definition says of limits."""
 
-    limits: list[Rule] = []
+    limits: list[LimitRule] = []
 
 
-class Membership:
+class Nodes:
     def __init__(
         self,
         database: Database,
-        presence: Presence,
+        presence: NodeWakeups,
         namespace: str,
         end: EndJobs,
         events: Events,
-        limits: Limits,
+        limits: LimitSlots,
         steady: Callable[[], Micros],
     ) -> None:
         self._limits = limits
         self._steady = steady
-        self._watch = Watch()
+        self._watch = HeartbeatWatch()
         self._obeyed: set[int] = set()  # commands that may still be there
         self._db = database
         self._presence = presence
@@ -119,7 +121,7 @@ class Membership:
         self._end = end
         self._events = events
 
-    def join(self, node: NewNode) -> Diffs:
+    def join(self, node: NewNode) -> TaskChanges:
         """Become a member, and tell what it can run; NameTaken if a living one has the name.
 
         Gives what it says otherwise than was told of its tasks before.
@@ -156,7 +158,9 @@ class Membership:
             self._limit(tx, node.tasks)
             return changed
 
-    def declare(self, node: int, tasks: Sequence[dict[str, Any]], queues: Sequence[str]) -> Diffs:
+    def declare(
+        self, node: int, tasks: Sequence[dict[str, Any]], queues: Sequence[str]
+    ) -> TaskChanges:
         """Tell what `node` can run from now on; gives what is otherwise than before."""
         with self._db.transaction() as tx:
             names = msgspec.json.encode([definition["name"] for definition in tasks]).decode()
@@ -168,11 +172,13 @@ class Membership:
                 self._limit(tx, tasks)
             return changed
 
-    def _declare_queues(self, tx: Tx, queues: Sequence[str]) -> None:
+    def _declare_queues(self, tx: Transaction, queues: Sequence[str]) -> None:
         for queue in sorted(queues):
             tx.run("declare_queue", namespace=self._namespace, name=queue)
 
-    def _declare(self, tx: Tx, tasks: Sequence[dict[str, Any]], node: int, name: str) -> Diffs:
+    def _declare(
+        self, tx: Transaction, tasks: Sequence[dict[str, Any]], node: int, name: str
+    ) -> TaskChanges:
         by, changed = f"node {name}", {}
         told = {row[0]: (row[1], row[2]) for row in tx.all("tasks", namespace=self._namespace)}
         for definition in sorted(tasks, key=itemgetter("name")):  # two that join must not cross
@@ -187,7 +193,9 @@ class Membership:
                 by=by,
             ):  # or another was faster, and said the same
                 diff = (
-                    {} if before is None else _diff(read(before[1], dict[str, Any], {}), definition)
+                    {}
+                    if before is None
+                    else _diff(read_json(before[1], dict[str, Any], {}), definition)
                 )
                 if diff:
                     changed[task] = diff
@@ -199,10 +207,12 @@ class Membership:
                 tx.run("next_epoch", namespace=self._namespace)
         return changed
 
-    def _limit(self, tx: Tx, tasks: Sequence[dict[str, Any]]) -> None:
+    def _limit(self, tx: Transaction, tasks: Sequence[dict[str, Any]]) -> None:
         """What these tasks say of their templates; BadTask if others, that run, say something else."""
         said = {
-            rule[0]: (Rule(*rule), one["name"]) for one in tasks for rule in one.get("limits", ())
+            rule[0]: (LimitRule(*rule), one["name"])
+            for one in tasks
+            for rule in one.get("limits", ())
         }
         if not said:
             return
@@ -211,7 +221,7 @@ class Membership:
         live = {name for row in nodes for name in NodeRecord(*row).knows}
         for name, _, definition, *_ in tx.all("tasks", namespace=self._namespace):
             if name in live and name not in ours:
-                for rule in read(definition, _Limited, _Limited()).limits:
+                for rule in read_json(definition, _Limited, _Limited()).limits:
                     if rule[0] in said and said[rule[0]][0] != rule:
                         raise BadTask(
                             f"bucket {rule[0]!r}: task {said[rule[0]][1]!r} says {said[rule[0]][0].n}, and task "
@@ -219,17 +229,17 @@ class Membership:
                         )
         self._limits.declare(tx, [rule for rule, _ in said.values()])
 
-    def renew(self, node: int) -> Beat:
+    def renew(self, node: int) -> LeaseRenewal:
         """Prolong the lease; one statement, so that a node that is stopped in the middle of it keeps no row locked."""
-        with self._db.single() as tx:
+        with self._db.single_write() as tx:
             row = tx.one("renew", id=node)
             return (
-                Beat(False, tx.now(), False)
+                LeaseRenewal(False, tx.now(), False)
                 if row is None
-                else Beat(True, row[0], row[1] == "draining")
+                else LeaseRenewal(True, row[0], row[1] == "draining")
             )
 
-    def chores(self, node: int, queues: Sequence[str], tasks: Sequence[str]) -> Chores:
+    def due_work(self, node: int, queues: Sequence[str], tasks: Sequence[str]) -> DueWork:
         """One look at everything; reads only."""
         with self._db.statement() as tx:
             row = tx.one("chores", namespace=self._namespace, node=node)
@@ -240,7 +250,7 @@ class Membership:
                 queues=tx.names(queues),
                 tasks=tx.names(tasks),
             )
-            return Chores._make((*row, work is not None))
+            return DueWork._make((*row, work is not None))
 
     def commands(self, node: int) -> list[Command]:
         """What is new.  Read first, and forgotten then: if no answer came to that, none of them would be lost."""
@@ -250,15 +260,15 @@ class Membership:
         self._obeyed = {command.seq for command in found}
         with (
             suppress(StoreError),
-            self._db.single() as tx,
+            self._db.single_write() as tx,
         ):  # with the next look, then, and they are not new
             tx.batch("forget_commands", [(command.seq,) for command in found])
         return new
 
     def hungry(self, node: int, hungry: bool) -> None:
         """Producers look for this before they ring."""
-        if self._db.lanes > 1:
-            with self._db.single() as tx:
+        if self._db.parallel_writers > 1:
+            with self._db.single_write() as tx:
                 tx.all("set_hungry", id=node, hungry=hungry)
 
     def drain(self, node: int) -> None:
@@ -270,7 +280,7 @@ class Membership:
         with self._db.transaction() as tx:
             tx.run("command", node=node, job_id=None, attempt=None, verb=verb, data=data)
         with suppress(StoreError):  # it finds it with its next look
-            self._presence.knock(node)
+            self._presence.wake_node(node)
 
     def resize(self, node: int, slots: int, pool: Mapping[str, Any]) -> None:
         with self._db.transaction() as tx:
@@ -291,7 +301,7 @@ class Membership:
         with self._db.statement() as tx:
             return [NodeRecord(*row) for row in tx.all("live_nodes", namespace=self._namespace)]
 
-    def past(self, host: str, boot_id: str) -> list[int]:
+    def ended_on_host(self, host: str, boot_id: str) -> list[int]:
         """Those that have ended or died on this machine since its start, of any namespace, as far as they are known."""
         with self._db.statement() as tx:
             return [row[0] for row in tx.all("past_nodes", host=host, boot_id=boot_id)]
@@ -304,14 +314,14 @@ class Membership:
         """Those whose lock is free."""
         return [node for node in nodes if node.id != me and self._presence.gone(node)]
 
-    def bury(self, node: int, judge: Judge) -> list[JobId]:
+    def declare_dead(self, node: int, judge: Judge) -> list[JobId]:
         """Declare `node` dead and take over what it held, up to ORPHANS jobs a call."""
         with self._db.transaction() as tx:
             if tx.one("set_node_state", id=node, state="dead", hungry=False):
                 self._tell(tx, "node_lost", node)
             return self._take_over(tx, node, judge)
 
-    def orphans_of(self, node: int, judge: Judge) -> list[JobId]:
+    def take_over_jobs(self, node: int, judge: Judge) -> list[JobId]:
         """Take over what a node left behind when it was declared dead."""
         with self._db.transaction() as tx:
             return self._take_over(tx, node, judge)
@@ -325,7 +335,7 @@ class Membership:
             ]
             return sorted({row[0] for row in rows})
 
-    def _take_over(self, tx: Tx, node: int, judge: Judge) -> list[JobId]:
+    def _take_over(self, tx: Transaction, node: int, judge: Judge) -> list[JobId]:
         rows = tx.all("orphans", node=node)
         if not rows:
             return []
@@ -344,5 +354,5 @@ class Membership:
         """Names that some live node can run."""
         return {name for node in self.live() for name in node.knows}
 
-    def _tell(self, tx: Tx, kind: str, node: int, **more: Any) -> None:
+    def _tell(self, tx: Transaction, kind: str, node: int, **more: Any) -> None:
         self._events.tell(tx, kind, node=node, **more)

@@ -9,32 +9,32 @@ from collections.abc import Collection
 from typing import NamedTuple
 
 from genba.storage.clients.sessions import boot_id, born
-from genba.storage.jobs.judge import judge_orphan
-from genba.storage.nodes.dead_nodes import dead
+from genba.storage.jobs.judge import judge_lost_job
+from genba.storage.nodes.dead_nodes import find_dead_nodes
 from genba.storage.nodes.leftover_processes import INCARNATION, end_leftovers
-from genba.storage.nodes.nodes import Membership, Orphan
+from genba.storage.nodes.nodes import Nodes, Orphan
 from genba.storage.records import Ending, JobId, Micros, NodeRecord
 
 
-class Burial(NamedTuple):
+class TakenOverNode(NamedTuple):
     node: NodeRecord
     taken: list[JobId]
     ended: int  # processes that it had left on this machine
 
 
-class Burials(NamedTuple):
+class TakeOverResult(NamedTuple):
     suspects: bool  # somebody should be looked at again soon
     here: frozenset[int]  # who lived on this machine, before that
-    buried: list[Burial]
+    buried: list[TakenOverNode]
 
 
-def bury_dead(
-    members: Membership,
+def take_over_dead_nodes(
+    members: Nodes,
     me: int,
     boot: str | None,
     lasted: Micros,
     only: Collection[int] | None = None,
-) -> Burials:
+) -> TakeOverResult:
     """Bury who is dead, and take over its jobs; `lasted` is how long we have seen the database without a break."""
     living = members.live()
     silence = members.silence(living)
@@ -43,17 +43,17 @@ def bury_dead(
     gone = {
         node.id for node in nodes if node.host == socket.gethostname() and born(node.pid) is None
     }
-    found = dead(nodes, suspects, me, boot, lasted, gone, silence)
+    found = find_dead_nodes(nodes, suspects, me, boot, lasted, gone, silence)
     here = frozenset(node.id for node in living if _is_here(node))
-    return Burials(
+    return TakeOverResult(
         bool(suspects), here, [_bury(members, node, here) for node in found if not _is_above(node)]
     )
 
 
-def _bury(members: Membership, node: NodeRecord, here: Collection[int]) -> Burial:
+def _bury(members: Nodes, node: NodeRecord, here: Collection[int]) -> TakenOverNode:
     """First ends what its guard would have ended, had it not been killed, too: its jobs are let go with the burial."""
     ended = end_leftovers([node.id]) if node.id in here else 0
-    return Burial(node, members.bury(node.id, judged), ended)
+    return TakenOverNode(node, members.declare_dead(node.id, judge_with_jitter), ended)
 
 
 def _is_here(node: NodeRecord) -> bool:
@@ -65,5 +65,5 @@ def _is_above(node: NodeRecord) -> bool:
     return os.environ.get(INCARNATION) == str(node.id)
 
 
-def judged(orphan: Orphan, now: Micros) -> Ending:
-    return judge_orphan(orphan, now, random.random)
+def judge_with_jitter(orphan: Orphan, now: Micros) -> Ending:
+    return judge_lost_job(orphan, now, random.random)

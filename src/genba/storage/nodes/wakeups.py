@@ -20,13 +20,13 @@ from genba.storage.records import NodeRecord
 _ECHO = 2.0  # seconds that a knock may take
 
 
-class Presence(Protocol):
+class NodeWakeups(Protocol):
     @property
-    def hung(self) -> int:
+    def times_connected(self) -> int:
         """How often its bell was hung up."""
         ...
 
-    def appear(self, node: int) -> None:
+    def register(self, node: int) -> None:
         """Hold the node's lock and listen for its bell."""
         ...
 
@@ -40,7 +40,7 @@ class Presence(Protocol):
 
     def drain(self) -> None: ...
 
-    def vanish(self) -> None: ...
+    def unregister(self) -> None: ...
 
     def gone(self, node: NodeRecord) -> bool:
         """True if the node's lock is free: it is probably dead."""
@@ -58,17 +58,17 @@ class Presence(Protocol):
         """There is work for up to `jobs` nodes in `queue` (None: somewhere)."""
         ...
 
-    def knock(self, node: int) -> None:
+    def wake_node(self, node: int) -> None:
         """There is a command for this node."""
         ...
 
     def close(self) -> None: ...
 
 
-class FilePresence:
+class SqliteNodeWakeups:
     """Beside the database: a folder with one lock file and one datagram socket per node."""
 
-    hung = 1  # it does not break
+    times_connected = 1  # it does not break
 
     def __init__(self, database: Path | None) -> None:
         self._folder = Path(f"{database}-nodes") if database else None
@@ -80,7 +80,7 @@ class FilePresence:
         self._dir = -1
         self._opening, self._pid = threading.Lock(), os.getpid()
 
-    def appear(self, node: int) -> None:
+    def register(self, node: int) -> None:
         if self._folder is None:
             return
         self._folder.mkdir(mode=0o700, exist_ok=True)
@@ -117,7 +117,7 @@ class FilePresence:
             while self._bell:
                 self._bell.recv(16)
 
-    def vanish(self) -> None:
+    def unregister(self) -> None:
         if self._bell is None or self._folder is None:
             return
         self._bell.close()
@@ -164,7 +164,7 @@ class FilePresence:
         for name in self._listeners():
             self._send(name)
 
-    def knock(self, node: int) -> None:
+    def wake_node(self, node: int) -> None:
         self._send(f"{node}.sock")
 
     def _listeners(self) -> list[str]:
@@ -204,7 +204,7 @@ class FilePresence:
                 self._dir = -1
 
 
-class ServerPresence:
+class PostgresNodeWakeups:
     """A session of its own on the server: an advisory lock, and LISTEN on the node's channel.
 
     Behind a pooler in transaction mode neither outlives a transaction: there are no hints, and all look by themselves.
@@ -213,11 +213,11 @@ class ServerPresence:
     def __init__(self, database: PostgresDatabase) -> None:
         self._db = database
         self._conn: Any = None
-        self.hung = 0
+        self.times_connected = 0
         self._locked = False
         self._node = 0
 
-    def appear(self, node: int) -> None:
+    def register(self, node: int) -> None:
         self._node = node
         conn = self._db.connect()
         if self._db.pooled:
@@ -228,9 +228,9 @@ class ServerPresence:
             self._locked = self._lock(conn)
         except self._db.errors as error:
             conn.close()
-            raise self._db.spoken(conn, error) from error
+            raise self._db.as_store_error(conn, error) from error
         self._conn = conn
-        self.hung += 1
+        self.times_connected += 1
 
     def _lock(self, conn: Any) -> bool:
         """Not waited for: a session of ours that is dead may have it, as long as the server does not know."""
@@ -252,7 +252,7 @@ class ServerPresence:
         except self._db.errors:
             with contextlib.suppress(Exception):  # it is broken; closing may say so once more
                 self._conn.close()
-            self.appear(self._node)
+            self.register(self._node)
             return False
 
     def fileno(self) -> int:
@@ -264,7 +264,7 @@ class ServerPresence:
                 for _ in self._conn.notifies(timeout=0):
                     pass
 
-    def vanish(self) -> None:
+    def unregister(self) -> None:
         if self._conn is not None:
             self._conn.close()
             self._conn = None
@@ -298,7 +298,7 @@ class ServerPresence:
         with self._db.statement() as tx:
             tx.all("feed", namespace=namespace, queue=f'"{queue}"' if queue else "", jobs=jobs)
 
-    def knock(self, node: int) -> None:
+    def wake_node(self, node: int) -> None:
         if self._db.pooled:
             return
         with self._db.statement() as tx:

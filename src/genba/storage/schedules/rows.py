@@ -10,25 +10,25 @@ import msgspec
 
 from genba.domain.cron import cron
 from genba.domain.duration import Micros, to_datetime
-from genba.domain.schedule import Rule, Skip, after_run, latest_start, spread
-from genba.domain.untrusted_json import BROKEN
+from genba.domain.schedule import ScheduleRule, SkippedTicks, after_run, jitter_of, latest_start
+from genba.domain.untrusted_json import DECODE_ERRORS
 from genba.errors import BadOption, KeyTaken, ScheduleNotFound, StoreError, TaskDisabled, TaskFull
-from genba.storage.engines.database import Tx
+from genba.storage.engines.database import Transaction
 from genba.storage.records import Edge, Enqueued, JobId, NewJob
 
-Insert = Callable[[Tx, Sequence[NewJob]], list[Enqueued]]
-PutDown = Callable[[Tx, str, JobId, str], bool]
+Insert = Callable[[Transaction, Sequence[NewJob]], list[Enqueued]]
+CancelOrHold = Callable[[Transaction, str, JobId, str], bool]
 
 _MOST = 2**31 - 1  # what the columns hold
 
 _json = msgspec.json.Encoder(order="deterministic")
 
 
-class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+class NewSchedule(msgspec.Struct, frozen=True, kw_only=True):
     """A schedule as somebody asks for it; `said` is what he wrote, to tell whether it has changed."""
 
     name: str
-    rule: Rule
+    rule: ScheduleRule
     job: NewJob
     said: str = ""
     own: dict[str, Any] | None = None  # of a task's own schedule: what its decorator says of it
@@ -38,13 +38,13 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
         return _json.encode({"rule": self.rule, "job": template, "said": self.said}).decode()
 
 
-def wanted_schedules(hello: Mapping[str, Any]) -> list[Wanted]:
+def declared_schedules(hello: Mapping[str, Any]) -> list[NewSchedule]:
     """Those that an app has told of."""
-    return msgspec.convert(hello.get("schedules", []), list[Wanted])
+    return msgspec.convert(hello.get("schedules", []), list[NewSchedule])
 
 
 class _Definition(msgspec.Struct, frozen=True):
-    rule: Rule
+    rule: ScheduleRule
     job: NewJob
     said: str
 
@@ -72,7 +72,7 @@ class ScheduleRecord:
     deleted: bool
 
     @property
-    def rule(self) -> Rule:
+    def rule(self) -> ScheduleRule:
         return self._read().rule
 
     @property
@@ -94,11 +94,11 @@ class ScheduleRecord:
                 cron(rule.cron, rule.tz)
             elif rule.every is None:
                 return "it cannot be read: it has neither cron nor every"
-        except (*BROKEN, BadOption, LookupError, OSError) as error:
+        except (*DECODE_ERRORS, BadOption, LookupError, OSError) as error:
             return f"it cannot be read: {error}"
         return None
 
-    def says(self, wanted: Wanted) -> bool:
+    def says(self, wanted: NewSchedule) -> bool:
         """Whether this is what is wanted, as it was written."""
         if self.fault() is not None:
             return False
@@ -129,7 +129,7 @@ class RunEnd(NamedTuple):
     state: str
 
 
-class Run(NamedTuple):
+class ScheduledRun(NamedTuple):
     """An open job of a schedule (the order is that of the query)."""
 
     id: JobId
@@ -138,17 +138,19 @@ class Run(NamedTuple):
     moment: Micros
 
 
-class Again(Exception):
+class RowsChanged(Exception):
     """A run was written while we took our locks."""
 
 
-class Series:
-    def __init__(self, namespace: str, insert: Insert, put_down: PutDown) -> None:
+class ScheduleRows:
+    def __init__(self, namespace: str, insert: Insert, put_down: CancelOrHold) -> None:
         self._namespace = namespace
         self._insert = insert
         self._put_down = put_down
 
-    def write_run(self, tx: Tx, row: ScheduleRecord, moment: Micros | None) -> ScheduleRecord:
+    def write_run(
+        self, tx: Transaction, row: ScheduleRecord, moment: Micros | None
+    ) -> ScheduleRecord:
         """The next run of an interval, as a job that waits for `moment`; a paused one keeps the moment only."""
         if moment is None or row.paused:
             return replace(row, next_at=moment)
@@ -162,7 +164,7 @@ class Series:
         return replace(row, next_at=again)
 
     def make(
-        self, tx: Tx, row: ScheduleRecord, moment: Micros, after: tuple[Edge, ...] = ()
+        self, tx: Transaction, row: ScheduleRecord, moment: Micros, after: tuple[Edge, ...] = ()
     ) -> tuple[ScheduleRecord, JobId | None]:
         """The job of this tick; None if the tick has been, or the job is refused (then it is told why)."""
         tick = {"schedule_id": row.id, "moment": moment}
@@ -187,20 +189,20 @@ class Series:
         tx.run("set_tick", job_id=id, skipped=None, **tick)
         return replace(row, runs=row.runs + 1), id
 
-    def free_moment(self, tx: Tx, row: ScheduleRecord, moment: Micros) -> Micros:
+    def free_moment(self, tx: Transaction, row: ScheduleRecord, moment: Micros) -> Micros:
         """The last up to `moment` that no tick has: a clock may stand still, or look twice at the same one."""
         while tx.one("tick_at", schedule_id=row.id, moment=moment):
             moment -= 1
         return moment
 
-    def _due(self, tx: Tx, row: ScheduleRecord, moment: Micros) -> dict[str, Any]:
+    def _due(self, tx: Transaction, row: ScheduleRecord, moment: Micros) -> dict[str, Any]:
         """When its job starts; the jitter of a tick counts from now: a clock that is set back must not put it off."""
-        due = moment + spread(row.rule, row.name, moment)
+        due = moment + jitter_of(row.rule, row.name, moment)
         if row.rule.is_interval or due == moment:
             return {"due_at": due, "delay": 0}
         return {"due_at": None, "delay": max(0, due - tx.now())}
 
-    def _try_insert(self, tx: Tx, job: NewJob) -> tuple[JobId, str | None]:
+    def _try_insert(self, tx: Transaction, job: NewJob) -> tuple[JobId, str | None]:
         """Its id, or why it must not be."""
         try:
             (made,) = self._insert(tx, [job])
@@ -209,7 +211,7 @@ class Series:
         return made.id, None if made.created else f"job {made.id} is in its place"
 
     def withdraw(
-        self, tx: Tx, row: ScheduleRecord, unstarted: Sequence[Run], what: str
+        self, tx: Transaction, row: ScheduleRecord, unstarted: Sequence[ScheduledRun], what: str
     ) -> ScheduleRecord:
         """The run that waits for its moment never was, and does not count."""
         for run in unstarted:
@@ -218,40 +220,40 @@ class Series:
             tx.run("forget_tick", schedule_id=row.id, moment=run.moment, job_id=run.id)
         return replace(row, runs=max(0, row.runs - len(unstarted)))
 
-    def busy(self, tx: Tx, id: int, but: JobId | None = None) -> bool:
+    def busy(self, tx: Transaction, id: int, but: JobId | None = None) -> bool:
         """Whether it has a run that is open, and not held: a held one must not stop the series."""
         return any(run.id != but for run in self.unheld(tx, id))
 
-    def unheld(self, tx: Tx, id: int) -> list[Run]:
+    def unheld(self, tx: Transaction, id: int) -> list[ScheduledRun]:
         return [run for run in self.runs(tx, id) if run.state != "held"]
 
-    def runs(self, tx: Tx, id: int) -> list[Run]:
-        return [Run(*row) for row in tx.all("series", id=id)]
+    def runs(self, tx: Transaction, id: int) -> list[ScheduledRun]:
+        return [ScheduledRun(*row) for row in tx.all("series", id=id)]
 
-    def named(self, tx: Tx, name: str) -> ScheduleRecord:
+    def named(self, tx: Transaction, name: str) -> ScheduleRecord:
         row = tx.one("schedule_named", namespace=self._namespace, name=name)
         if row is None or row[-1]:
             raise ScheduleNotFound(f"there is no schedule {name!r}")
         return ScheduleRecord(*row)
 
-    def locked(self, tx: Tx, id: int) -> ScheduleRecord | None:
+    def locked(self, tx: Transaction, id: int) -> ScheduleRecord | None:
         row = tx.one("lock_schedule", id=id)
         return ScheduleRecord(*row) if row else None
 
-    def with_unstarted(self, tx: Tx, id: int) -> tuple[ScheduleRecord, list[Run]]:
+    def with_unstarted(self, tx: Transaction, id: int) -> tuple[ScheduleRecord, list[ScheduledRun]]:
         """The schedule and its runs that have not started, all ours."""
         ours = {row[0] for row in tx.all("lock_unstarted", id=id)}
         row = self.locked(tx, id)
         if row is None:
-            raise Again
+            raise RowsChanged
         unstarted = [
             run for run in self.runs(tx, id) if run.state in ("blocked", "scheduled", "waiting")
         ]
         if any(run.id not in ours for run in unstarted):
-            raise Again
+            raise RowsChanged
         return row, unstarted
 
-    def write(self, tx: Tx, row: ScheduleRecord) -> None:
+    def write(self, tx: Transaction, row: ScheduleRecord) -> None:
         tx.run(
             "write_schedule",
             id=row.id,
@@ -268,7 +270,7 @@ class Series:
             deleted=bool(row.deleted),
         )
 
-    def tell_skip(self, tx: Tx, row: ScheduleRecord, skip: Skip | None) -> None:
+    def tell_skip(self, tx: Transaction, row: ScheduleRecord, skip: SkippedTicks | None) -> None:
         if skip is None:
             return
         several = skip.count != 1
@@ -286,6 +288,6 @@ class Series:
                 reason=skip.reason, at=to_datetime(skip.moment),
             )  # fmt: skip
 
-    def tell(self, tx: Tx, kind: str, id: int, name: str, **more: Any) -> None:
+    def tell(self, tx: Transaction, kind: str, id: int, name: str, **more: Any) -> None:
         data = _json.encode({"schedule": name, "schedule_id": id, **more})
         tx.run("enqueued", namespace=self._namespace, kind=kind, job_id=None, data=data)

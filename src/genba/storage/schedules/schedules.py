@@ -17,39 +17,39 @@ from typing import NamedTuple, TypeVar
 from genba.domain.duration import DAY, Micros
 from genba.domain.schedule import (
     ON_TIME,
-    Rule,
-    Skip,
+    ScheduleRule,
+    SkippedTicks,
     after_run,
-    due,
-    first,
+    first_moment,
     latest_wait,
-    passed,
+    plan_due_ticks,
+    skip_ticks,
     waits_too_long,
 )
 from genba.errors import ScheduleNotFound, StoreError, TaskDisabled
-from genba.storage.engines.database import Database, Tx
+from genba.storage.engines.database import Database, Transaction
 from genba.storage.records import Edge, JobId
 from genba.storage.schedules.rows import (
-    Again,
+    CancelOrHold,
     Insert,
-    PutDown,
-    Run,
+    NewSchedule,
+    RowsChanged,
     RunEnd,
+    ScheduledRun,
     ScheduleRecord,
-    Series,
+    ScheduleRows,
     TickRecord,
-    Wanted,
 )
 
 BY_CODE = "code"  # the owner of what nodes declare; what was made by hand has none
-UNDECLARED = "no live node has declared it for an hour"
+UNDECLARED_REASON = "no live node has declared it for an hour"
 KEEP_TICKS = 30 * DAY
 RECENT = 20  # ticks among which the last run is, unless so many were skipped or triggered since
 
 T = TypeVar("T")
 
 
-class Past(NamedTuple):
+class PastRun(NamedTuple):
     """A run that is over, as `after_run` wants to know it."""
 
     moment: Micros
@@ -59,11 +59,11 @@ class Past(NamedTuple):
 
 class Schedules:
     def __init__(
-        self, database: Database, namespace: str, insert: Insert, put_down: PutDown
+        self, database: Database, namespace: str, insert: Insert, put_down: CancelOrHold
     ) -> None:
         self._db = database
         self._namespace = namespace
-        self._series = Series(namespace, insert, put_down)
+        self._series = ScheduleRows(namespace, insert, put_down)
 
     # look
 
@@ -77,7 +77,7 @@ class Schedules:
         with self._db.statement() as tx:
             return self._series.named(tx, name)
 
-    def open_runs(self, id: int) -> list[Run]:
+    def open_runs(self, id: int) -> list[ScheduledRun]:
         with self._db.statement() as tx:
             return self._series.runs(tx, id)
 
@@ -88,7 +88,7 @@ class Schedules:
 
     # make and change
 
-    def put(self, wanted: Wanted, owner: str | None = None) -> None:
+    def put(self, wanted: NewSchedule, owner: str | None = None) -> None:
         """Make it so; the same again changes nothing.  `owner` None: by hand, which code does not overwrite."""
         for _ in range(10):
             with self._db.transaction() as tx:
@@ -107,16 +107,16 @@ class Schedules:
                     self._begin(tx, row)
                     self._series.tell(tx, "schedule_created", row.id, row.name)
                     return
-            with suppress(Again):
+            with suppress(RowsChanged):
                 self._put_again(wanted, owner)
                 return
         raise StoreError(f"schedule {wanted.name!r} changes too fast to be written")
 
-    def _put_again(self, wanted: Wanted, owner: str | None) -> None:
+    def _put_again(self, wanted: NewSchedule, owner: str | None) -> None:
         with self._db.statement() as tx:
             seen = tx.one("schedule_named", namespace=self._namespace, name=wanted.name)
         if seen is None:
-            raise Again
+            raise RowsChanged
         there = ScheduleRecord(*seen)
         if owner is not None and there.owner is None and not there.deleted:
             return  # made by hand: the code does not own it
@@ -132,11 +132,11 @@ class Schedules:
 
     def _redefine(
         self,
-        tx: Tx,
+        tx: Transaction,
         row: ScheduleRecord,
-        wanted: Wanted,
+        wanted: NewSchedule,
         owner: str | None,
-        unstarted: Sequence[Run],
+        unstarted: Sequence[ScheduledRun],
     ) -> None:
         now, before = (
             tx.now(),
@@ -146,7 +146,7 @@ class Schedules:
         moment = self._moment_after_change(tx, row, before, rule, unstarted)
         if before is not None and not before.is_interval and row.next_at is not None:
             self._series.tell_skip(
-                tx, row, passed(before, row.next_at, now, "the schedule was changed")
+                tx, row, skip_ticks(before, row.next_at, now, "the schedule was changed")
             )
         if before is None and row.paused and row.reason == row.fault():
             row = replace(row, paused=False, reason=None)
@@ -164,7 +164,12 @@ class Schedules:
         self._series.tell(tx, "schedule_changed", row.id, row.name)
 
     def _moment_after_change(
-        self, tx: Tx, row: ScheduleRecord, before: Rule | None, rule: Rule, unstarted: Sequence[Run]
+        self,
+        tx: Transaction,
+        row: ScheduleRecord,
+        before: ScheduleRule | None,
+        rule: ScheduleRule,
+        unstarted: Sequence[ScheduledRun],
     ) -> Micros | None:
         now, was_interval = tx.now(), before is not None and before.is_interval
         pending = unstarted[0].moment if unstarted else row.next_at
@@ -172,7 +177,7 @@ class Schedules:
         if rule == before and pending is not None:
             return pending  # only what is run has changed
         runs = row.runs - len(unstarted) if was_interval else row.runs  # what waits is withdrawn
-        begin = first(rule, now, runs)
+        begin = first_moment(rule, now, runs)
         if (
             begin is None
             or pending is None
@@ -188,8 +193,12 @@ class Schedules:
         return None if moment is None else max(begin, moment)
 
     def _counted_from(
-        self, tx: Tx, row: ScheduleRecord, rule: Rule, unstarted: Sequence[Run]
-    ) -> Past | None:
+        self,
+        tx: Transaction,
+        row: ScheduleRecord,
+        rule: ScheduleRule,
+        unstarted: Sequence[ScheduledRun],
+    ) -> PastRun | None:
         """The run that the one that waits was counted from."""
         waiting = {run.id for run in unstarted}
         ticks = [TickRecord(*each) for each in tx.all("ticks", schedule_id=row.id, limit=RECENT)]
@@ -204,11 +213,13 @@ class Schedules:
                 continue
             past = self._past(tx, rule, tick.job_id)
             if past is None and written is not None:  # deleted, or held since then
-                past = Past(written, None, written)
+                past = PastRun(written, None, written)
             return past
         return None
 
-    def _past(self, tx: Tx, rule: Rule, job: JobId, now: Micros | None = None) -> Past | None:
+    def _past(
+        self, tx: Transaction, rule: ScheduleRule, job: JobId, now: Micros | None = None
+    ) -> PastRun | None:
         """A run that is over, `now` if given; None if its job is gone, or has no end."""
         found = tx.one("run_of", id=job)
         if found is None or (now is None and found[3] is None):
@@ -217,9 +228,9 @@ class Schedules:
         if attempt > 1 and rule.reference == "start":
             tried = tx.one("first_claim", id=job)
             started = tried[0] if tried and tried[0] is not None else started
-        return Past(moment, started, ended if now is None else now)
+        return PastRun(moment, started, ended if now is None else now)
 
-    def declare(self, wanted: Sequence[Wanted]) -> None:
+    def declare(self, wanted: Sequence[NewSchedule]) -> None:
         """What a node's app has; by as many nodes as like to."""
         for one in sorted(wanted, key=lambda each: each.name):
             self.put(one, BY_CODE)
@@ -228,7 +239,7 @@ class Schedules:
     def undeclare(self, name: str) -> None:
         """It makes no more jobs, unless it was made by hand."""
 
-        def act(tx: Tx, row: ScheduleRecord, unstarted: Sequence[Run]) -> None:
+        def act(tx: Transaction, row: ScheduleRecord, unstarted: Sequence[ScheduledRun]) -> None:
             if row.owner == BY_CODE:
                 self._delete(tx, row, unstarted)
 
@@ -244,7 +255,7 @@ class Schedules:
                         "declared_again",
                         namespace=self._namespace,
                         name=name,
-                        undeclared=UNDECLARED,
+                        undeclared=UNDECLARED_REASON,
                     )
 
     def abandoned(self) -> list[str]:
@@ -258,17 +269,20 @@ class Schedules:
         with self._db.transaction() as tx:
             for name in sorted(names):
                 row = tx.one(
-                    "pause_abandoned", namespace=self._namespace, name=name, undeclared=UNDECLARED
+                    "pause_abandoned",
+                    namespace=self._namespace,
+                    name=name,
+                    undeclared=UNDECLARED_REASON,
                 )
                 if row is not None:
                     paused.append(name)
-                    self._series.tell(tx, "schedule_paused", row[0], name, reason=UNDECLARED)
+                    self._series.tell(tx, "schedule_paused", row[0], name, reason=UNDECLARED_REASON)
         return paused
 
     def pause(self, name: str, reason: str | None = None) -> bool:
         """False if it was paused already."""
 
-        def act(tx: Tx, row: ScheduleRecord, unstarted: Sequence[Run]) -> bool:
+        def act(tx: Transaction, row: ScheduleRecord, unstarted: Sequence[ScheduledRun]) -> bool:
             if row.paused:
                 return False
             if row.fault() is None and row.rule.is_interval:
@@ -284,7 +298,7 @@ class Schedules:
     def resume(self, name: str) -> bool:
         """It goes on with its next moment; False if it was not paused."""
 
-        def act(tx: Tx, row: ScheduleRecord, unstarted: Sequence[Run]) -> bool:
+        def act(tx: Transaction, row: ScheduleRecord, unstarted: Sequence[ScheduledRun]) -> bool:
             if not row.paused:
                 return False
             now, rule = tx.now(), row.rule
@@ -292,12 +306,12 @@ class Schedules:
             if not rule.is_interval:
                 if row.next_at is not None:
                     self._series.tell_skip(
-                        tx, row, passed(rule, row.next_at, now, "the schedule was paused")
+                        tx, row, skip_ticks(rule, row.next_at, now, "the schedule was paused")
                     )
-                row = replace(row, next_at=first(rule, now, row.runs))
+                row = replace(row, next_at=first_moment(rule, now, row.runs))
             elif not self._series.busy(tx, row.id):
                 planned = row.next_at if row.next_at is not None and row.next_at > now else None
-                row = self._series.write_run(tx, row, planned or first(rule, now, row.runs))
+                row = self._series.write_run(tx, row, planned or first_moment(rule, now, row.runs))
             self._series.write(tx, row)
             self._series.tell(tx, "schedule_resumed", row.id, row.name)
             return True
@@ -309,7 +323,9 @@ class Schedules:
 
         self._change(name, self._delete)
 
-    def _delete(self, tx: Tx, row: ScheduleRecord, unstarted: Sequence[Run]) -> None:
+    def _delete(
+        self, tx: Transaction, row: ScheduleRecord, unstarted: Sequence[ScheduledRun]
+    ) -> None:
         if row.fault() is None and row.rule.is_interval:
             row = self._series.withdraw(tx, row, unstarted, "deleted")
         self._series.write(tx, replace(row, deleted=True, next_at=None, owner=None))
@@ -329,7 +345,9 @@ class Schedules:
     def trigger(self, name: str) -> JobId | None:
         """One run now, beside the rhythm; None if `overlap` does not allow it, TaskDisabled if its task is."""
 
-        def act(tx: Tx, row: ScheduleRecord, unstarted: Sequence[Run]) -> JobId | None:
+        def act(
+            tx: Transaction, row: ScheduleRecord, unstarted: Sequence[ScheduledRun]
+        ) -> JobId | None:
             enabled = tx.one("task_enabled", namespace=self._namespace, name=row.task)
             if enabled is not None and not enabled[0]:
                 raise TaskDisabled(
@@ -341,7 +359,9 @@ class Schedules:
             busy = [run for run in series if run not in waits]
             if busy and rule.overlap == "skip":
                 self._series.tell_skip(
-                    tx, row, Skip(now, now, 1, f"triggered while job {busy[-1].id} was open")
+                    tx,
+                    row,
+                    SkippedTicks(now, now, 1, f"triggered while job {busy[-1].id} was open"),
                 )
                 return None
             queued = busy and (rule.is_interval or rule.overlap == "queue")
@@ -378,29 +398,29 @@ class Schedules:
                 self._series.write(tx, self._fire(tx, row))
             return len(rows)
 
-    def _fire(self, tx: Tx, row: ScheduleRecord) -> ScheduleRecord:
+    def _fire(self, tx: Transaction, row: ScheduleRecord) -> ScheduleRecord:
         fault = row.fault()
         if fault is not None:  # the others must not wait for it
             return self._put_aside(tx, row, fault)
         return self._fire_interval(tx, row) if row.rule.is_interval else self._fire_cron(tx, row)
 
-    def _put_aside(self, tx: Tx, row: ScheduleRecord, fault: str) -> ScheduleRecord:
+    def _put_aside(self, tx: Transaction, row: ScheduleRecord, fault: str) -> ScheduleRecord:
         if row.paused or row.deleted:
             return row
         self._series.tell(tx, "schedule_paused", row.id, row.name, reason=fault)
         return replace(row, paused=True, reason=fault)
 
-    def _fire_interval(self, tx: Tx, row: ScheduleRecord) -> ScheduleRecord:
+    def _fire_interval(self, tx: Transaction, row: ScheduleRecord) -> ScheduleRecord:
         """Only if its run could not be written before."""
         if self._series.busy(tx, row.id):
             return replace(row, next_at=None)
         assert row.next_at is not None
         return self._series.write_run(tx, row, row.next_at)
 
-    def _fire_cron(self, tx: Tx, row: ScheduleRecord) -> ScheduleRecord:
+    def _fire_cron(self, tx: Transaction, row: ScheduleRecord) -> ScheduleRecord:
         rule, now = row.rule, tx.now()
         assert row.next_at is not None
-        plan = due(rule, row.next_at, now, row.runs)
+        plan = plan_due_ticks(rule, row.next_at, now, row.runs)
         for skip in plan.skips:
             self._series.tell_skip(tx, row, skip)
         enabled = (
@@ -409,13 +429,13 @@ class Schedules:
         for moment in plan.runs:
             if enabled is not None and not enabled[0]:
                 self._series.tell_skip(
-                    tx, row, Skip(moment, moment, 1, f"task {row.task} is disabled")
+                    tx, row, SkippedTicks(moment, moment, 1, f"task {row.task} is disabled")
                 )
                 continue
             busy = [] if rule.overlap == "allow" else self._series.unheld(tx, row.id)
             if busy and rule.overlap == "skip":
                 why = f"job {busy[-1].id} of the tick before is {busy[-1].state}"
-                self._series.tell_skip(tx, row, Skip(moment, moment, 1, why))
+                self._series.tell_skip(tx, row, SkippedTicks(moment, moment, 1, why))
                 continue
             row, _ = self._series.make(
                 tx, row, moment, (Edge(busy[-1].id, "finished"),) if busy else ()
@@ -450,7 +470,7 @@ class Schedules:
                 self._series.write(tx, self._put_aside(tx, row, fault))
 
     def _replan_cron(self, row: ScheduleRecord, now: Micros) -> int:
-        wanted = first(row.rule, now, row.runs)
+        wanted = first_moment(row.rule, now, row.runs)
         if wanted is None or (row.next_at is not None and row.next_at <= wanted):
             return 0
         with self._db.transaction() as tx:
@@ -466,7 +486,7 @@ class Schedules:
         ):
             return 0
 
-        def act(tx: Tx, row: ScheduleRecord, unstarted: Sequence[Run]) -> int:
+        def act(tx: Transaction, row: ScheduleRecord, unstarted: Sequence[ScheduledRun]) -> int:
             if row.paused or row.next_at is not None:
                 return 0
             if unstarted and waits_too_long(row.rule, unstarted[0].moment, now):
@@ -475,7 +495,7 @@ class Schedules:
                 )
                 moment = row.rule.more(row.runs, latest_wait(row.rule, now) - row.rule.jitter)
             else:
-                moment = first(row.rule, tx.now(), row.runs)  # somebody has deleted its run
+                moment = first_moment(row.rule, tx.now(), row.runs)  # somebody has deleted its run
             if moment is None or self._series.busy(tx, row.id):
                 return 0
             self._series.write(tx, self._series.write_run(tx, row, moment))
@@ -495,7 +515,7 @@ class Schedules:
 
     # jobs end
 
-    def ended(self, tx: Tx, ends: Sequence[RunEnd]) -> bool:
+    def ended(self, tx: Transaction, ends: Sequence[RunEnd]) -> bool:
         """In the transaction that ends them: count, and write the next run of an interval; True if one was written."""
         wrote = False
         for id in sorted({end.schedule_id for end in ends}):  # two that end jobs must not cross
@@ -511,7 +531,7 @@ class Schedules:
                 wrote = wrote or row.runs != before.runs
         return wrote
 
-    def _after(self, tx: Tx, row: ScheduleRecord, end: RunEnd) -> ScheduleRecord:
+    def _after(self, tx: Transaction, row: ScheduleRecord, end: RunEnd) -> ScheduleRecord:
         fault = row.fault()
         if fault is not None:  # the job ends all the same
             return self._put_aside(tx, row, fault)
@@ -534,8 +554,8 @@ class Schedules:
 
     # parts
 
-    def _begin(self, tx: Tx, row: ScheduleRecord) -> None:
-        moment = first(row.rule, tx.now(), row.runs)
+    def _begin(self, tx: Transaction, row: ScheduleRecord) -> None:
+        moment = first_moment(row.rule, tx.now(), row.runs)
         begun = (
             self._series.write_run(tx, row, moment)
             if row.rule.is_interval
@@ -543,11 +563,13 @@ class Schedules:
         )
         self._series.write(tx, begun)
 
-    def _change(self, name: str, act: Callable[[Tx, ScheduleRecord, Sequence[Run]], T]) -> T:
+    def _change(
+        self, name: str, act: Callable[[Transaction, ScheduleRecord, Sequence[ScheduledRun]], T]
+    ) -> T:
         for _ in range(10):
-            with suppress(Again), self._db.transaction() as tx:
+            with suppress(RowsChanged), self._db.transaction() as tx:
                 row, unstarted = self._series.with_unstarted(tx, self._series.named(tx, name).id)
                 if row.deleted:
-                    raise Again
+                    raise RowsChanged
                 return act(tx, row, unstarted)
         raise StoreError(f"schedule {name!r} changes too fast to be written")

@@ -6,7 +6,7 @@ import os
 from contextlib import closing
 from urllib.parse import unquote
 
-from genba.domain.url import masked, scrubbed, split
+from genba.domain.url import mask_password, scrub_password, split_url
 from genba.errors import BadOption, StoreError, StoreUnreachable
 from genba.storage.engines.postgres.database import PostgresDatabase
 
@@ -15,7 +15,7 @@ _THERE = "SELECT 1 FROM pg_database WHERE datname = %s"
 
 def create_database(url: str) -> None:
     """On PostgreSQL by way of the database `postgres`; for SQLite the folder."""
-    parts = split(url)
+    parts = split_url(url)
     name = unquote(parts.path)[1:]
     if parts.scheme == "sqlite":
         try:
@@ -24,7 +24,7 @@ def create_database(url: str) -> None:
             raise StoreUnreachable(f"cannot make the folder of {name}: {error.strerror}") from error
         return
     if not name:
-        raise BadOption(f"{masked(url)} names no database: postgresql://host/NAME")
+        raise BadOption(f"{mask_password(url)} names no database: postgresql://host/NAME")
     query = f"?{parts.query}" if parts.query else ""
     server = PostgresDatabase(f"{parts.scheme}://{parts.netloc}/postgres{query}", {}, None)
     with closing(server.connect()) as conn:
@@ -34,5 +34,5 @@ def create_database(url: str) -> None:
         except server.errors as error:
             if not conn.execute(_THERE, (name,)).fetchone():  # another one may have been quicker
                 raise StoreError(
-                    f"cannot make {masked(url)}: {scrubbed(str(error), url)}"
+                    f"cannot make {mask_password(url)}: {scrub_password(str(error), url)}"
                 ) from error

@@ -13,13 +13,21 @@ from typing import Any
 from urllib.parse import parse_qsl, urlunsplit
 
 from genba.domain.clock import Clock
-from genba.domain.url import masked, scrubbed, split
+from genba.domain.url import mask_password, scrub_password, split_url
 from genba.errors import BadOption, StoreError, StoreUnreachable
-from genba.signal_safe import unbroken
-from genba.storage.engines.database import PARAMETER, TABLES, AnswerLost, Home, Query, Row, Step
+from genba.signal_safe import defer_stop
+from genba.storage.engines.database import (
+    PARAMETER,
+    TABLES,
+    AnswerLost,
+    DiskInfo,
+    Query,
+    QueryCall,
+    Row,
+)
 from genba.storage.engines.postgres.arrays import BytesColumn, IntColumn, TextColumn, register
-from genba.storage.engines.postgres.deadline import LIMIT, deadlined
-from genba.storage.engines.postgres.libpq import PREPARED, Asked, Direct
+from genba.storage.engines.postgres.deadline import ANSWER_SECONDS, connection_class
+from genba.storage.engines.postgres.libpq import MAX_PREPARED, BoundStatement, LibpqConnection
 
 # statement_timestamp() is the same for the whole statement; as a sub-select it is computed once, not per row
 NOW = "(SELECT (extract(epoch FROM statement_timestamp()) * 1000000)::bigint)"
@@ -57,8 +65,8 @@ MIGRATION_LOCK = 0x67656E6261  # "genba"
 _UNKNOWN = "unsupported startup parameter"  # what PgBouncer says to our settings
 
 
-class Tx:
-    def __init__(self, direct: Direct, database: PostgresDatabase) -> None:
+class PostgresTransaction:
+    def __init__(self, direct: LibpqConnection, database: PostgresDatabase) -> None:
         self._direct = direct
         self._conn = direct.conn
         self._database = database
@@ -73,7 +81,7 @@ class Tx:
     def all(self, name: str, /, **values: Any) -> list[Row]:
         return self._execute(self._sql[name], values).fetchall()  # type: ignore[no-any-return]
 
-    def gather(self, name: str, /, **values: Any) -> list[Row]:
+    def all_json(self, name: str, /, **values: Any) -> list[Row]:
         return self.all(name, **values)
 
     def one(self, name: str, /, **values: Any) -> Row | None:
@@ -149,7 +157,7 @@ class Tx:
         return self._conn.cursor(binary=True, row_factory=self._database.tuples)
 
 
-class CursorTx(Tx):
+class CursorTransaction(PostgresTransaction):
     """By cursors of psycopg: on a user's connection, where they may have to begin a transaction."""
 
     def __init__(self, conn: Any, database: PostgresDatabase) -> None:
@@ -216,7 +224,7 @@ def _cell(value: Any) -> str:
 
 class PostgresDatabase:
     dialect = "postgres"
-    lanes = 2
+    parallel_writers = 2
 
     def __init__(self, url: str, queries: Mapping[str, Query], clock: Clock | None) -> None:
         try:
@@ -224,7 +232,7 @@ class PostgresDatabase:
         except ImportError as error:
             raise StoreError("PostgreSQL needs psycopg: pip install 'genba[postgres]'") from error
         self._psycopg = psycopg
-        self._connections = deadlined(psycopg)
+        self._connections = connection_class(psycopg)
         self.errors: tuple[type[Exception], ...] = (psycopg.Error,)
         self.tuples = psycopg.rows.tuple_row
         self.literal_cursor = psycopg.ClientCursor
@@ -234,9 +242,9 @@ class PostgresDatabase:
         self.clock = clock  # None: the server's; a test moves its own
         self._url, self._pooler = _without_pooler(url)
         self.pooler_found = False  # nobody has said so
-        self._idle: list[Direct] = []
+        self._idle: list[LibpqConnection] = []
         self._lent: list[
-            Direct
+            LibpqConnection
         ] = []  # idle too, but for joint transactions, where the user's statements run
         self._blocks: list[range] = []
         self._blocks_until = 0.0
@@ -261,10 +269,10 @@ class PostgresDatabase:
                 self._pooler, self.pooler_found = "transaction", True
                 settings.pop("options", None)
                 return self.connect(**settings)
-            text = scrubbed(str(error).strip(), self._url)
-            told = StoreUnreachable(f"cannot reach {masked(self._url)}: {text}")
+            text = scrub_password(str(error).strip(), self._url)
+            told = StoreUnreachable(f"cannot reach {mask_password(self._url)}: {text}")
             raise told from (error if text == str(error).strip() else None)
-        conn.prepared_max = PREPARED
+        conn.prepared_max = MAX_PREPARED
         register(conn.adapters)
         if self._pooler is None:
             self.pooler_found = _is_lent(conn)
@@ -292,13 +300,13 @@ class PostgresDatabase:
             self._lock, self._pid = threading.Lock(), os.getpid()
 
     @contextmanager
-    def _straight(self) -> Iterator[Direct]:
+    def _straight(self) -> Iterator[LibpqConnection]:
         self._own()
         direct = self._rested(self._idle) or self._opened()
         try:
             yield direct
         except self._psycopg.Error as error:
-            raise self.spoken(direct.conn, error) from error
+            raise self.as_store_error(direct.conn, error) from error
         finally:
             self._rest(direct, self._idle)
 
@@ -307,11 +315,11 @@ class PostgresDatabase:
         with self._straight() as direct:
             yield direct.conn
 
-    def _opened(self, **settings: Any) -> Direct:
+    def _opened(self, **settings: Any) -> LibpqConnection:
         conn = self.connect(**settings)
-        return Direct(self._psycopg, conn, prepare=not self.pooled)
+        return LibpqConnection(self._psycopg, conn, prepare=not self.pooled)
 
-    def _rest(self, direct: Direct, pile: list[Direct]) -> None:
+    def _rest(self, direct: LibpqConnection, pile: list[LibpqConnection]) -> None:
         """For the next one, unless a signal has cut it off in a statement, or we were closed meanwhile."""
         conn = direct.conn
         if conn.closed or conn.broken:
@@ -324,7 +332,7 @@ class PostgresDatabase:
         if not keep:
             conn.close()
 
-    def _rested(self, pile: list[Direct]) -> Direct | None:
+    def _rested(self, pile: list[LibpqConnection]) -> LibpqConnection | None:
         """An idle connection that still lives: a server that went away has closed its end, which is readable."""
         while True:
             with self._lock:
@@ -341,12 +349,12 @@ class PostgresDatabase:
             conn.close()
 
     def _spoken(self, error: Any) -> StoreError:
-        text = scrubbed(str(error).strip(), self._url) or type(error).__name__
+        text = scrub_password(str(error).strip(), self._url) or type(error).__name__
         if isinstance(error, self._psycopg.OperationalError):
-            return StoreUnreachable(f"{masked(self._url)}: {text}")
-        return StoreError(f"{masked(self._url)}: {text}")
+            return StoreUnreachable(f"{mask_password(self._url)}: {text}")
+        return StoreError(f"{mask_password(self._url)}: {text}")
 
-    def bound(self, query: Query, values: Mapping[str, Any]) -> Asked:
+    def bound(self, query: Query, values: Mapping[str, Any]) -> BoundStatement:
         text = query.text
         for literal in query.literals:
             text = text.replace(f"%({literal})s", str(int(values[literal])))
@@ -355,38 +363,38 @@ class PostgresDatabase:
         return text, values
 
     @contextmanager
-    def transaction(self) -> Iterator[Tx]:
-        with unbroken, self._straight() as direct:
+    def transaction(self) -> Iterator[PostgresTransaction]:
+        with defer_stop, self._straight() as direct:
             direct.begin()
             try:
-                yield Tx(direct, self)
+                yield PostgresTransaction(direct, self)
             except BaseException:  # also a stop must not leave it open; raised again
                 direct.rollback()
                 raise
             direct.commit()
 
     @contextmanager
-    def single(self) -> Iterator[Tx]:
-        with unbroken, self._straight() as direct:
-            yield Tx(direct, self)
+    def single_write(self) -> Iterator[PostgresTransaction]:
+        with defer_stop, self._straight() as direct:
+            yield PostgresTransaction(direct, self)
 
-    def in_turn(self, *steps: Step) -> list[list[Row]]:
+    def pipeline(self, *steps: QueryCall) -> list[list[Row]]:
         there = [place for place, (name, _) in enumerate(steps) if self.queries[name].text]
         asked = [
             self.bound(self.queries[name], values)
             for name, values in (steps[place] for place in there)
         ]
-        with unbroken, self._straight() as direct:
-            found = dict(zip(there, direct.in_turn(asked), strict=True))
+        with defer_stop, self._straight() as direct:
+            found = dict(zip(there, direct.pipeline(asked), strict=True))
         return [found[place].rows if place in found else [] for place in range(len(steps))]
 
     @contextmanager
-    def statement(self) -> Iterator[Tx]:
-        with unbroken, self._straight() as direct:
-            yield Tx(direct, self)
+    def statement(self) -> Iterator[PostgresTransaction]:
+        with defer_stop, self._straight() as direct:
+            yield PostgresTransaction(direct, self)
 
     @contextmanager
-    def snapshot(self) -> Iterator[Snapshot]:
+    def snapshot(self) -> Iterator[PostgresSnapshot]:
         with self._connection() as conn, _without_limit(conn), conn.transaction():
             conn.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
             conn.execute("SET LOCAL statement_timeout = 0")  # all there is may be much
@@ -395,10 +403,10 @@ class PostgresDatabase:
             )  # and whoever reads it may be slow
             for way in ("seqscan", "hashjoin", "mergejoin"):
                 conn.execute(f"SET LOCAL enable_{way} = on")
-            yield Snapshot(conn, self)
+            yield PostgresSnapshot(conn, self)
 
     @contextmanager
-    def adopt(self, conn: Any) -> Iterator[Tx]:
+    def adopt(self, conn: Any) -> Iterator[PostgresTransaction]:
         if not isinstance(conn, self._psycopg.Connection):
             raise StoreError(
                 f"conn must be a psycopg connection, not {type(conn).__module__}.{type(conn).__name__}"
@@ -409,12 +417,12 @@ class PostgresDatabase:
                 "conn has no open transaction: use `with conn.transaction():` or autocommit=False"
             )
         try:
-            yield CursorTx(conn, self)
+            yield CursorTransaction(conn, self)
         except self._psycopg.Error as error:
             raise self._spoken(error) from error
 
-    @unbroken
-    def joint(self, within: float) -> Joint:
+    @defer_stop
+    def job_transaction(self, within: float) -> PostgresJobTransaction:
         self._own()
         direct = self._rested(self._lent)
         if direct is None:
@@ -432,18 +440,20 @@ class PostgresDatabase:
             )  # the user's statements take as long as they take
             if not self.pooled:
                 conn.execute("RESET ALL")  # what the last user has set
-            return Joint(self, direct)
+            return PostgresJobTransaction(self, direct)
         except self._psycopg.Error as error:
             conn.close()
             raise self._spoken(error) from error
 
-    def give_back(self, direct: Direct) -> None:
+    def give_back(self, direct: LibpqConnection) -> None:
         self._rest(direct, self._lent)
 
-    def spoken(self, conn: Any, error: Exception) -> StoreError:
+    def as_store_error(self, conn: Any, error: Exception) -> StoreError:
         if conn.closed or conn.broken:
             self._drop_idle()
-            return AnswerLost(f"{masked(self._url)}: {scrubbed(str(error).strip(), self._url)}")
+            return AnswerLost(
+                f"{mask_password(self._url)}: {scrub_password(str(error).strip(), self._url)}"
+            )
         return self._spoken(error)
 
     def _drop_idle(self) -> None:
@@ -453,7 +463,7 @@ class PostgresDatabase:
         for direct in idle:
             direct.conn.close()
 
-    def ids(self, tx: Tx, count: int) -> list[int]:
+    def ids(self, tx: PostgresTransaction, count: int) -> list[int]:
         """From the blocks at hand; new ones come from a sequence, which no rollback gives back."""
         with self._lock:
             now = time.monotonic()
@@ -475,8 +485,8 @@ class PostgresDatabase:
                     self._blocks.insert(0, block[wanted:])
             return ids
 
-    def home(self) -> Home:
-        return Home()
+    def home(self) -> DiskInfo:
+        return DiskInfo()
 
     def writer(self, *, whoever: bool = False) -> None:
         return None  # many write at once
@@ -485,13 +495,13 @@ class PostgresDatabase:
         return object()
 
     @contextmanager
-    def schema(self) -> Iterator[Migrating]:
-        with unbroken, self._connection() as conn:
-            yield Migrating(conn)
+    def schema(self) -> Iterator[PostgresSchema]:
+        with defer_stop, self._connection() as conn:
+            yield PostgresSchema(conn)
 
     @contextmanager
-    def migrations(self) -> Iterator[Migrating]:
-        with unbroken, self._connection() as conn, _without_limit(conn), conn.transaction():
+    def migrations(self) -> Iterator[PostgresSchema]:
+        with defer_stop, self._connection() as conn, _without_limit(conn), conn.transaction():
             conn.execute("SET LOCAL lock_timeout = '60s'")
             conn.execute("SET LOCAL statement_timeout = '60s'")
             conn.execute("SELECT pg_advisory_xact_lock(%s)", (MIGRATION_LOCK,))
@@ -499,7 +509,7 @@ class PostgresDatabase:
             conn.execute(
                 "SET LOCAL client_connection_check_interval = '500ms'"
             )  # who is killed keeps nobody waiting
-            yield Migrating(conn)
+            yield PostgresSchema(conn)
 
     def close(self) -> None:
         if self._pid == os.getpid():
@@ -514,14 +524,14 @@ class PostgresDatabase:
 @contextmanager
 def _without_limit(conn: Any) -> Iterator[None]:
     """For what may take longer than a statement of ours; the server has its own deadlines for it."""
-    before, conn.limit = getattr(conn, "limit", LIMIT), None
+    before, conn.limit = getattr(conn, "limit", ANSWER_SECONDS), None
     try:
         yield
     finally:
         conn.limit = before
 
 
-class Snapshot:
+class PostgresSnapshot:
     def __init__(self, conn: Any, database: PostgresDatabase) -> None:
         self._conn = conn
         self._sql = database.queries
@@ -534,12 +544,12 @@ class Snapshot:
             yield from cursor.execute(self._sql[name].text, values)
 
 
-class Joint:
+class PostgresJobTransaction:
     """With the server's own planner settings, for the user's statements; only deadlines are ours."""
 
     expired = ""  # a row lock of ours harms nobody else
 
-    def __init__(self, database: PostgresDatabase, direct: Direct) -> None:
+    def __init__(self, database: PostgresDatabase, direct: LibpqConnection) -> None:
         self.connection = direct.conn
         self._direct = direct
         self._database = database
@@ -547,11 +557,11 @@ class Joint:
         self._block.__enter__()
 
     @contextmanager
-    def ours(self) -> Iterator[Tx]:
+    def ours(self) -> Iterator[PostgresTransaction]:
         try:
-            yield CursorTx(self.connection, self._database)
+            yield CursorTransaction(self.connection, self._database)
         except self._database.errors as error:
-            raise self._database.spoken(self.connection, error) from error
+            raise self._database.as_store_error(self.connection, error) from error
 
     def take_back(self) -> None:
         status = self.connection.info.transaction_status.name
@@ -564,16 +574,16 @@ class Joint:
                 "the transaction was ended inside its block: leave COMMIT and ROLLBACK to the block"
             )
 
-    @unbroken
+    @defer_stop
     def commit(self) -> None:
         try:
             self._block.__exit__(None, None, None)
         except self._database.errors as error:
-            raise self._database.spoken(self.connection, error) from error
+            raise self._database.as_store_error(self.connection, error) from error
         finally:
             self._database.give_back(self._direct)
 
-    @unbroken
+    @defer_stop
     def rollback(self) -> None:
         undo = RuntimeError("rolled back")
         with suppress(
@@ -583,7 +593,7 @@ class Joint:
         self._database.give_back(self._direct)
 
 
-class Migrating:
+class PostgresSchema:
     """All pending migrations are one transaction, under a lock that ends with it."""
 
     def __init__(self, conn: Any) -> None:
@@ -638,7 +648,7 @@ class Migrating:
 
 def _without_pooler(url: str) -> tuple[str, str | None]:
     """The URL as the driver knows it, and what it says of a pooler; None: nothing."""
-    parts = split(url)
+    parts = split_url(url)
     modes = [
         value for name, value in parse_qsl(parts.query, keep_blank_values=True) if name == "pooler"
     ]

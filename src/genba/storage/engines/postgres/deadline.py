@@ -9,17 +9,17 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-LIMIT = 11.0  # seconds for one answer; a statement has ten on the server
+ANSWER_SECONDS = 11.0  # seconds for one answer; a statement has ten on the server
 KNOWN = "timeout"  # the parameter that psycopg's wait has, from 3.3 on
 
 
-def deadlined(psycopg: Any) -> Any:
+def connection_class(psycopg: Any) -> Any:
     """psycopg's Connection, whose calls come back after `limit` seconds; plain where psycopg cannot do that."""
     if KNOWN not in inspect.signature(psycopg.Connection.wait).parameters:
         return psycopg.Connection
 
     class Deadlined(psycopg.Connection):  # type: ignore[misc]  # known only when psycopg is there
-        limit: float | None = LIMIT  # None: for ever
+        limit: float | None = ANSWER_SECONDS  # None: for ever
 
         def wait(self, gen: Any, *args: Any, **given: Any) -> Any:
             if KNOWN in given or len(args) > 1 or self.limit is None:

@@ -15,19 +15,19 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from genba.storage.engines.database import Row
-from genba.storage.engines.postgres.deadline import LIMIT
+from genba.storage.engines.postgres.deadline import ANSWER_SECONDS
 
-PREPARED = (
+MAX_PREPARED = (
     400  # statements that stay prepared on a connection: all that we have, and the sizes of claims
 )
 _PLACE = re.compile(r"%\((\w+)\)s|%%")
 
-Asked = tuple[
+BoundStatement = tuple[
     str, Mapping[str, Any]
 ]  # the text has %(name)s for its values, as a cursor would take it
 
 
-class Answer:
+class StatementResult:
     """What a cursor would say of one statement."""
 
     __slots__ = ("description", "rowcount", "rows")
@@ -54,7 +54,7 @@ class _Ready(NamedTuple):
     formats: Sequence[Any] | None
 
 
-class Direct:
+class LibpqConnection:
     """One connection that nobody else uses meanwhile; `prepare` unless each statement may meet another session."""
 
     def __init__(self, psycopg: Any, conn: Any, *, prepare: bool) -> None:
@@ -74,10 +74,10 @@ class Direct:
     @property
     def _limit(self) -> float | None:
         return getattr(
-            self.conn, "limit", LIMIT
+            self.conn, "limit", ANSWER_SECONDS
         )  # connections of an older psycopg have none of their own
 
-    def execute(self, text: str, values: Mapping[str, Any]) -> Answer:
+    def execute(self, text: str, values: Mapping[str, Any]) -> StatementResult:
         ready = self._made_ready(text, values)
         if self._begin:
             self._begin = False
@@ -85,7 +85,7 @@ class Direct:
         self._send(ready)
         return self._read(self._result())
 
-    def in_turn(self, asked: Sequence[Asked]) -> list[Answer]:
+    def pipeline(self, asked: Sequence[BoundStatement]) -> list[StatementResult]:
         """A whole transaction at once."""
         ready = [self._made_ready(text, values) for text, values in asked]
         try:
@@ -131,7 +131,7 @@ class Direct:
         )
         types, formats = self._values.types or (), self._values.formats
         name = self._names.get((text, types))
-        if name is None and self._prepare and len(self._names) < PREPARED:
+        if name is None and self._prepare and len(self._names) < MAX_PREPARED:
             name = b"genba_%d" % len(self._names)
             self._pgconn.send_prepare(name, numbered, types)
             self._result()
@@ -178,13 +178,13 @@ class Direct:
         self._check(last)
         return last
 
-    def _read(self, result: Any) -> Answer:
+    def _read(self, result: Any) -> StatementResult:
         rows: list[Row] = []
         if result.ntuples:
             self._values.set_pgresult(result)
             rows = self._values.load_rows(0, result.ntuples, tuple)
             self._values.set_pgresult(None)  # it may be large
-        return Answer(rows, result.command_tuples or 0, result.nfields > 0)
+        return StatementResult(rows, result.command_tuples or 0, result.nfields > 0)
 
     def _check(self, result: Any) -> None:
         if result is None:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from types import MappingProxyType
 
-from genba.domain.url import masked, scrubbed, split
+from genba.domain.url import mask_password, scrub_password, split_url
 from genba.errors import BadOption, StoreError
 from genba.storage.engines.database import TABLES
 from genba.storage.engines.postgres.database import SEQUENCES, PostgresDatabase
@@ -36,14 +36,14 @@ _COLUMNS = (
     "SELECT table_name, array_agg(column_name::text ORDER BY ordinal_position) FROM information_schema.columns "
     "WHERE table_schema = 'genba' GROUP BY table_name"
 )
-KINDS = ("producer", "worker", "reader", "admin")
+ROLE_KINDS = ("producer", "worker", "reader", "admin")
 
 
 def grant(url: str, role: str, kind: str) -> None:
     """Give `role`, which must exist, the rights of `kind`, and take all others of ours from it."""
-    if kind not in KINDS:
-        raise BadOption(f"a role is one of {', '.join(KINDS)}, not {kind!r}")
-    if split(url).scheme not in ("postgresql", "postgres"):
+    if kind not in ROLE_KINDS:
+        raise BadOption(f"a role is one of {', '.join(ROLE_KINDS)}, not {kind!r}")
+    if split_url(url).scheme not in ("postgresql", "postgres"):
         raise BadOption("only PostgreSQL has roles; a SQLite file belongs to its owner (mode 0600)")
     database = PostgresDatabase(url, {}, None)
     with closing(database.connect()) as conn:
@@ -54,8 +54,10 @@ def grant(url: str, role: str, kind: str) -> None:
                 ):
                     conn.execute(statement)
         except database.errors as error:
-            text = scrubbed(str(error).strip(), url)
-            raise StoreError(f"{masked(url)}: cannot make {role!r} a {kind}: {text}") from error
+            text = scrub_password(str(error).strip(), url)
+            raise StoreError(
+                f"{mask_password(url)}: cannot make {role!r} a {kind}: {text}"
+            ) from error
 
 
 def _statements(role: str, kind: str, columns: Mapping[str, Sequence[str]]) -> Iterator[str]:

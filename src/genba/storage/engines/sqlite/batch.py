@@ -10,11 +10,11 @@ from typing import Any
 
 from genba.storage.engines.database import PARAMETER, Query, Row
 
-SIZES = (256, 64, 16, 4, 1)  # of a wide one: few, so that all of them stay prepared
+ROWS_PER_STATEMENT = (256, 64, 16, 4, 1)  # of a wide one: few, so that all of them stay prepared
 _ROWS = "/* rows */"
 
 
-class Batch:
+class BatchStatement:
     """A statement for many rows.
 
     One with `FROM /* rows */ AS batch` takes 256 of them at a time.  Each step of SQLite gives Python's lock away and

@@ -17,17 +17,30 @@ import msgspec
 
 from genba.domain.clock import Clock
 from genba.errors import StoreError, StoreUnreachable
-from genba.signal_safe import unbroken
-from genba.storage.engines.database import LONG, TABLES, Home, Query, Row, Step, Writer
-from genba.storage.engines.sqlite.batch import SIZES, Batch
-from genba.storage.engines.sqlite.file_checks import Place, check_place, file_system
-from genba.storage.engines.sqlite.write_queue import BUSY, Turns, locked_by, look_at
+from genba.signal_safe import defer_stop
+from genba.storage.engines.database import (
+    LONG_ARGUMENTS_BYTES,
+    TABLES,
+    DiskInfo,
+    Query,
+    QueryCall,
+    Row,
+    WritingProcess,
+)
+from genba.storage.engines.sqlite.batch import ROWS_PER_STATEMENT, BatchStatement
+from genba.storage.engines.sqlite.file_checks import SqliteLocation, check_location, file_system
+from genba.storage.engines.sqlite.write_queue import (
+    BUSY_SECONDS,
+    WriteQueue,
+    describe_process,
+    lock_holder,
+)
 from genba.storage.records import Claimed
 
 log = logging.getLogger("genba")
 
 
-class Tx:
+class SqliteTransaction:
     def __init__(self, conn: Any, database: SqliteDatabase, *, begun: bool = False) -> None:
         self._conn = conn
         self._untouched = (
@@ -70,7 +83,7 @@ class Tx:
         return self._wide(self._batches[name], rows, self._bound(values)) if rows else None
 
     def _wide(
-        self, batch: Batch, rows: Sequence[Row], shared: Mapping[str, Any]
+        self, batch: BatchStatement, rows: Sequence[Row], shared: Mapping[str, Any]
     ) -> list[Row] | None:
         """Many rows to a statement; None if all are found.  To ask each for its id costs half an update more, so they
         are counted first."""
@@ -93,18 +106,18 @@ class Tx:
         return None if complete else self._in_parts(batch, rows, shared, batch.returning)
 
     def _in_parts(
-        self, batch: Batch, rows: Sequence[Row], shared: Mapping[str, Any], returning: str
+        self, batch: BatchStatement, rows: Sequence[Row], shared: Mapping[str, Any], returning: str
     ) -> list[Row]:
         found: list[Row] = []
         at = 0
-        for size in SIZES:
+        for size in ROWS_PER_STATEMENT:
             while len(rows) - at >= size:
                 values = batch.abreast(rows[at : at + size], shared)
                 found += self._conn.execute(batch.for_rows(size, returning), values).fetchall()
                 at += size
         return found
 
-    def gather(self, name: str, /, **values: Any) -> list[Row]:
+    def all_json(self, name: str, /, **values: Any) -> list[Row]:
         ((found,),) = self._conn.execute(self._sql[name].text, self._bound(values)).fetchall()
         return [tuple(row) for row in _rows(found)]
 
@@ -139,11 +152,12 @@ class Tx:
 
     def insert_jobs(self, columns: Sequence[str], rows: Sequence[Row]) -> None:
         at = columns.index("args")
-        long = [(row[0], row[at]) for row in rows if len(row[at]) > LONG]
+        long = [(row[0], row[at]) for row in rows if len(row[at]) > LONG_ARGUMENTS_BYTES]
         if long:
             self.batch("put_apart", long)
             rows = [
-                (*row[:at], b"", *row[at + 1 :]) if len(row[at]) > LONG else row for row in rows
+                (*row[:at], b"", *row[at + 1 :]) if len(row[at]) > LONG_ARGUMENTS_BYTES else row
+                for row in rows
             ]
         marks = ", ".join("?" * len(columns))
         text = f"INSERT INTO genba_job ({', '.join(columns)}) VALUES ({marks})"  # noqa: S608  our own column names
@@ -152,10 +166,10 @@ class Tx:
     def insert_alike(
         self, columns: Sequence[str], same: Row, rows: Sequence[tuple[int, bytes]]
     ) -> None:
-        long = [row for row in rows if len(row[1]) > LONG]
+        long = [row for row in rows if len(row[1]) > LONG_ARGUMENTS_BYTES]
         if long:
             self.batch("put_apart", long)
-            rows = [(id, b"" if len(args) > LONG else args) for id, args in rows]
+            rows = [(id, b"" if len(args) > LONG_ARGUMENTS_BYTES else args) for id, args in rows]
         self.batch("enqueue_alike", rows, **dict(zip(columns[1:-1], same, strict=True)))
 
     def select(self, text: str, /, **values: Any) -> list[Row]:
@@ -204,7 +218,7 @@ _APART = "(SELECT a.args FROM genba_argument a WHERE a.job_id = id)"
 _WHOLE = f"CASE WHEN length(args) > 0 THEN args ELSE COALESCE({_APART}, args) END"
 
 
-class Apsw:
+class ApswDriver:
     """The driver that brings a SQLite of its own, newer and sounder than most systems'."""
 
     def __init__(self) -> None:
@@ -217,7 +231,7 @@ class Apsw:
     def connect(self, path: str) -> Any:
         flags = self._apsw.SQLITE_OPEN_READWRITE | self._apsw.SQLITE_OPEN_CREATE
         conn = self._apsw.Connection(path, flags=flags, statementcachesize=200)
-        conn.set_busy_timeout(int(BUSY * 1000))
+        conn.set_busy_timeout(int(BUSY_SECONDS * 1000))
         # Else a statement is compiled anew for each value that is bound to it: 105 µs instead of 4 for a claim.
         conn.config(self._apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
         return conn
@@ -241,7 +255,7 @@ class Apsw:
         return bool(conn.in_transaction)
 
 
-class StandardLibrary:
+class Sqlite3Driver:
     """The `sqlite3` of Python, for processes that have the file open with it anyway."""
 
     def __init__(self) -> None:
@@ -253,7 +267,7 @@ class StandardLibrary:
 
     def connect(self, path: str) -> Any:
         return self._sqlite3.connect(
-            path, timeout=BUSY, isolation_level=None, check_same_thread=False
+            path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
         )
 
     @staticmethod
@@ -280,15 +294,17 @@ class StandardLibrary:
 
 class SqliteDatabase:
     dialect = "sqlite"
-    lanes = 1
+    parallel_writers = 1
     pooler_found = False
 
-    def __init__(self, place: Place, queries: Mapping[str, Query], clock: Clock) -> None:
+    def __init__(self, place: SqliteLocation, queries: Mapping[str, Query], clock: Clock) -> None:
         self.queries = {name: _translated(query) for name, query in queries.items()}
-        self.batches = {name: Batch(query) for name, query in self.queries.items() if query.columns}
+        self.batches = {
+            name: BatchStatement(query) for name, query in self.queries.items() if query.columns
+        }
         self.clock = clock
-        self.driver: Apsw | StandardLibrary = (
-            Apsw() if place.driver == "apsw" else StandardLibrary()
+        self.driver: ApswDriver | Sqlite3Driver = (
+            ApswDriver() if place.driver == "apsw" else Sqlite3Driver()
         )
         self._place = place
         self._log: str | None = None  # where commits go first; None: SQLite syncs them itself
@@ -322,10 +338,10 @@ class SqliteDatabase:
         """With FULL, a commit by whoever gets it is on the disk; with NORMAL, once `_sync` was called."""
         path = self._place.path
         try:
-            with Turns.opening:
+            with WriteQueue.opening:
                 if path is not None and not self._opened:
-                    check_place(self._place, path)
-                    if loses_wal(tuple(map(int, self.driver.version.split(".")))):
+                    check_location(self._place, path)
+                    if has_wal_reset_bug(tuple(map(int, self.driver.version.split(".")))):
                         _warn_of(self.driver.version)
                     self._opened = True
                 conn = self.driver.connect(str(path) if path else ":memory:")
@@ -352,13 +368,13 @@ class SqliteDatabase:
         if self._log is None:
             return
         try:
-            sync(self._log)
+            sync_file(self._log)
         except OSError as error:
             text = f"{self._place.path}: {error.strerror}, when what was just written was to be kept on the disk"
             raise StoreUnreachable(text) from error
 
-    def _turn(self) -> Turns | None:
-        return Turns.of(self._place.path) if self._place.path else None
+    def _turn(self) -> WriteQueue | None:
+        return WriteQueue.of(self._place.path) if self._place.path else None
 
     @contextmanager
     def wrapped(self) -> Iterator[None]:
@@ -371,22 +387,22 @@ class SqliteDatabase:
                 f"{self._place.path}: a text in a table is no UTF-8: {error.reason}"
             ) from error
 
-    def in_turn(self, *steps: Step) -> list[list[Row]]:
+    def pipeline(self, *steps: QueryCall) -> list[list[Row]]:
         with self.transaction() as tx:
             return [
                 tx.all(name, **values) if self.queries[name].text else [] for name, values in steps
             ]
 
     @contextmanager
-    def transaction(self) -> Iterator[Tx]:
-        with unbroken, self._memory if self._place.path is None else _nothing(), self.wrapped():
+    def transaction(self) -> Iterator[SqliteTransaction]:
+        with defer_stop, self._memory if self._place.path is None else _nothing(), self.wrapped():
             conn = self._connection()
             turn = self._turn()
             if turn:
-                turn.take(BUSY)
+                turn.take(BUSY_SECONDS)
             try:
                 conn.execute("BEGIN IMMEDIATE")
-                yield Tx(conn, self, begun=True)
+                yield SqliteTransaction(conn, self, begun=True)
                 conn.execute("COMMIT")
             except BaseException:  # also Ctrl-C must not leave it open; raised again
                 if self.driver.in_transaction(conn):
@@ -398,33 +414,33 @@ class SqliteDatabase:
                 self._idle.append(conn)
             self._sync()
 
-    def single(self) -> AbstractContextManager[Tx]:
+    def single_write(self) -> AbstractContextManager[SqliteTransaction]:
         return self.transaction()
 
     @contextmanager
-    def statement(self) -> Iterator[Tx]:
-        with unbroken, self._memory if self._place.path is None else _nothing(), self.wrapped():
+    def statement(self) -> Iterator[SqliteTransaction]:
+        with defer_stop, self._memory if self._place.path is None else _nothing(), self.wrapped():
             conn = self._connection()
             try:
-                yield Tx(conn, self)
+                yield SqliteTransaction(conn, self)
             finally:
                 self._idle.append(conn)
 
     @contextmanager
-    def snapshot(self) -> Iterator[Snapshot]:
+    def snapshot(self) -> Iterator[SqliteSnapshot]:
         with self._memory if self._place.path is None else _nothing(), self.wrapped():
             conn = self._connection()
             try:
                 conn.execute(
                     "BEGIN"
                 )  # WAL: from its first read on it sees nothing newer, and hinders nobody
-                yield Snapshot(conn, self)
+                yield SqliteSnapshot(conn, self)
             finally:
                 conn.execute("ROLLBACK")
                 self._idle.append(conn)
 
     @contextmanager
-    def adopt(self, conn: Any) -> Iterator[Tx]:
+    def adopt(self, conn: Any) -> Iterator[SqliteTransaction]:
         module = type(conn).__module__.partition(".")[0]
         if module != self._place.driver:
             raise StoreError(
@@ -437,32 +453,32 @@ class SqliteDatabase:
                 "conn has no open transaction: begin one (BEGIN IMMEDIATE) before you enqueue in it"
             )
         with self.wrapped():
-            yield Tx(conn, self)
+            yield SqliteTransaction(conn, self)
 
-    @unbroken
-    def joint(self, within: float) -> Joint:
+    @defer_stop
+    def job_transaction(self, within: float) -> SqliteJobTransaction:
         with self.wrapped():
             conn = self._connect("FULL")
             turn = self._turn()
             try:
                 if turn:
-                    turn.take(BUSY)
+                    turn.take(BUSY_SECONDS)
             except BaseException:  # also a stop must not leave it open; raised again
                 self.retire(conn)
                 raise
-            return Joint(self, conn, turn, within)
+            return SqliteJobTransaction(self, conn, turn, within)
 
     def retire(self, conn: Any) -> None:
-        with Turns.opening:
+        with WriteQueue.opening:
             conn.close()
 
-    def home(self) -> Home:
+    def home(self) -> DiskInfo:
         path = self._place.path
         if path is None:
-            return Home()
-        return Home(file_system(path.parent), shutil.disk_usage(path.parent).free)
+            return DiskInfo()
+        return DiskInfo(file_system(path.parent), shutil.disk_usage(path.parent).free)
 
-    def writer(self, *, whoever: bool = False) -> Writer | None:
+    def writer(self, *, whoever: bool = False) -> WritingProcess | None:
         """Who has the turn, or SQLite's own lock, which one who writes by `conn=` takes without a turn.
 
         To read all locks of the machine keeps everybody from taking one for some 15 ms: it is done if a turn of ours
@@ -474,41 +490,41 @@ class SqliteDatabase:
         if not whoever:
             other, lasts = turn.other(), turn.lasts()
             if other is not None or not lasts:
-                return look_at(other)
+                return describe_process(other)
         path = os.path.realpath(self._place.path)  # SQLite follows links before it adds the ending
-        return look_at(
-            locked_by(Path(f"{path}-shm"), _WRITE_LOCK)
-            or locked_by(Path(f"{self._place.path}-turn"))
+        return describe_process(
+            lock_holder(Path(f"{path}-shm"), _WRITE_LOCK)
+            or lock_holder(Path(f"{self._place.path}-turn"))
         )
 
     def mark(self) -> object:
         if self._place.path is None:
             return object()
         self._own()
-        with unbroken, self.wrapped(), self._watch:
+        with defer_stop, self.wrapped(), self._watch:
             if self._watcher is None:
                 self._watcher = self._connect()
             # Its number means nothing to another connection, such as the next one after a fork.
             return self._watcher, self._watcher.execute("PRAGMA data_version").fetchone()[0]
 
     @contextmanager
-    def schema(self) -> Iterator[Migrating]:
-        with unbroken, self._memory if self._place.path is None else _nothing(), self.wrapped():
+    def schema(self) -> Iterator[SqliteSchema]:
+        with defer_stop, self._memory if self._place.path is None else _nothing(), self.wrapped():
             conn = self._connection()
             try:
-                yield Migrating(conn, self.clock)
+                yield SqliteSchema(conn, self.clock)
             finally:
                 self._idle.append(conn)
 
     @contextmanager
-    def migrations(self) -> Iterator[Migrating]:
-        with unbroken, self._memory if self._place.path is None else _nothing(), self.wrapped():
+    def migrations(self) -> Iterator[SqliteSchema]:
+        with defer_stop, self._memory if self._place.path is None else _nothing(), self.wrapped():
             conn = self._connection()
             turn = self._turn()
             if turn:
                 turn.take(60)
             try:
-                yield Migrating(conn, self.clock)
+                yield SqliteSchema(conn, self.clock)
             finally:
                 if turn:
                     turn.give()
@@ -518,7 +534,7 @@ class SqliteDatabase:
     def close(self) -> None:
         if self._pid != os.getpid():
             return
-        with Turns.opening:
+        with WriteQueue.opening:
             while self._idle:
                 self._idle.pop().close()
             if self._watcher:
@@ -526,7 +542,7 @@ class SqliteDatabase:
                 self._watcher = None
 
 
-class Snapshot:
+class SqliteSnapshot:
     def __init__(self, conn: Any, database: SqliteDatabase) -> None:
         self._conn = conn
         self._sql = database.queries
@@ -535,7 +551,7 @@ class Snapshot:
         yield from self._conn.execute(self._sql[name].text, values)
 
 
-class Joint:
+class SqliteJobTransaction:
     """On a connection of its own, which is closed at the end: what a user has set on it is gone with it.
 
     While it is open nobody else can write.  So when its time is over a thread closes the connection, whatever the
@@ -543,7 +559,7 @@ class Joint:
     """
 
     def __init__(
-        self, database: SqliteDatabase, conn: Any, turn: Turns | None, within: float
+        self, database: SqliteDatabase, conn: Any, turn: WriteQueue | None, within: float
     ) -> None:
         self.connection = conn
         self.expired = ""
@@ -561,9 +577,9 @@ class Joint:
             raise
 
     @contextmanager
-    def ours(self) -> Iterator[Tx]:
+    def ours(self) -> Iterator[SqliteTransaction]:
         with self._database.wrapped():
-            yield Tx(self.connection, self._database)
+            yield SqliteTransaction(self.connection, self._database)
 
     def _expire(self, within: float) -> None:
         with self._ending:
@@ -598,7 +614,7 @@ class Joint:
         self._timer.join()
         return True
 
-    @unbroken
+    @defer_stop
     def take_back(self) -> None:
         if not self._settle():
             raise StoreError(self.expired)
@@ -607,7 +623,7 @@ class Joint:
                 "the transaction was ended inside its block: leave COMMIT and ROLLBACK to the block"
             )
 
-    @unbroken
+    @defer_stop
     def commit(self) -> None:
         try:
             with self._database.wrapped():
@@ -615,7 +631,7 @@ class Joint:
         finally:
             self._close()
 
-    @unbroken
+    @defer_stop
     def rollback(self) -> None:
         """Closing does it; twice is once."""
         if self._settle() or not self.expired:
@@ -623,7 +639,7 @@ class Joint:
                 self._close()
 
 
-class Migrating:
+class SqliteSchema:
     def __init__(self, conn: Any, clock: Clock) -> None:
         self._conn = conn
         self._clock = clock
@@ -677,7 +693,7 @@ class Migrating:
         return ours
 
 
-def loses_wal(version: tuple[int, ...]) -> bool:
+def has_wal_reset_bug(version: tuple[int, ...]) -> bool:
     """Whether this SQLite has the WAL-reset bug: since 3.7.0, mended in 3.51.3, and in 3.50.7 and 3.44.6."""
     mended = ((3, 50, 7), (3, 44, 6))
     return (3, 7) <= version < (3, 51, 3) and not any(m <= version < (3, m[1] + 1) for m in mended)
@@ -710,7 +726,7 @@ def _translated(query: Query) -> Query:
     return Query(query.name, text, query.columns, query.literals)
 
 
-def sync(log: str) -> None:
+def sync_file(log: str) -> None:
     """SQLite locks nothing in its log, so that it may be opened and closed beside it."""
     try:
         file = os.open(log, os.O_RDONLY | os.O_CLOEXEC)
@@ -734,5 +750,7 @@ def _spoken(error: Exception, path: Path | None) -> StoreError:
     if "readonly" in text or "unable to open" in text or "disk I/O" in text or "full" in text:
         return StoreUnreachable(f"{path}: {text}")
     if "locked" in text or "busy" in text.lower():
-        return StoreUnreachable(f"{path}: another process has kept it locked for {BUSY:g} s")
+        return StoreUnreachable(
+            f"{path}: another process has kept it locked for {BUSY_SECONDS:g} s"
+        )
     return StoreError(f"{path}: {text}")

@@ -11,12 +11,23 @@ from typing import Any
 
 from genba.errors import StoreError, StoreUnreachable
 
-NETWORK = ("nfs", "cifs", "smb", "9p", "lustre", "gpfs", "ceph", "glusterfs", "afs", "fuse.")
+NETWORK_FILE_SYSTEMS = (
+    "nfs",
+    "cifs",
+    "smb",
+    "9p",
+    "lustre",
+    "gpfs",
+    "ceph",
+    "glusterfs",
+    "afs",
+    "fuse.",
+)
 MOUNTS = Path("/proc/self/mountinfo")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SqliteLocation:
     """Where the database is: a path, or None for one in memory."""
 
     path: Path | None
@@ -24,7 +35,7 @@ class Place:
     allow_network: bool = False
 
 
-def check_place(place: Place, path: Path) -> None:
+def check_location(place: SqliteLocation, path: Path) -> None:
     folder = path.parent
     if not folder.is_dir():
         raise StoreUnreachable(f"cannot open {path}: there is no folder {folder}")
@@ -35,7 +46,9 @@ def check_place(place: Place, path: Path) -> None:
             f"cannot open {path}: this user may not write there (SQLite needs the folder too)"
         )
     kind = file_system(folder)
-    if not place.allow_network and any(kind == bad or kind.startswith(bad) for bad in NETWORK):
+    if not place.allow_network and any(
+        kind == bad or kind.startswith(bad) for bad in NETWORK_FILE_SYSTEMS
+    ):
         raise StoreError(
             f"{path} is on a {kind} file system, where SQLite's locks cannot be trusted. Use a local disk or "
             "PostgreSQL; if you know better, add ?network=allow to the URL"

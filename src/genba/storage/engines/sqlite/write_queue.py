@@ -15,9 +15,9 @@ import threading
 from pathlib import Path
 
 from genba.errors import StoreUnreachable
-from genba.storage.engines.database import Writer
+from genba.storage.engines.database import WritingProcess
 
-BUSY = 10.0  # seconds a writer waits for its turn before it gives up
+BUSY_SECONDS = 10.0  # seconds a writer waits for its turn before it gives up
 _FLOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux
 REST = 1.0  # seconds after which a thread goes that nobody needs
 
@@ -34,7 +34,7 @@ class _Waiting:
         self.state = ""  # then "waiting", and "ours" or "late"
 
 
-class Turns:
+class WriteQueue:
     """The queue of writers of one file, for one process.
 
     POSIX locks belong to the process: a child does not inherit them, the kernel frees them at death, and
@@ -42,8 +42,8 @@ class Turns:
     descriptor per process and file, kept for good.
     """
 
-    _all: dict[tuple[int, str], Turns] = {}  # noqa: RUF012  per process, because the kernel counts per process
-    _at_rest: list[Turns] = []  # noqa: RUF012  while a fork is under way
+    _all: dict[tuple[int, str], WriteQueue] = {}  # noqa: RUF012  per process, because the kernel counts per process
+    _at_rest: list[WriteQueue] = []  # noqa: RUF012  while a fork is under way
     _guard = threading.Lock()
     opening = (
         threading.Lock()
@@ -60,7 +60,7 @@ class Turns:
         self._seen = -1  # the same, at the last look
 
     @classmethod
-    def of(cls, database: Path) -> Turns:
+    def of(cls, database: Path) -> WriteQueue:
         key = (os.getpid(), str(database))
         with cls._guard:
             if key not in cls._all:
@@ -71,7 +71,7 @@ class Turns:
     def before_fork(cls) -> None:
         """No thread may be writing: SQLite keeps what it has locked in the memory that the child inherits."""
         cls._at_rest = [
-            turns for turns in list(cls._all.values()) if turns._mine.acquire(timeout=BUSY)
+            turns for turns in list(cls._all.values()) if turns._mine.acquire(timeout=BUSY_SECONDS)
         ]
 
     @classmethod
@@ -118,7 +118,7 @@ class Turns:
             if me.state == "ours":
                 return
             me.state = "late"
-        writer = look_at(self.holder())
+        writer = describe_process(self.holder())
         stopped = " (stopped)" if writer and writer.stopped else ""
         who = f"process {writer.pid if writer else '?'}{stopped}"
         raise StoreUnreachable(f"{self._path}: {who} has been writing for {within:g} s")
@@ -168,10 +168,10 @@ class Turns:
 
     def holder(self) -> int | None:
         """The process that has the turn."""
-        return locked_by(self._path)
+        return lock_holder(self._path)
 
 
-def locked_by(path: Path, byte: int = 0) -> int | None:
+def lock_holder(path: Path, byte: int = 0) -> int | None:
     """The process that has this byte for itself; the file is not opened, for to close it would free our own locks."""
     try:
         inode, locks = os.stat(path).st_ino, Path("/proc/locks").read_text()
@@ -186,14 +186,16 @@ def locked_by(path: Path, byte: int = 0) -> int | None:
     return None
 
 
-def look_at(pid: int | None) -> Writer | None:
+def describe_process(pid: int | None) -> WritingProcess | None:
     try:
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except OSError:
         return None
-    return None if pid is None else Writer(pid, int(fields[19]), fields[0] in (b"T", b"t"))
+    return None if pid is None else WritingProcess(pid, int(fields[19]), fields[0] in (b"T", b"t"))
 
 
 os.register_at_fork(
-    before=Turns.before_fork, after_in_parent=Turns.after_fork, after_in_child=Turns.in_child
+    before=WriteQueue.before_fork,
+    after_in_parent=WriteQueue.after_fork,
+    after_in_child=WriteQueue.in_child,
 )
