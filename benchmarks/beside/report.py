@@ -41,7 +41,7 @@ def lines(results: Results) -> Iterator[str]:
         yield from ("", f"### {_heading(figure)}", "", *_table(results, figure))
     yield from (
         "",
-        "### Who ran, and how",
+        "### Versions and settings",
         "",
         "| | version | a job is run in | settings |",
         "|---|---|---|---|",
