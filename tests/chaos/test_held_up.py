@@ -150,11 +150,11 @@ def test_while_a_producer_is_paused_in_a_sqlite_write_others_wait_or_hear_who_it
 ):
     eventually(lambda: any(finding.kind == "writer" for finding in examine(app.app.store)))
     for module in (database, write_queue):
-        monkeypatch.setattr(module, "BUSY", 0.5)
+        monkeypatch.setattr(module, "BUSY_SECONDS", 0.5)
     with pytest.raises(StoreUnreachable, match="another process has kept it locked"):
         app.work.enqueue(str(tmp_path / "effects"), "refused")
     for module in (database, write_queue):
-        monkeypatch.setattr(module, "BUSY", 60.0)
+        monkeypatch.setattr(module, "BUSY_SECONDS", 60.0)
     app.app.close()  # its connections have the patience of before
 
     patient = load(app.app.url, tmp_path)

@@ -705,7 +705,7 @@ def test_ctrl_c_ends_a_wait_with_code_130(genba: Command) -> None:
     main = threading.get_ident()
 
     def press() -> None:  # a wait is ended by a real signal only
-        eventually(lambda: "rest" in functions(sys._current_frames()[main]), within=60)
+        eventually(lambda: "wait_in_job" in functions(sys._current_frames()[main]), within=60)
         signal.pthread_kill(main, signal.SIGINT)
 
     ctrl_c = threading.Thread(target=press)

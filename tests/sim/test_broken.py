@@ -82,7 +82,7 @@ def _anew(intake: Any, jobs: Any, ids: Any, epoch: Any) -> Any:
 
 # With a seed that has found it once: hours of luck are not what a test should need.
 BROKEN: dict[str, tuple[int, Any, str, Any]] = {
-    "nodes are buried without waiting": (2, take_over, "dead", _hasty),
+    "nodes are buried without waiting": (2, take_over, "find_dead_nodes", _hasty),
     "nodes are buried right after an outage": (
         128,
         DatabaseContact,
@@ -108,7 +108,7 @@ BROKEN: dict[str, tuple[int, Any, str, Any]] = {
         "awaited",
         lambda *of: False,
     ),
-    "sessions are ended without waiting": (6, sessions, "is_dead", _impatient),
+    "sessions are ended without waiting": (6, sessions, "is_session_dead", _impatient),
     "slots are not freed": (1, LimitSlots, "ended", lambda *of: None),
 }
 

@@ -215,7 +215,7 @@ def test_a_connection_of_the_other_library_is_refused_and_the_driver_named(path)
 
 
 def test_a_writer_that_holds_the_file_too_long_is_an_error_in_words(path, monkeypatch):
-    monkeypatch.setattr(database, "BUSY", 0.2)
+    monkeypatch.setattr(database, "BUSY_SECONDS", 0.2)
     url = f"sqlite:///{path}"
     with closing(open_store(url)) as store:
         store.install()
