@@ -24,8 +24,7 @@ from beside.results import Results
 from beside.services import Services
 from beside.stage import Contender, Wrong
 from beside.workloads import LONG, WORKLOADS, Plan
-
-from genba.bench.limits import raw
+from measure.limits import raw
 
 LIMITED = ("drain", "drain-1")  # workloads that stand beside the raw limit
 

@@ -22,10 +22,10 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
-from genba.bench.limits import Raw, raw
-from genba.bench.node import Node, started
-from genba.bench.server import Databases, postgres_databases, sqlite_databases
-from genba.bench.tasks import app, number
+from measure.databases import Databases, postgres_databases, sqlite_databases
+from measure.limits import Raw, raw
+from measure.node import Node, started
+from measure.tasks import app, number
 
 RECORDED = Path(__file__).with_name("guard.json")
 JOBS = 4_000

@@ -133,7 +133,7 @@ def pace(attempts: Sequence[Sequence[Any]]) -> float:
 
 @contextmanager
 def places(engine: str) -> Iterator[Callable[[], Any]]:
-    from genba.bench.server import postgres_databases, sqlite_databases
+    from measure.databases import postgres_databases, sqlite_databases
 
     with postgres_databases(None) if engine == "postgres" else sqlite_databases() as fresh:
 

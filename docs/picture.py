@@ -35,7 +35,7 @@ TOP = (100, 24)  # columns, lines
 
 
 def main() -> None:
-    with demo._stage() as stage:
+    with demo.running_demo() as stage:
         for _ in stage.looks():
             if {row.state for row in stage.rows} >= WANTED:
                 break

@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any
 import hypothesis
 import pytest
 
-from genba.bench.server import own_server
 from tests.support import (
     Databases,
     NodeProcess,
@@ -34,6 +33,7 @@ from tests.support import (
     sqlite_url,
     without_settings,
 )
+from tests.support.postgres_server import own_server
 
 if (
     TYPE_CHECKING

@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from urllib.parse import urlsplit
 
+from measure.databases import postgres_databases, sqlite_databases
+
 from beside.installing import Unavailable
-from genba.bench.server import postgres_databases, sqlite_databases
 
 Fresh = Callable[[], AbstractContextManager[str]]
 

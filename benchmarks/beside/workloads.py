@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from functools import partial
 from statistics import median
 
+from measure.figures import Plan as OwnPlan
+from measure.workloads import Bench
+
 from beside.services import Services
 from beside.stage import START_WITHIN, Contender, Stage, Wrong, stage
 from beside.steady import Watch
-from genba.bench import measure
 
 PRODUCERS = 8
 
@@ -134,13 +136,13 @@ def ondemand(contender: Contender, services: Services, plan: Plan) -> Figures:
 
 
 def own(contender: Contender, services: Services, plan: Plan) -> Figures:
-    """What `genba bench` measures of genba alone, each beside its own limit, as far as there are bars for it."""
+    """What `benchmarks/alone.py` measures of genba alone, each beside its own limit."""
     if not contender.adapter.is_ours:
         return {}
-    less = measure.Plan(
+    less = OwnPlan(
         repeat=3, singles=plan.singles, samples=plan.samples // 2, idle_seconds=plan.within
     )
-    bench = measure.Bench(contender.on, services.fresh(contender.on), less)
+    bench = Bench(contender.on, services.fresh(contender.on), less)
     bench.enqueue_singly()
     bench.enqueue_in_bulk()
     bench.idle()

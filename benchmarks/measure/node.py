@@ -16,8 +16,8 @@ from pathlib import Path
 
 import psutil
 
-from genba.bench.tasks import TARGET, app
 from genba.errors import GenbaError
+from measure.tasks import TARGET, app
 
 READY_WITHIN = 30.0
 END_WITHIN = 15.0

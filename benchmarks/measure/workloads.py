@@ -13,120 +13,39 @@ import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from statistics import median
 from typing import Any
 
-from genba.bench.limits import Raw, Seen, raw
-from genba.bench.node import READY_WITHIN, Node, started
-from genba.bench.server import Databases
-from genba.bench.tasks import alone, app, forgotten, limited, number, remembered
 from genba.client.job import Job
 from genba.domain.clock import SystemClock
 from genba.errors import GenbaError
+from measure.databases import Databases
+from measure.figures import (
+    BACKLOG,
+    BULK,
+    CHUNK,
+    DRAIN,
+    FREED,
+    HISTORY,
+    IDLE_CPU,
+    IDLE_MEMORY,
+    LIMITED,
+    ON_TIME,
+    PICK_UP,
+    SINGLE,
+    Bar,
+    Check,
+    Figure,
+    Plan,
+)
+from measure.limits import Raw, Seen, raw
+from measure.node import READY_WITHIN, Node, started
+from measure.tasks import alone, app, forgotten, limited, number, remembered
 
-CHUNK = 10_000  # jobs of one enqueue_many
 LIMIT_SECONDS = 1.0  # a shorter look at a limit shows the noise of the machine
-STEADY = 1.5  # rounds that differ by more than this factor tell little
 SLOWEST = 100  # jobs a second; a drain that is slower than this is given up
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """How much of everything."""
-
-    jobs: int = 100_000
-    repeat: int = 3
-    singles: int = 1_000
-    bulk: int = CHUNK
-    samples: int = 200
-    idle_seconds: float = 10.0
-    backlog: int = 1_000_000
-    small_backlog: int = 10_000
-    claims: int = 50_000
-    line: int = 10_000
-
-    @classmethod
-    def quick(cls) -> Plan:
-        """Enough to see that all of it works; its figures mean little."""
-        return cls(
-            jobs=500,
-            repeat=1,
-            singles=50,
-            bulk=1_000,
-            samples=10,
-            idle_seconds=1.0,
-            backlog=3_000,
-            small_backlog=500,
-            claims=1_000,
-            line=100,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Bar:
-    """What a figure has to reach: a least share of its limit, or a value it must stay at or below."""
-
-    share: float | None = None
-    most: float | None = None
-
-    def met(self, value: float, ratio: float | None) -> bool:
-        if self.share is not None:
-            return ratio is not None and ratio >= self.share
-        return self.most is not None and value <= self.most
-
-
-SINGLE = {"sqlite": Bar(share=0.85), "postgres": Bar(share=0.85)}
-BULK = {"sqlite": Bar(share=0.50), "postgres": Bar(share=0.50)}
-DRAIN = {"sqlite": Bar(share=0.35), "postgres": Bar(share=0.45)}  # with two workers
-LIMITED = Bar(share=0.50)
-FREED = Bar(most=50.0)  # ms
-HISTORY = Bar(share=0.70)
-BACKLOG = {"sqlite": Bar(share=0.85), "postgres": Bar(share=0.85)}
-PICK_UP = (Bar(most=4.0), Bar(most=12.0))  # ms, p50 and p99
-ON_TIME = Bar(most=50.0)  # ms
-IDLE_CPU = Bar(most=0.5)  # % of a core
-IDLE_MEMORY = Bar(most=60.0)  # MB
-
-
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """What was measured, and what of it was wanted."""
-
-    engine: str
-    name: str
-    unit: str
-    value: float
-    limit: float | None
-    ratio: float | None
-    bar: Bar | None
-    rounds: tuple[float, ...]
-    limits: tuple[float, ...] = ()
-    against: str | None = None
-
-    @property
-    def met(self) -> bool | None:
-        return self.bar.met(self.value, self.ratio) if self.bar else None
-
-    @property
-    def steady(self) -> bool:
-        """False if the rounds differ so much that a ratio of them is no evidence."""
-        return all(
-            max(rounds) <= STEADY * min(rounds) for rounds in (self.rounds, self.limits) if rounds
-        )
-
-    def told(self) -> dict[str, Any]:
-        return {**asdict(self), "met": self.met, "steady": self.steady}
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """Something that must be so after a measurement, whatever the speed; `fault` says what is not."""
-
-    engine: str
-    name: str
-    fault: str | None
 
 
 @dataclass
@@ -544,7 +463,7 @@ def _pick_up(n: int) -> float:
     before = SystemClock().now()
     job = number.enqueue(n)
     # Asked about only later: to poll for it would compete with what is measured, and the node is to be idle again.
-    time.sleep(random.uniform(0.02, 0.05))  # noqa: S311
+    time.sleep(random.uniform(0.02, 0.05))
     (attempt,) = job.wait(READY_WITHIN).attempts
     if attempt.started is None:
         raise GenbaError(f"job {job.id} has no start in its history")

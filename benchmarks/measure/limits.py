@@ -171,13 +171,13 @@ class RawSqlite:
     def _copies(self, count: int) -> list[tuple[Any, ...]]:
         self._turn += 1  # copied before, they need ids of their own again
         new = f"id + {SHIFT * self._turn}"
-        text = f"SELECT {new}, {_WRITTEN} FROM genba_job WHERE id < {SHIFT} ORDER BY id DESC LIMIT {count}"  # noqa: S608
+        text = f"SELECT {new}, {_WRITTEN} FROM genba_job WHERE id < {SHIFT} ORDER BY id DESC LIMIT {count}"
         return sorted(self._conn.execute(text))
 
     @property
     def _insert(self) -> str:
         places = ", ".join("?" * (_WRITTEN.count(",") + 2))
-        return f"INSERT INTO genba_job (id, {_WRITTEN}) VALUES ({places})"  # noqa: S608
+        return f"INSERT INTO genba_job (id, {_WRITTEN}) VALUES ({places})"
 
     def is_final(self, id: int) -> bool:
         found = self._conn.execute(
@@ -196,7 +196,7 @@ class RawSqlite:
         )
 
     def waiting(self) -> int:
-        text = f"SELECT count(*) FROM genba_job WHERE state = 'waiting' AND id < {SHIFT}"  # noqa: S608
+        text = f"SELECT count(*) FROM genba_job WHERE state = 'waiting' AND id < {SHIFT}"
         return int(self._conn.execute(text).fetchone()[0])
 
     def seen(self) -> list[Seen]:
@@ -257,7 +257,7 @@ class RawPostgres:
 
     def commit_again(self, count: int) -> float:
         places = ", ".join(["%s"] * (_WRITTEN.count(",") + 2))
-        insert = f"INSERT INTO genba.job (id, {_WRITTEN}) VALUES ({places})"  # noqa: S608
+        insert = f"INSERT INTO genba.job (id, {_WRITTEN}) VALUES ({places})"
         with self._conn.cursor(binary=True) as cursor:
             rows = sorted(cursor.execute(self._copies(count)).fetchall())
             began = time.perf_counter()
@@ -268,7 +268,7 @@ class RawPostgres:
     def _copies(self, count: int) -> str:
         self._turn += 1  # copied before, they need ids of their own again
         new = f"id + {SHIFT * self._turn}"
-        return f"SELECT {new}, {_WRITTEN} FROM genba.job WHERE id < {SHIFT} ORDER BY id DESC LIMIT {count}"  # noqa: S608
+        return f"SELECT {new}, {_WRITTEN} FROM genba.job WHERE id < {SHIFT} ORDER BY id DESC LIMIT {count}"
 
     def is_final(self, id: int) -> bool:
         found = self._conn.execute(
@@ -287,7 +287,7 @@ class RawPostgres:
         )
 
     def waiting(self) -> int:
-        text = f"SELECT count(*) FROM genba.job WHERE state = 'waiting' AND id < {SHIFT}"  # noqa: S608
+        text = f"SELECT count(*) FROM genba.job WHERE state = 'waiting' AND id < {SHIFT}"
         return int(self._conn.execute(text).fetchone()[0])
 
     def seen(self) -> list[Seen]:

@@ -7,29 +7,29 @@ import time
 from genba import Genba, Limit
 from genba.client.task import Call
 
-TARGET = "genba.bench.tasks:app"
+TARGET = "measure.tasks:app"
 
 app = Genba()
 
 
-@app.task(name="genba.bench.number")
+@app.task(name="bench.number")
 def number(n: int) -> int:
     """Gives its number back, so that a result shows which job it came from."""
     return n
 
 
 # Both have an option that is not the default, so that they differ in nothing but their history.
-@app.task(name="genba.bench.remembered", progress_every=0.6)
+@app.task(name="bench.remembered", progress_every=0.6)
 def remembered(n: int) -> int:
     return n
 
 
-@app.task(name="genba.bench.forgotten", progress_every=0.6, history="final")
+@app.task(name="bench.forgotten", progress_every=0.6, history="final")
 def forgotten(n: int) -> int:
     return n
 
 
-@app.task(name="genba.bench.limited", limits=[Limit("bench:{bucket}", 5)])
+@app.task(name="bench.limited", limits=[Limit("bench:{bucket}", 5)])
 def _limited(n: int, bucket: int) -> int:
     return n
 
@@ -42,7 +42,7 @@ class limited:  # noqa: N801  stands where a task stands
         return _limited.call(n, n % 1000)
 
 
-@app.task(name="genba.bench.alone", limits=[Limit("bench alone", 1)])
+@app.task(name="bench.alone", limits=[Limit("bench alone", 1)])
 def alone(seconds: float) -> None:
     """One at a time; long enough that the others wait."""
     time.sleep(seconds)

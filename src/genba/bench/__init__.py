@@ -1,1 +1,0 @@
-"""`genba bench`: how fast genba is, beside the limits of the same machine."""
