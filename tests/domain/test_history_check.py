@@ -15,7 +15,7 @@ BITS = {1 << place: state for place, state in enumerate(State)}
 
 def told(*kinds: str, complete: bool = True) -> tuple[HistoryCheck, list[FaultKind]]:
     replay = HistoryCheck(complete)
-    faults = [replay.tell(7, kind) for kind in kinds]
+    faults = [replay.check_event(7, kind) for kind in kinds]
     return replay, [fault.kind for fault in faults if fault]
 
 
@@ -94,7 +94,7 @@ def test_whatever_ended_does_not_end_again(first, second):
 @given(st.sampled_from(sorted(STEPS)), st.sampled_from(State))
 def test_a_row_in_another_state_than_its_history_says_is_a_fault(kind, state):
     replay = HistoryCheck(complete=False)
-    replay.tell(7, kind)
+    replay.check_event(7, kind)
     _, after = STEPS[kind]
     possible = {one for bit, one in BITS.items() if after & bit}
     reached = state in possible or (
@@ -102,7 +102,7 @@ def test_a_row_in_another_state_than_its_history_says_is_a_fault(kind, state):
     )
     untold = kind not in ("waiting", "scheduled", "blocked") and state in OPEN and possible & OPEN
 
-    assert (replay.row(7, state, silent=False) is None) == bool(reached or untold)
+    assert (replay.check_row(7, state, final_only=False) is None) == bool(reached or untold)
 
 
 def test_a_job_that_is_gone_before_its_end_is_lost():
@@ -114,11 +114,11 @@ def test_a_job_that_is_gone_before_its_end_is_lost():
         (9000, "scheduled"),
         (9001, "waiting"),
     ):
-        replay.tell(job, kind)
-    replay.tell(9001, "deleted")
-    replay.row(3, "blocked", silent=False)
+        replay.check_event(job, kind)
+    replay.check_event(9001, "deleted")
+    replay.check_row(3, "blocked", final_only=False)
 
-    assert [(fault.kind, fault.which) for fault in replay.lost()] == [
+    assert [(fault.kind, fault.which) for fault in replay.lost_jobs()] == [
         (FaultKind.LOST, "job 1"),
         (FaultKind.LOST, "job 9000"),
     ]
@@ -128,7 +128,7 @@ def test_what_is_known_of_a_job_takes_two_bytes():
     tracemalloc.start()
     replay = HistoryCheck(complete=True)
     for job in range(100_000):
-        replay.tell(job, "waiting")
+        replay.check_event(job, "waiting")
     used, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
 

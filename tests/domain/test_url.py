@@ -62,7 +62,7 @@ def test_words_without_a_password_stay_as_they_are():
 
 @pytest.mark.parametrize("url", ["postgresql://u:[pass@h/x", "postgresql://u:pass\u2100@h/x"])
 def test_what_cannot_be_split_is_named_without_its_password(url):
-    with pytest.raises(BadOption, match="is no URL") as told:
+    with pytest.raises(BadOption, match="is not a URL") as told:
         split_url(url)
 
     assert "pass" not in repr(told.value)

@@ -245,7 +245,7 @@ def test_a_poison_job_dies_as_often_as_the_cap_says(cap, cause):
 
 
 @given(owner_lost, standings)
-def test_who_is_lost_before_the_start_waits_alone_and_is_held_at_ten(cause, job):
+def test_a_job_lost_before_its_start_waits_and_is_held_after_ten_losses(cause, job):
     verdict = judge(an_end(cause, started=False), job, NOW, 0)
 
     assert counts(verdict) == (job.retries, job.crashes, job.losses + 1)
@@ -253,7 +253,7 @@ def test_who_is_lost_before_the_start_waits_alone_and_is_held_at_ten(cause, job)
         assert verdict.state is State.HELD
         assert cause in (verdict.reason or "")
     else:
-        assert (verdict.state, verdict.due_at, verdict.alone) == (State.WAITING, None, True)
+        assert (verdict.state, verdict.due_at) == (State.WAITING, None)
 
 
 @given(owner_lost)
@@ -279,12 +279,6 @@ def test_who_had_not_started_when_the_worker_died_counts_nothing(cause, job):
 
     assert (verdict.state, verdict.due_at) == (State.WAITING, None)
     assert counts(verdict) == counts(job)
-
-
-@given(deaths | given_back, st.integers(1, 9))
-def test_a_job_that_was_lost_stays_alone_until_it_has_started(cause, losses):
-    assert judge(an_end(cause, started=False), a_job(losses=losses), NOW, 0).alone
-    assert not judge(an_end(cause, started=True), a_job(losses=losses), NOW, 0).alone
 
 
 @given(crashes | given_back | st.just("maybe_ran"), once_only, wishes)
@@ -313,5 +307,5 @@ def test_an_unknown_cause_is_an_error_and_not_a_guess(cause):
 
 @given(own_end)
 def test_an_unknown_wish_is_an_error_and_not_a_guess(cause):
-    with pytest.raises(ValueError, match="wish"):
+    with pytest.raises(ValueError, match="outcome request"):
         judge(an_end(cause, wants="explode"), a_job(), NOW, 0)

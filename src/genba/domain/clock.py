@@ -1,4 +1,4 @@
-"""Where the time comes from: the machine, or a test."""
+"""The source of time: the machine's clocks, or a clock that a test moves."""
 
 from __future__ import annotations
 
@@ -11,24 +11,25 @@ from genba.domain.duration import Duration, Micros, duration
 
 class Clock(Protocol):
     def now(self) -> Micros:
-        """The wall time, UTC; it may jump."""
+        """Return the wall time in UTC; it may jump."""
         ...
 
     def boot(self) -> Micros:
-        """Time since some start; it never jumps, and goes on while the machine sleeps."""
+        """Return the time since some start; it never jumps and counts while the machine sleeps."""
         ...
 
 
-_CLOSE = 50_000  # µs: clocks of different machines that are kept by NTP are closer than that
+_NTP_TOLERANCE: Micros = 50_000  # clocks of two machines that run NTP differ by less than this
 
 
-def skew(theirs: Micros, ours: Micros, journey: Micros) -> Micros:
-    """How far their clock is ahead of ours, which was read when the answer was here; 0 if they may be equal.
+def skew(theirs: Micros, ours: Micros, round_trip: Micros) -> Micros:
+    """Return how far their clock is ahead of ours, or 0 if the two may be equal.
 
-    They read theirs at any moment of the journey, there and back.
+    Our clock was read when the answer arrived.  Theirs was read at an unknown moment of the
+    round trip.
     """
     ahead = theirs - ours
-    return 0 if -_CLOSE - journey < ahead < _CLOSE else ahead
+    return 0 if -_NTP_TOLERANCE - round_trip < ahead < _NTP_TOLERANCE else ahead
 
 
 class SystemClock:
@@ -47,7 +48,7 @@ class SystemClock:
 
 
 class ManualClock:
-    """A clock that stands still until it is told to move; moments are micros."""
+    """A clock that moves only by `advance` and `set`; moments are microseconds."""
 
     def __init__(self, start: Micros) -> None:
         self._now = start
@@ -60,11 +61,11 @@ class ManualClock:
         return self._boot
 
     def advance(self, by: Duration) -> None:
-        """Let `by` pass, on both clocks; a number is seconds."""
+        """Move both clocks forward by `by`; a number is seconds."""
         step = duration(by)
         self._now += step
         self._boot += step
 
     def set(self, moment: Micros) -> None:
-        """Let the wall time jump, forward or back, while no time passes."""
+        """Set the wall time, forward or back; the boot clock does not move."""
         self._now = moment

@@ -1,15 +1,16 @@
-"""Cron expressions: the moments they name, in any time zone, on days with 23, 24 or 25 hours too.
+"""Cron expressions: the moments that they name, in any time zone, also when clocks change.
 
-Five fields (minute, hour, day of month, month, day of week) with lists, ranges, steps, names, `L`, `W` and `#`, or a
-macro.  If neither day field begins with `*`, a day that either of them names will do.
+An expression has five fields (minute, hour, day of month, month, day of week) with lists, ranges,
+steps, names, `L`, `W` and `#`, or it is a macro.  If neither day field begins with `*`, a day that
+matches either of them is enough.
 
-What happens when clocks change is the rule of Debian's cron:
+When clocks change, the rule of Debian's cron holds:
 
-- An expression whose minute and hour both do not begin with `*` names *times of the day*.  One that the zone skips
-  happens once, at the first moment after the gap (all that fall into one gap: together, once); one that the zone has
-  twice happens the first time only.
-- Any other expression goes by *elapsed time*: it happens whenever the clock on the wall shows a time that fits; never
-  inside a gap, and in both hours of a fold.
+- An expression whose minute and hour both do not begin with `*` names *times of the day*.  A time
+  that the zone skips happens once, at the first moment after the gap (all times in one gap happen
+  together, once).  A time that the zone has twice happens the first time only.
+- Any other expression follows *elapsed time*: it happens whenever the wall clock shows a time that
+  matches; never inside a gap, and in both hours of a fold.
 """
 
 from __future__ import annotations
@@ -38,15 +39,15 @@ MACROS: Mapping[str, str] = MappingProxyType(
     }
 )
 
-_EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001  times on the wall have no zone here
+_EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001  wall times have no zone here
 _SECOND = timedelta(seconds=1)
-_DAY = 86_400
-_STEPS = (3_600, _DAY, 32 * _DAY, 366 * _DAY)
+_DAY_SECONDS = 86_400
+_LOOKBACK_SECONDS = (3_600, _DAY_SECONDS, 32 * _DAY_SECONDS, 366 * _DAY_SECONDS)
 _LAST_YEAR = 9000  # cronsim looks fifty years ahead, and dates end with the year 9999
 
 
 class Cron:
-    """One expression in one zone; equal ones are the same object (see `cron`)."""
+    """One expression in one zone; `cron` returns the same object for equal ones."""
 
     def __init__(self, text: str, tz: str = "UTC") -> None:
         self.text = text
@@ -54,13 +55,14 @@ class Cron:
         fields = MACROS.get(text.strip().lower(), text)
         if fields.lstrip().startswith("@"):
             raise BadOption(
-                f"cron: there is no macro {text.strip()!r}; there are {', '.join(MACROS)}"
+                f"cron: unknown macro {text.strip()!r}; expected one of {', '.join(MACROS)}"
             )
         parts = fields.split()
         if len(parts) != 5:
             hint = "; for seconds use every=" if len(parts) == 6 else ""
             raise BadOption(
-                f"cron: {text!r} has {len(parts)} fields; minute hour day month weekday are five{hint}"
+                f"cron: {text!r} has {len(parts)} fields; "
+                f"expected five: minute hour day month weekday{hint}"
             )
         self._fields = fields
         self._zone = ZoneInfo(tz)
@@ -68,28 +70,27 @@ class Cron:
         try:
             next(CronSim(fields, _EPOCH))
         except StopIteration:
-            raise BadOption(f"cron: {text!r} names no day that ever comes") from None
-        except (CronSimError, ValueError, AssertionError) as why:
-            raise BadOption(f"cron: {text!r} is no cron expression: {why}") from None
+            raise BadOption(f"cron: {text!r} names a day that never comes") from None
+        except (CronSimError, ValueError, AssertionError) as error:
+            raise BadOption(f"cron: {text!r} is not a cron expression: {error}") from None
 
     def after(self, moment: Micros) -> Micros | None:
-        """The first moment of this expression later than `moment`; None if there is none in our calendar."""
+        """Return the first moment later than `moment`, or None if the calendar has none."""
         return next(self.moments(moment), None)
 
     def moments(self, after: Micros) -> Iterator[Micros]:
-        """All of them later than `after`, in order."""
-        second = (
-            after // 1_000_000
-        )  # moments are whole seconds: what is later than 10.5 is later than 10
-        found = (
+        """Yield all moments later than `after`, in order."""
+        # Moments are whole seconds: a moment later than 10.5 s is also later than 10 s.
+        second = after // 1_000_000
+        seconds = (
             self._by_time_of_day(second) if self._times_of_day else self._by_elapsed_time(second)
         )
-        return (moment * 1_000_000 for moment in found)
+        return (moment * 1_000_000 for moment in seconds)
 
     def last(self, since: Micros, until: Micros) -> Micros | None:
-        """The latest moment within since < moment <= until, without a walk through all before it."""
-        for step in _STEPS:
-            begin = max(since, until - step * 1_000_000)
+        """Return the latest moment with since < moment <= until, without a walk from `since`."""
+        for lookback in _LOOKBACK_SECONDS:
+            begin = max(since, until - lookback * 1_000_000)
             latest = None
             for moment in self.moments(begin):
                 if moment > until:
@@ -108,7 +109,7 @@ class Cron:
         return latest
 
     def _walls(self, after: int) -> Iterator[int]:
-        """Times on the wall that fit, later than `after`; seconds as if the wall were UTC."""
+        """Yield the wall times that match, later than `after`, in seconds as if they were UTC."""
         start = _EPOCH + timedelta(seconds=after)
         if start.year >= _LAST_YEAR:
             return
@@ -116,7 +117,8 @@ class Cron:
             yield (wall - _EPOCH) // _SECOND
 
     def _by_time_of_day(self, after: int) -> Iterator[int]:
-        # Times on the wall up to the one of `after` have their moments at or before it: the mapping never decreases.
+        # Wall times up to that of `after` have moments at or before `after`: the mapping from wall
+        # time to moment never decreases.
         last = after
         for wall in self._walls(after + self._offset(after)):
             moment = self._first_with(wall)
@@ -125,7 +127,7 @@ class Cron:
                 yield moment
 
     def _first_with(self, wall: int) -> int:
-        """The first moment at which the wall shows this, or the end of the gap that swallows it."""
+        """Return the first moment with this wall time, or the end of the gap that skips it."""
         shown = _EPOCH + wall * _SECOND
         offset = self._zone.utcoffset(shown.replace(fold=0))
         assert offset is not None
@@ -144,7 +146,7 @@ class Cron:
                 moment = wall - offset
                 change = self._next_change(begin + 1, moment)
                 if change is not None:
-                    break  # from there on the wall shows something else
+                    break  # from there on the wall time has another offset
                 begin = moment
                 yield moment
             if change is None:
@@ -152,12 +154,12 @@ class Cron:
             begin = change - 1
 
     def _next_change(self, after: int, until: int) -> int | None:
-        """The first change of the offset within after < change <= until."""
-        if until - after < _DAY and self._offset(after) == self._offset(until):
+        """Return the first change of the offset with after < change <= until."""
+        if until - after < _DAY_SECONDS and self._offset(after) == self._offset(until):
             return None
-        year = (_EPOCH + after * _SECOND).year
-        for one in range(year, (_EPOCH + until * _SECOND).year + 1):
-            changes = _changes(self.tz, one)
+        first_year = (_EPOCH + after * _SECOND).year
+        for year in range(first_year, (_EPOCH + until * _SECOND).year + 1):
+            changes = _changes(self.tz, year)
             index = bisect_right(changes, after)
             if index < len(changes) and changes[index] <= until:
                 return changes[index]
@@ -171,13 +173,13 @@ class Cron:
 
 @lru_cache(maxsize=1024)
 def cron(text: str, tz: str = "UTC") -> Cron:
-    """The expression, read once; BadOption for what is none."""
+    """Parse an expression once; BadOption if it is not one."""
     return Cron(text, tz)
 
 
 @lru_cache(maxsize=4096)
 def _changes(tz: str, year: int) -> tuple[int, ...]:
-    """The moments of `year`, and of some days around it, at which the zone's offset changes."""
+    """Return the moments of `year`, and of some days around it, when the zone's offset changes."""
     zone = ZoneInfo(tz)
 
     def offset(moment: int) -> timedelta | None:
@@ -185,18 +187,18 @@ def _changes(tz: str, year: int) -> tuple[int, ...]:
 
     start = (
         int((datetime(year, 1, 1, tzinfo=UTC) - datetime(1970, 1, 1, tzinfo=UTC)).total_seconds())
-        - 2 * _DAY
+        - 2 * _DAY_SECONDS
     )
-    found = []
+    changes = []
     before = offset(start)
     for day in range(1, 370):
-        end = start + day * _DAY
-        then = offset(end)
-        if then != before:
-            low, high = end - _DAY, end
+        end = start + day * _DAY_SECONDS
+        after = offset(end)
+        if after != before:
+            low, high = end - _DAY_SECONDS, end
             while high - low > 1:
                 middle = (low + high) // 2
                 low, high = (middle, high) if offset(middle) == before else (low, middle)
-            found.append(high)
-            before = then
-    return tuple(found)
+            changes.append(high)
+            before = after
+    return tuple(changes)

@@ -1,4 +1,4 @@
-"""Durations and moments, in every form a user may write them, as integer microseconds."""
+"""Durations and moments: parse every form that a user may write into integer microseconds."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HOUR: Micros = 60 * MINUTE
 DAY: Micros = 24 * HOUR
 WEEK: Micros = 7 * DAY
 
-# Short enough that "now plus one and a half times this" is still a date, and long enough for everybody.
+# Short enough that "now plus one and a half times this" is still a date.
 _LONGEST: Micros = 365_000 * DAY
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -39,7 +39,7 @@ _MOMENT_FORMS = (
     'allowed: a datetime, epoch seconds, "now", "+1 hour", "in 5 minutes", "2026-01-31T03:00+01:00"'
 )
 _NO_FIXED_LENGTH = "months and years have no fixed length; give days"
-_LONGEST_TEXT = 100
+_MAX_TEXT_LENGTH = 100
 
 _UNITS: Mapping[str, Micros] = MappingProxyType(
     {
@@ -61,12 +61,13 @@ _SECONDS = re.compile(_NUMBER)
 _CLOCK = re.compile(r"([0-9]+):([0-5][0-9])(?::([0-5][0-9](?:\.[0-9]+)?))?")
 _ISO_NUMBER = r"[0-9]+(?:[.,][0-9]+)?"
 _ISO = re.compile(
-    rf"P(?=[0-9T])(?:({_ISO_NUMBER})Y)?(?:({_ISO_NUMBER})M)?(?:({_ISO_NUMBER})W)?(?:({_ISO_NUMBER})D)?"
+    rf"P(?=[0-9T])(?:({_ISO_NUMBER})Y)?(?:({_ISO_NUMBER})M)?"
+    rf"(?:({_ISO_NUMBER})W)?(?:({_ISO_NUMBER})D)?"
     rf"(?:T(?=[0-9])(?:({_ISO_NUMBER})H)?(?:({_ISO_NUMBER})M)?(?:({_ISO_NUMBER})S)?)?"
 )
 _ISO_UNITS = (WEEK, DAY, HOUR, MINUTE, SECOND)
 
-# `fromisoformat` takes any character between date and time.
+# `fromisoformat` accepts any character between date and time.
 _ISO_MOMENT = re.compile(r"[0-9W-]+(?:[T ][0-9:.,]+(?:Z|[+-][0-9:.]+)?)?")
 
 
@@ -75,7 +76,7 @@ _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 80
 
 
 def duration(value: Duration, *, allow_negative: bool = False) -> Micros:
-    """The length of `value`; numbers, and text that is only a number, are seconds."""
+    """Parse a length of time; numbers, and text that is only a number, are seconds."""
     if isinstance(value, str):
         micros = _signed_text(value)
     elif isinstance(value, timedelta):
@@ -83,17 +84,17 @@ def duration(value: Duration, *, allow_negative: bool = False) -> Micros:
     else:
         micros = _seconds(value, "duration", _DURATION_FORMS)
     if abs(micros) > _LONGEST:
-        raise _refused("duration", value, f"at most {_LONGEST // DAY} days are possible")
+        raise _refused("duration", value, f"the longest is {_LONGEST // DAY} days")
     if micros < 0 and not allow_negative:
         raise _refused("duration", value, "it must not be negative")
     return micros
 
 
 def moment(value: Moment, now: Micros, tz: tzinfo = UTC) -> Micros:
-    """The moment that `value` names, seen at `now`; a date and time without zone are in `tz`.
+    """Parse a moment, relative to `now`; a date and time without a zone are in `tz`.
 
-    Of a time that `tz` has twice it is the first; one that `tz` skips moves forward by
-    what was skipped.
+    A time that `tz` has twice means the first one.  A time that `tz` skips moves forward by the
+    length of the gap.
     """
     if isinstance(value, datetime):
         micros = _instant(value, tz)
@@ -107,12 +108,12 @@ def moment(value: Moment, now: Micros, tz: tzinfo = UTC) -> Micros:
 
 
 def to_datetime(micros: Micros) -> datetime:
-    """The same moment as an aware datetime in UTC; the first or the last there is, if it is beyond them."""
+    """Convert to an aware datetime in UTC; the first or last possible one if it is out of range."""
     return _EPOCH + timedelta(microseconds=min(max(micros, _FIRST), _LAST))
 
 
 def format_duration(micros: Micros) -> str:
-    """The shortest text in units, "1m30s"; `duration` reads it back without loss."""
+    """Format as the shortest text with units, "1m30s"; `duration` parses it without loss."""
     sign, rest = ("-", -micros) if micros < 0 else ("", micros)
     if rest == 0:
         return "0s"
@@ -155,9 +156,9 @@ def _signed_text(text: str) -> Micros:
 
 @lru_cache(maxsize=1024)
 def _text(text: str) -> Micros:
-    """The length of a text without sign."""
+    """Parse a text without a sign."""
     body = text.strip()
-    if len(body) > _LONGEST_TEXT:
+    if len(body) > _MAX_TEXT_LENGTH:
         raise _refused("duration", text, _DURATION_FORMS)
     if _SECONDS.fullmatch(body):
         return _total([(body, SECOND)])
@@ -173,13 +174,13 @@ def _text(text: str) -> Micros:
     if _PARTS.fullmatch(body):
         parts = [(number, _unit(word, text)) for number, word in _PART.findall(body)]
         if any(larger <= smaller for (_, larger), (_, smaller) in pairwise(parts)):
-            raise _refused("duration", text, "each unit may be given once, the larger first")
+            raise _refused("duration", text, "give each unit once, larger units first")
         return _total(parts)
     raise _refused("duration", text, _DURATION_FORMS)
 
 
 def _unit(word: str, text: str) -> Micros:
-    # "M" alone is a month to some and a minute to others.
+    # "M" alone may mean a month or a minute, so a single letter is case-sensitive.
     name = word if len(word) == 1 else word.lower()
     if name in _CALENDAR_UNITS:
         raise _refused("duration", text, _NO_FIXED_LENGTH)
@@ -203,8 +204,8 @@ def _moment_text(value: str, now: Micros, tz: tzinfo) -> Micros:
     if _ISO_MOMENT.fullmatch(text):
         try:
             return _instant(datetime.fromisoformat(text), tz)
-        except ValueError as why:
-            raise _refused("moment", value, str(why)) from None
+        except ValueError as error:
+            raise _refused("moment", value, str(error)) from None
     raise _refused("moment", value, _MOMENT_FORMS)
 
 

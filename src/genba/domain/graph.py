@@ -1,4 +1,4 @@
-"""Who waits for whom, as places in a list."""
+"""Sort jobs by their dependencies."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ from collections.abc import Sequence
 
 
 def parents_first(waits_for: Sequence[Sequence[int]]) -> list[int]:
-    """The places in an order in which each comes after those that it waits for, and else as they stand.
+    """Return the indexes so that each comes after those it waits for, otherwise in list order.
 
-    There is no cycle: a call is made after those that it names.
+    There is no cycle: a call can only name calls that were made before it.
     """
     order: list[int] = []
     done: set[int] = set()
     for start in range(len(waits_for)):
         path = [start]
         while path:
-            place = path[-1]
-            ahead = [other for other in waits_for[place] if other not in done]
-            if place in done:
+            index = path[-1]
+            parents = [parent for parent in waits_for[index] if parent not in done]
+            if index in done:
                 path.pop()
-            elif ahead:
-                path += reversed(ahead)
+            elif parents:
+                path += reversed(parents)
             else:
-                done.add(place)
-                order.append(place)
+                done.add(index)
+                order.append(index)
                 path.pop()
     return order

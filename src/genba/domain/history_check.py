@@ -1,8 +1,8 @@
-"""History, played again: from what was told of each job, the states that it can be in now.
+"""Replay the events of each job and compare the states that they allow with the job's row.
 
-An event does not always tell the whole: a change of its moment may make a job scheduled or waiting, a retry waits or is
-due at once.  So what is known of a job is the set of states that its history allows, as bits of a number; two bytes for
-each job, however many there are.
+An event does not always determine the state: after a change of its due time a job may be scheduled
+or waiting, and a retry may wait or be due at once.  So a job's history yields a set of possible
+states, stored as bits of a number: two bytes per job.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from genba.domain.states import FINAL, State
 
 
 class FaultKind(StrEnum):
-    """What can be wrong."""
+    """The kinds of contradictions that a check can report."""
 
-    LOST = "lost"  # a job, or what is told of it, is gone
+    LOST = "lost"  # a job, or a part of its history, is gone
     TWICE = "finished twice"
     MOVE = "illegal move"
     LIMIT = "limit exceeded"
@@ -28,6 +28,8 @@ class FaultKind(StrEnum):
 
 
 class Fault(NamedTuple):
+    """One contradiction between a job's history and its row."""
+
     kind: FaultKind
     which: str  # "job 7", "bucket gpu"
     words: str
@@ -36,10 +38,10 @@ class Fault(NamedTuple):
         return f"{self.which}: {self.kind}: {self.words}"
 
 
-_BIT = {state: 1 << place for place, state in enumerate(State)}
-_GONE = 1 << len(_BIT)  # deleted by somebody
-_SILENT = _GONE << 1  # its task tells of final states only
-_SEEN = _GONE << 2  # its row is there
+_BIT = {state: 1 << index for index, state in enumerate(State)}
+_DELETED = 1 << len(_BIT)
+_FINAL_ONLY = _DELETED << 1  # its task records events of final states only (history="final")
+_HAS_ROW = _DELETED << 2
 
 
 def _bits(*states: State) -> int:
@@ -53,11 +55,12 @@ _UNSTARTED = _bits(State.BLOCKED, State.SCHEDULED, State.WAITING, State.HELD)
 _AGAIN = _bits(State.SCHEDULED, State.WAITING)
 _ENDS = frozenset(map(str, FINAL))
 _NEW = frozenset({"waiting", "scheduled", "blocked"})
-_CLAIMED = _bits(State.WAITING, State.RUNNING)  # a claim is told only when it has lasted
+# The claim of a short job has no event of its own, so a claimed job may still count as waiting.
+_CLAIMED = _bits(State.WAITING, State.RUNNING)
 _BY_HAND = _CLAIMED | _bits(State.SCHEDULED, State.HELD)  # `job run --here` takes those too
 
 
-# What happened: in which states it may happen, and which may follow.  The claim of a short job is told with its end.
+# For each event: the states in which it may happen, and the states that may follow.
 STEPS: Mapping[str, tuple[int, int]] = MappingProxyType(
     {
         "waiting": (_bits(State.BLOCKED, State.SCHEDULED, State.WAITING), _BIT[State.WAITING]),
@@ -77,94 +80,96 @@ STEPS: Mapping[str, tuple[int, int]] = MappingProxyType(
         "crashed": (_CLAIMED, _AGAIN),
         "resumed": (_BIT[State.HELD], _bits(State.BLOCKED, State.SCHEDULED, State.WAITING)),
         "requeued": (_FINAL, _bits(State.BLOCKED, State.WAITING)),
-        "deleted": (_ALL & ~_BIT[State.RUNNING], _GONE),
+        "deleted": (_ALL & ~_BIT[State.RUNNING], _DELETED),
     }
 )
-_PAGE = 4096
+_PAGE_JOBS = 4096
 
 
 class HistoryCheck:
-    """`complete`: no event was ever pruned, so that every job must have been told of from its beginning."""
+    """The possible states of all jobs, updated event by event.
+
+    `complete` means that no event was ever pruned, so every job must have events from its enqueue
+    on.
+    """
 
     def __init__(self, complete: bool) -> None:
         self._complete = complete
         self._pages: dict[int, array[int]] = {}
 
-    def tell(self, job: int, kind: str) -> Fault | None:
-        """One event after the other, in their order; what is wrong with it."""
+    def check_event(self, job: int, kind: str) -> Fault | None:
+        """Apply the next event of a job; return the fault if its history does not allow it."""
         page = self._page(job)
-        place = job % _PAGE
-        before = page[place]
+        index = job % _PAGE_JOBS
+        before = page[index]
         if kind == "updated":
             if before & _AGAIN:
-                page[place] = before | _AGAIN
-            return None if not before or before & _UNSTARTED else _move(job, before, kind)
+                page[index] = before | _AGAIN
+            return None if not before or before & _UNSTARTED else _illegal_move(job, before, kind)
         if kind not in STEPS:
             return None
-        allowed, after = STEPS[kind]
-        silent = before & _SILENT
-        fault = None
+        # A history that does not begin with the enqueue has events of final states only.
+        first = 0 if kind in _NEW else _FINAL_ONLY
+        page[index] = STEPS[kind][1] | (before & _FINAL_ONLY if before else first)
+        return self._event_fault(job, before, kind)
+
+    def _event_fault(self, job: int, before: int, kind: str) -> Fault | None:
+        allowed, _ = STEPS[kind]
         if not before:
-            silent = 0 if kind in _NEW else _SILENT
             if self._complete and kind not in _NEW and kind not in _ENDS:
-                fault = Fault(FaultKind.MOVE, f"job {job}", f"it was {kind} before it was enqueued")
-        elif before & _GONE:
-            fault = Fault(FaultKind.MOVE, f"job {job}", f"it was {kind} after it had been deleted")
-        elif not before & allowed and not (silent and before & _OPEN and allowed & _OPEN):
-            finished = kind in _ENDS and not before & _OPEN
-            again = Fault(
-                FaultKind.TWICE,
-                f"job {job}",
-                f"it ended {kind} after it had ended {_words(before)}",
-            )
-            fault = again if finished else _move(job, before, kind)
-        page[place] = after | silent
-        return fault
-
-    def row(self, job: int, state: str, *, silent: bool) -> Fault | None:
-        """Its row is there, and says this; what is wrong with it."""
-        is_now = _BIT.get(State(state), 0)  # an unknown one is told of elsewhere
-        page = self._page(job)
-        known = page[job % _PAGE]
-        page[job % _PAGE] = known | _SEEN
-        if not known:
-            quiet = silent or not self._complete or not is_now
-            return (
-                None
-                if quiet
-                else Fault(
-                    FaultKind.MOVE, f"job {job}", f"it is {state}, and nobody has told of it"
-                )
-            )
-        if known & _GONE:
-            return Fault(FaultKind.MOVE, f"job {job}", f"it is {state}, though it was deleted")
-        claimed = is_now == _BIT[State.RUNNING] and known & _BY_HAND
-        untold = (silent or known & _SILENT) and known & _OPEN and is_now & _OPEN
-        if not is_now or known & is_now or claimed or untold:
+                return _move(job, f"it was {kind} before it was enqueued")
             return None
-        return Fault(
-            FaultKind.MOVE, f"job {job}", f"it is {state}, and its history says {_words(known)}"
-        )
+        if before & _DELETED:
+            return _move(job, f"it was {kind} after it had been deleted")
+        # Without events of open states, any open state may have come before this event.
+        unrecorded = before & _FINAL_ONLY and before & _OPEN and allowed & _OPEN
+        if before & allowed or unrecorded:
+            return None
+        if kind in _ENDS and not before & _OPEN:
+            words = f"it ended {kind} after it had ended {_words(before)}"
+            return Fault(FaultKind.TWICE, f"job {job}", words)
+        return _illegal_move(job, before, kind)
 
-    def lost(self) -> Iterator[Fault]:
-        """Jobs that were told of, have neither ended nor been deleted, and have no row."""
+    def check_row(self, job: int, state: str, *, final_only: bool) -> Fault | None:
+        """Compare a job's row with its history; `final_only` if its task has history="final"."""
+        is_now = _BIT.get(State(state), 0)  # an unknown state is reported elsewhere
+        page = self._page(job)
+        known = page[job % _PAGE_JOBS]
+        page[job % _PAGE_JOBS] = known | _HAS_ROW
+        if not known:
+            if final_only or not self._complete or not is_now:
+                return None
+            return _move(job, f"it is {state}, but has no events")
+        if known & _DELETED:
+            return _move(job, f"it is {state}, though it was deleted")
+        claimed = is_now == _BIT[State.RUNNING] and known & _BY_HAND
+        unrecorded = (final_only or known & _FINAL_ONLY) and known & _OPEN and is_now & _OPEN
+        if not is_now or known & is_now or claimed or unrecorded:
+            return None
+        return _move(job, f"it is {state}, but its events say {_words(known)}")
+
+    def lost_jobs(self) -> Iterator[Fault]:
+        """Yield a fault for each open job that has events, but no row."""
         for number, page in sorted(self._pages.items()):
-            for place, known in enumerate(page):
-                if known & _OPEN and not known & (_SEEN | _FINAL):
-                    job = number * _PAGE + place
-                    yield Fault(
-                        FaultKind.LOST, f"job {job}", f"it is gone, and it was {_words(known)}"
-                    )
+            for index, known in enumerate(page):
+                if known & _OPEN and not known & (_HAS_ROW | _FINAL):
+                    job = number * _PAGE_JOBS + index
+                    words = f"it is gone, and it was {_words(known)}"
+                    yield Fault(FaultKind.LOST, f"job {job}", words)
 
     def _page(self, job: int) -> array[int]:
-        page = self._pages.get(job // _PAGE)
+        page = self._pages.get(job // _PAGE_JOBS)
         if page is None:
-            page = self._pages[job // _PAGE] = array("H", bytes(2 * _PAGE))
+            page = self._pages[job // _PAGE_JOBS] = array("H", bytes(2 * _PAGE_JOBS))
         return page
 
 
-def _move(job: int, before: int, kind: str) -> Fault:
-    return Fault(FaultKind.MOVE, f"job {job}", f"it was {kind} when it was {_words(before)}")
+def _move(job: int, words: str) -> Fault:
+    return Fault(FaultKind.MOVE, f"job {job}", words)
+
+
+def _illegal_move(job: int, before: int, kind: str) -> Fault:
+    return _move(job, f"it was {kind} when it was {_words(before)}")
 
 
 def _words(bits: int) -> str:

@@ -1,4 +1,4 @@
-"""Limits: the buckets that a job belongs to, and who may have a slot of them."""
+"""Limits: the buckets that a job needs a slot of, and the assignment of free slots."""
 
 from __future__ import annotations
 
@@ -15,23 +15,20 @@ from genba.domain.duration import Micros
 from genba.domain.untrusted_json import DECODE_ERRORS
 from genba.errors import BadArguments
 
-LIMIT, ORDERED, RATE = (
-    0,
-    1,
-    2,
-)  # at most n at a time; one at a time and in order; at most n starts in some time
+# At most n at a time; one at a time and in order; at most n starts per time.
+LIMIT, ORDERED, RATE = 0, 1, 2
 MAX_BUCKET_LENGTH = 200
 
 _sorted = msgspec.json.Encoder(order="sorted")
 
 
 class LimitRule(NamedTuple):
-    """What holds for every bucket of a template."""
+    """The limit of every bucket of a template."""
 
     template: str
     n: int
     ordered: bool = False
-    per: Micros | None = None  # n starts in so much time; None: n at a time
+    per: Micros | None = None  # n starts in this time; None: n at a time
     burst: int | None = None
 
     @property
@@ -54,12 +51,12 @@ _write = msgspec.json.Encoder().encode
 
 
 def needs_of(rules: Iterable[LimitRule], values: Mapping[str, Any]) -> SlotNeeds:
-    """The slots that a job with these arguments needs, by name; one of each bucket."""
-    found = {}
+    """Return the slots that a job with these arguments needs, one per bucket, sorted by name."""
+    needs = {}
     for rule in rules:
         name = bucket_of(rule.template, values)
-        found[name] = SlotNeed(name, rule.template, rule.kind)
-    return tuple(found[name] for name in sorted(found))
+        needs[name] = SlotNeed(name, rule.template, rule.kind)
+    return tuple(needs[name] for name in sorted(needs))
 
 
 def write_needs(needs: SlotNeeds) -> str:
@@ -68,7 +65,7 @@ def write_needs(needs: SlotNeeds) -> str:
 
 @lru_cache(maxsize=10_000)
 def read_needs(written: str) -> SlotNeeds:
-    """What cannot be read needs nothing: others must not wait for it."""
+    """Decode the needs of a row; unreadable needs count as none, so that other jobs can start."""
     try:
         return tuple(SlotNeed(*one) for one in _read(written))
     except DECODE_ERRORS:
@@ -76,29 +73,33 @@ def read_needs(written: str) -> SlotNeeds:
 
 
 def bucket_to_wait_for(needs: SlotNeeds, owned: bool = False) -> SlotNeed | None:
-    """Where a job waits first: for its turn if it needs one and has it not (`owned`), else for one of the rest."""
-    stripe = next((need for need in needs if need.kind == ORDERED), None)
-    if stripe is not None and not owned:
-        return stripe
-    return next((need for need in needs if need is not stripe), None)
+    """Return the bucket in whose line a job waits first.
+
+    That is its ordered bucket, unless it has the turn there (`owned`); then one of the others.
+    """
+    ordered = next((need for need in needs if need.kind == ORDERED), None)
+    if ordered is not None and not owned:
+        return ordered
+    return next((need for need in needs if need is not ordered), None)
 
 
 def placeholders(template: str) -> list[str]:
-    """The names of the arguments that a template speaks of."""
+    """Return the names of the arguments in a template."""
     return [name for _, name, _, _ in Formatter().parse(template) if name is not None]
 
 
 def bucket_of(template: str, values: Mapping[str, Any]) -> str:
-    """The bucket's name: the template with the arguments in their places.
+    """Return the bucket's name: the template with the job's arguments.
 
-    A text stands as it is, everything else as JSON.  What would be too long ends in a digest of the whole.
+    A text is inserted as it is, any other value as JSON.  A name that is too long ends with a
+    digest of the whole name.
     """
     parts = []
     for text, name, _, _ in Formatter().parse(template):
         parts.append(text)
         if name is not None:
             if name not in values:
-                raise BadArguments(f"bucket {template!r}: the job has no argument {name!r}")
+                raise BadArguments(f"bucket {template!r} needs the argument {name!r}; pass it")
             value = values[name]
             parts.append(value if isinstance(value, str) else _sorted.encode(value).decode())
     bucket = "".join(parts)
@@ -111,7 +112,7 @@ def bucket_of(template: str, values: Mapping[str, Any]) -> str:
 
 @dataclass(slots=True)
 class Bucket:
-    """A bucket as its row says, and as it will be written (the order is that of the query)."""
+    """A bucket's row, with the changes that will be written; fields are in the query's order."""
 
     name: str
     template: str
@@ -126,7 +127,7 @@ class Bucket:
     _read: tuple[Any, ...] = ()
 
     def seen(self) -> Bucket:
-        """From here on, `changed` tells whether its row must be written."""
+        """Remember the present values, so that `changed` reports later changes."""
         self._read = self.values()
         return self
 
@@ -136,25 +137,27 @@ class Bucket:
 
     @property
     def _step(self) -> Micros:
-        """The time in which one more may start."""
+        """The time after which one more job may start."""
         assert self.per is not None
         return max(1, -(-self.per // self.n))
 
     @property
-    def _most(self) -> int:
+    def _burst(self) -> int:
         return self.burst or self.n
 
     def room(self, now: Micros) -> int:
-        """How many more may have a slot."""
+        """Return how many more jobs may have a slot."""
         if self.per is not None:
             ahead = max(self.full_at or now, now) - now
-            return max(0, (self._most * self._step - ahead) // self._step)
+            return max(0, (self._burst * self._step - ahead) // self._step)
         return int(self.owner is None) if self.ordered else max(0, self.n - self.taken)
 
     def fits(self, job: int, now: Micros) -> bool:
+        """Return whether this job may have a slot."""
         return self.owner == job if self.ordered and self.owner is not None else self.room(now) > 0
 
     def take(self, job: int, now: Micros) -> None:
+        """Give a slot to this job."""
         if self.per is not None:
             self.full_at = max(self.full_at or now, now) + self._step
         elif self.ordered:
@@ -163,7 +166,7 @@ class Bucket:
             self.taken += 1
 
     def give(self, job: int) -> None:
-        """A slot comes back; of a rate, because the job has not started after all."""
+        """Return the job's slot; a rate gets it back only if the job has not started."""
         if self.per is not None:
             self.full_at = (self.full_at or 0) - self._step
         elif self.ordered:
@@ -172,61 +175,62 @@ class Bucket:
             self.taken = max(0, self.taken - 1)
 
     def ripe_at(self, now: Micros) -> Micros:
-        """Of a rate: when the next one may start."""
-        return max(now, (self.full_at or now) - (self._most - 1) * self._step)
+        """Return when the next job of a rate may start."""
+        return max(now, (self.full_at or now) - (self._burst - 1) * self._step)
 
     def values(self) -> tuple[Any, ...]:
         return self.name, self.taken, self.owner, self.full_at, self.next_at
 
 
 class BucketWaiter(NamedTuple):
-    """A job in the line of a bucket."""
+    """A job that waits in the line of a bucket."""
 
     rank: int
     id: int
     line: str
     needs: SlotNeeds
-    may_start: bool = True  # False: it is held, or waits for its moment, and keeps its place
+    may_start: bool = True  # False: the job is held or not due yet, and keeps its place
 
 
 @dataclass(slots=True)
 class SlotAssignment:
-    """Who gets what; `moves` are those who must wait for another bucket than the one whose line they stood in."""
+    """The result of `assign_slots`.
+
+    `grants` have all slots that they need.  `moves` must wait in the line of another bucket.
+    `turns` have the turn of an ordered bucket, but cannot start yet.  `unseen` are needed buckets
+    that were not passed in.
+    """
 
     grants: list[BucketWaiter] = field(default_factory=list)
     moves: list[tuple[BucketWaiter, str]] = field(default_factory=list)
-    turns: list[BucketWaiter] = field(
-        default_factory=list
-    )  # it is their turn, and they cannot start yet
-    unseen: set[str] = field(
-        default_factory=set
-    )  # buckets that somebody needs, and that were not given
+    turns: list[BucketWaiter] = field(default_factory=list)
+    unseen: set[str] = field(default_factory=set)
 
 
 def assign_slots(
     buckets: Mapping[str, Bucket], waiters: Sequence[BucketWaiter], now: Micros
 ) -> SlotAssignment:
-    """Give the free slots to those who wait, in their order; all that a job needs, or none.  Changes `buckets`."""
+    """Give the free slots to the waiting jobs in their order; a job gets all its slots or none.
+
+    Changes `buckets`.
+    """
     done = SlotAssignment()
-    over: set[str] = set()
+    closed_lines: set[str] = set()
     for waiter in sorted(waiters):
         line = buckets[waiter.line]
-        if waiter.line in over:
+        if waiter.line in closed_lines:
             continue
-        unseen = [
-            need.name for need in waiter.needs if need.name not in buckets
-        ]  # a set less all keys walks the keys
+        # A set difference with the keys of `buckets` would walk all keys.
+        unseen = [need.name for need in waiter.needs if need.name not in buckets]
         if unseen:
             done.unseen.update(unseen)
-            over.add(waiter.line)
+            closed_lines.add(waiter.line)
             continue
         if line.ordered:
             if not line.fits(waiter.id, now):
-                over.add(waiter.line)
+                closed_lines.add(waiter.line)
                 continue
-            line.take(
-                waiter.id, now
-            )  # from here on it is its turn, whatever else it has to wait for
+            line.take(waiter.id, now)  # the job keeps the turn while it waits for other slots
             if not waiter.may_start:
                 done.turns.append(waiter)
                 continue
@@ -239,7 +243,7 @@ def assign_slots(
                 buckets[need.name].take(waiter.id, now)
             done.grants.append(waiter)
         elif full == waiter.line:
-            over.add(full)
+            closed_lines.add(full)
         else:
             done.moves.append((waiter, full))
     return done

@@ -1,4 +1,4 @@
-"""How many workers a node has, and how they come and go."""
+"""The worker pool of a node: its kind, and its smallest and largest number of workers."""
 
 from __future__ import annotations
 
@@ -14,31 +14,35 @@ CHANGEABLE_SETTINGS = ("pool", "min", "max")  # while the node runs
 
 
 class PoolSettings(msgspec.Struct, frozen=True):
-    """What is known of a node's pool; what is not stands in nobody's way."""
+    """The pool settings stored in a node's row; unknown values do not restrict anything."""
 
     pool: str = "dynamic"
     min: int = 0
     max: int = 2**31 - 1
 
 
-def check_pool(pool: str, least: int, most: int) -> None:
-    """BadOption, if that makes no sense."""
+def check_pool(pool: str, minimum: int, maximum: int) -> None:
+    """Raise BadOption for settings that do not fit together."""
     if pool not in POOLS:
-        raise BadOption(f"pool must be one of {', '.join(POOLS)}, not {pool!r}")
-    for name, value in (("min", least), ("max", most)):
+        raise BadOption(f"pool must be one of {', '.join(POOLS)}, got {pool!r}")
+    for name, value in (("min", minimum), ("max", maximum)):
         if isinstance(value, bool) or not isinstance(value, int):
-            raise BadOption(f"{name} must be a whole number, not {value!r}")
-    if least < 0 or most < 1:
-        raise BadOption(f"a pool has at least 0 (min) and 1 (max) workers, not {least} and {most}")
-    if pool == "static" and least < 1:
-        raise BadOption("a static pool runs min workers: min must be at least 1")
-    if pool == "dynamic" and least > most:
-        raise BadOption(f"min ({least}) is greater than max ({most})")
+            raise BadOption(f"{name} must be a whole number, got {value!r}")
+    if minimum < 0 or maximum < 1:
+        raise BadOption(
+            f"min must be at least 0 and max at least 1, got min={minimum} and max={maximum}"
+        )
+    if pool == "static" and minimum < 1:
+        raise BadOption("a static pool runs min workers: min must be at least 1, got 0")
+    if pool == "dynamic" and minimum > maximum:
+        raise BadOption(f"min must not be greater than max, got min={minimum} and max={maximum}")
 
 
 def check_changes(changes: Mapping[str, Any]) -> None:
+    """Raise BadOption for settings that a running node cannot change."""
     unknown = changes.keys() - set(CHANGEABLE_SETTINGS)
     if unknown:
         raise BadOption(
-            f"{', '.join(sorted(unknown))} cannot be changed; only {', '.join(CHANGEABLE_SETTINGS)}"
+            f"{', '.join(sorted(unknown))} cannot be changed while the node runs; "
+            f"these can: {', '.join(CHANGEABLE_SETTINGS)}"
         )

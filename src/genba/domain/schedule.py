@@ -1,7 +1,7 @@
 """When a schedule runs: pure rules for cron ticks and intervals; no clock, no database.
 
-A *tick* is one due moment.  Of a cron rule the moments are known beforehand; of an interval the next one is known when
-the run before it has ended.
+A *tick* is one due moment.  The moments of a cron rule are known in advance; the next moment of an
+interval is known when the run before it has ended.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import msgspec
 from genba.domain.cron import cron
 from genba.domain.duration import MILLISECOND, MINUTE, SECOND, Micros, format_duration
 
-AT_ONCE = -1  # the interval that means: again, as soon as it has ended
+AT_ONCE = -1  # an interval of this value means: run again as soon as the last run has ended
 LEAST_GAP = 100 * MILLISECOND
 LONGEST_BACKOFF = 5 * MINUTE
-ON_TIME = 10 * SECOND  # later than this, a cron tick was missed (misfire="skip" without grace)
-MOST_AT_ONCE = 100  # runs that misfire="all" makes up for
-MOST_COUNTED = 10_000  # of more missed ticks than this it is only told that there were more
+ON_TIME = 10 * SECOND  # a cron tick is missed if it is later than this (misfire="skip", no grace)
+MOST_AT_ONCE = 100  # the most missed ticks that misfire="all" runs
+MOST_COUNTED = 10_000  # more missed ticks than this are not counted
 
 Misfire = Literal["skip", "once", "all"]
 Overlap = Literal["skip", "queue", "allow"]
@@ -30,7 +30,7 @@ Reference = Literal["end", "start"]
 
 
 class ScheduleRule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """When, how often, and what to do if a moment was missed.  Moments are absolute."""
+    """When and how often to run, and what to do after a missed moment.  Moments are absolute."""
 
     cron: str | None = None
     tz: str = "UTC"
@@ -51,6 +51,7 @@ class ScheduleRule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         return self.cron is None
 
     def words(self) -> str:
+        """Describe the rule for a person."""
         if self.cron is not None:
             return f"{self.cron} ({self.tz})"
         return (
@@ -60,7 +61,7 @@ class ScheduleRule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         )
 
     def more(self, runs: int, moment: Micros | None) -> Micros | None:
-        """`moment`, unless the schedule is over by then."""
+        """Return `moment`, or None if the schedule is over by then."""
         if moment is None or (self.max_runs is not None and runs >= self.max_runs):
             return None
         return None if self.until is not None and moment > self.until else moment
@@ -68,7 +69,7 @@ class ScheduleRule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 @dataclass(frozen=True, slots=True)
 class SkippedTicks:
-    """Ticks that made no job: from `moment` through `last`, `count` of them (None: more than anybody counts)."""
+    """Ticks that made no job: `count` of them from `moment` to `last` (None: not counted)."""
 
     moment: Micros
     last: Micros
@@ -78,7 +79,7 @@ class SkippedTicks:
 
 @dataclass(frozen=True, slots=True)
 class TickPlan:
-    """What to do about the moments that are due: those that run, those that do not, and when to look again."""
+    """The plan for due moments: those that run, those that are skipped, and the next moment."""
 
     runs: tuple[Micros, ...]
     skips: tuple[SkippedTicks, ...]
@@ -86,14 +87,14 @@ class TickPlan:
 
 
 def first_moment(rule: ScheduleRule, now: Micros, runs: int = 0) -> Micros | None:
-    """The first moment of a schedule that begins, or is changed, now."""
+    """Return the first moment of a schedule that begins, or is changed, now."""
     begin = now if rule.start is None else max(now, rule.start)
     if rule.cron is not None:
-        # A moment that is `start` itself counts, one that is now does not: it may have happened already.
+        # The moment `start` itself counts.  The moment `now` does not: it may have run already.
         after = begin if rule.start is None or begin > rule.start else begin - 1
         return rule.more(runs, cron(rule.cron, rule.tz).after(after))
     if rule.base is not None and rule.every is not None and rule.every > 0:
-        return rule.more(runs, max(rule.base, _slot(rule.base, rule.every, begin - 1)))
+        return rule.more(runs, max(rule.base, _grid_moment(rule.base, rule.every, begin - 1)))
     return rule.more(runs, begin)
 
 
@@ -106,30 +107,30 @@ def after_run(
     runs: int,
     failures: int,
 ) -> Micros | None:
-    """When an interval runs next, after a run that was due at `moment`; None if that was the last.
+    """Return when an interval runs after the run that was due at `moment`; None if it is over.
 
-    `failures` is how many runs in a row have failed, this one included.
+    `failures` counts the runs in a row that have failed, including this one.
     """
     every = rule.every
     assert every is not None
-    # One that was cancelled before its moment stands for that moment.  One that has run may lie ahead of its end:
-    # then the clock was set back.
+    # A run that was cancelled before its moment counts as ended at that moment.  A start after the
+    # end means that the clock was set back.
     over = max(ended, moment) if started is None else ended
     begun = moment if started is None else min(started, ended)
     if every == AT_ONCE:
         least = LEAST_GAP * 2 ** min(failures, 20) if failures else 0
-        found = max(over + min(least, LONGEST_BACKOFF), begun + LEAST_GAP)
+        next_moment = max(over + min(least, LONGEST_BACKOFF), begun + LEAST_GAP)
     elif rule.base is not None:
-        found = _slot(rule.base, every, over)
+        next_moment = _grid_moment(rule.base, every, over)
     elif rule.reference == "start":
-        found = max(over, begun + every)
+        next_moment = max(over, begun + every)
     else:
-        found = over + every
-    return rule.more(runs, found)
+        next_moment = over + every
+    return rule.more(runs, next_moment)
 
 
 def latest_start(rule: ScheduleRule, moment: Micros) -> Micros | None:
-    """The moment from which a run of an interval is given up, if it has not started; None: never."""
+    """Return when a run of an interval expires if it has not started; None means never."""
     if rule.grace is not None:
         return moment + rule.jitter + rule.grace
     if rule.misfire == "skip" and rule.every is not None:
@@ -138,21 +139,21 @@ def latest_start(rule: ScheduleRule, moment: Micros) -> Micros | None:
 
 
 def latest_wait(rule: ScheduleRule, now: Micros) -> Micros:
-    """No run of an interval may be due later than this, or the clock has been set back."""
+    """Return the latest due moment of an interval's run; a later one means a clock set back."""
     assert rule.every is not None
     if rule.base is not None and rule.every > 0:
-        return _slot(rule.base, rule.every, max(now, (rule.start or now) - 1)) + rule.jitter
+        return _grid_moment(rule.base, rule.every, max(now, (rule.start or now) - 1)) + rule.jitter
     wait = LONGEST_BACKOFF if rule.every == AT_ONCE else rule.every
     return max(now, rule.start or now) + wait + rule.jitter + SECOND
 
 
 def waits_too_long(rule: ScheduleRule, moment: Micros, now: Micros) -> bool:
-    """Whether a run of an interval, due at `moment`, would not be planned so now; one that waits for its base may."""
+    """Return whether a run's due moment is too late for its rule; its base is never too late."""
     return moment > latest_wait(rule, now) and moment != rule.base
 
 
 def plan_due_ticks(rule: ScheduleRule, next_at: Micros, now: Micros, runs: int) -> TickPlan:
-    """What becomes of the cron ticks from `next_at` up to now."""
+    """Plan the cron ticks from `next_at` up to now."""
     assert rule.cron is not None
     moments = cron(rule.cron, rule.tz)
     end = now if rule.until is None else min(now, rule.until)
@@ -161,21 +162,21 @@ def plan_due_ticks(rule: ScheduleRule, next_at: Micros, now: Micros, runs: int) 
     if last is None:
         return TickPlan((), (), rule.more(runs, following))
     cut = last if rule.misfire == "once" else _cut(rule, moments.moments(next_at - 1), end)
-    taken = tuple(islice(_through(moments.moments(cut - 1), end), MOST_AT_ONCE))
-    ripe = tuple(moment for moment in taken if now - moment <= _patience(rule))
+    candidates = tuple(islice(_through(moments.moments(cut - 1), end), MOST_AT_ONCE))
+    in_time = tuple(moment for moment in candidates if now - moment <= _allowed_delay(rule))
     left = None if rule.max_runs is None else max(0, rule.max_runs - runs)
-    chosen = ripe if left is None else ripe[:left]
+    chosen = in_time if left is None else in_time[:left]
     skips = []
     if next_at < cut:
         skips.append(_skip(rule, moments.moments(next_at - 1), cut - 1, _why(rule, last)))
-    late = [moment for moment in taken if moment not in ripe]
+    late = [moment for moment in candidates if moment not in in_time]
     if late:
         skips.append(
             SkippedTicks(
                 late[0],
                 late[-1],
                 len(late),
-                f"missed: more than {format_duration(_patience(rule))} late",
+                f"missed: more than {format_duration(_allowed_delay(rule))} late",
             )
         )
     return TickPlan(chosen, tuple(skips), rule.more(runs + len(chosen), following))
@@ -184,7 +185,7 @@ def plan_due_ticks(rule: ScheduleRule, next_at: Micros, now: Micros, runs: int) 
 def skip_ticks(
     rule: ScheduleRule, next_at: Micros, now: Micros, reason: str
 ) -> SkippedTicks | None:
-    """The cron ticks from `next_at` up to now, none of which ran."""
+    """Skip all cron ticks from `next_at` up to now."""
     assert rule.cron is not None
     moments = cron(rule.cron, rule.tz)
     end = now if rule.until is None else min(now, rule.until)
@@ -193,7 +194,7 @@ def skip_ticks(
 
 
 def upcoming(rule: ScheduleRule, begin: Micros, runs: int) -> Iterator[Micros]:
-    """The moments from `begin` on (itself one of them), as they come if every run ends at once."""
+    """Yield the moments from `begin` on, including it, as if every run took no time."""
     moment: Micros | None = rule.more(runs, begin)
     while moment is not None:
         yield moment
@@ -207,26 +208,26 @@ def upcoming(rule: ScheduleRule, begin: Micros, runs: int) -> Iterator[Micros]:
 
 
 def jitter_of(rule: ScheduleRule, name: str, moment: Micros) -> Micros:
-    """How much later than its moment a run starts: within the jitter, the same whoever computes it."""
+    """Return the delay of one run within the rule's jitter; every node computes the same."""
     if not rule.jitter:
         return 0
     digest = blake2b(f"{name} {moment}".encode(), digest_size=8).digest()
     return int.from_bytes(digest) % (rule.jitter + 1)
 
 
-def _slot(base: Micros, every: Micros, after: Micros) -> Micros:
-    """The first of base + k·every later than `after`; k may be negative."""
+def _grid_moment(base: Micros, every: Micros, after: Micros) -> Micros:
+    """Return the first of base + k·every later than `after`; k may be negative."""
     return base + ((after - base) // every + 1) * every
 
 
-def _patience(rule: ScheduleRule) -> Micros:
+def _allowed_delay(rule: ScheduleRule) -> Micros:
     if rule.grace is not None:
         return rule.grace
     return ON_TIME if rule.misfire == "skip" else 2**62
 
 
 def _cut(rule: ScheduleRule, moments: Iterator[Micros], end: Micros) -> Micros:
-    """The first of the latest MOST_AT_ONCE moments up to `end`."""
+    """Return the first of the latest MOST_AT_ONCE moments up to `end`."""
     recent: list[Micros] = []
     for count, moment in enumerate(_through(moments, end)):
         if count > MOST_COUNTED:
@@ -237,11 +238,11 @@ def _cut(rule: ScheduleRule, moments: Iterator[Micros], end: Micros) -> Micros:
 
 
 def _last_few(text: str, tz: str, end: Micros) -> Micros:
-    """As `_cut`, of a rule with very many moments: from the end backward."""
-    moments, found = cron(text, tz), end + 1
+    """Do the same as `_cut` for a rule with very many moments, backward from the end."""
+    moments, moment = cron(text, tz), end + 1
     for _ in range(MOST_AT_ONCE):
-        found = moments.last(0, found - 1) or found
-    return found
+        moment = moments.last(0, moment - 1) or moment
+    return moment
 
 
 def _through(moments: Iterator[Micros], end: Micros) -> Iterator[Micros]:
@@ -265,14 +266,14 @@ def _skip(rule: ScheduleRule, moments: Iterator[Micros], end: Micros, reason: st
 
 def _why(rule: ScheduleRule, last: Micros) -> str:
     if rule.misfire == "skip":
-        return f"missed: more than {format_duration(_patience(rule))} late"
+        return f"missed: more than {format_duration(_allowed_delay(rule))} late"
     if rule.misfire == "once":
         return "missed: made up for by one later run"
     return f"missed: more than {MOST_AT_ONCE} at once"
 
 
 def rule_to_json(rule: ScheduleRule) -> dict[str, Any]:
-    """For JSON and for the wire."""
-    found = msgspec.to_builtins(rule)
-    assert isinstance(found, dict)
-    return found
+    """Return the rule as plain JSON values."""
+    fields = msgspec.to_builtins(rule)
+    assert isinstance(fields, dict)
+    return fields

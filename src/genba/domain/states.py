@@ -22,12 +22,12 @@ class State(StrEnum):
 
     @classmethod
     def _missing_(cls, value: object) -> State | None:
-        """What somebody has written into a row by hand is shown as it is, and is none of the states."""
+        """Show an unknown state in a row as it is; it equals none of the states."""
         if not isinstance(value, str):
             return None
-        made = str.__new__(cls, value)
-        made._name_, made._value_ = "UNKNOWN", value
-        return made
+        unknown = str.__new__(cls, value)
+        unknown._name_, unknown._value_ = "UNKNOWN", value
+        return unknown
 
 
 FINAL: frozenset[State] = frozenset(
@@ -37,7 +37,7 @@ OPEN: frozenset[State] = frozenset(State) - FINAL
 
 
 class Cause(StrEnum):
-    """What ended an attempt; "signal 9" and "exit 3" come with a number and are causes too."""
+    """The event that ended an attempt; "signal 9" and "exit 3" are causes with a number."""
 
     RETURNED = "returned"
     EXCEPTION = "exception"
@@ -47,27 +47,27 @@ class Cause(StrEnum):
     KILLED = "killed"
     OUT_OF_MEMORY = "out of memory"
     CPU_LIMIT = "cpu limit"
-    PAUSE = "pause in a write"  # it was stopped while nobody else could write to the database
+    PAUSE = "pause in a write"  # the process was paused while it blocked all writes to the database
     NODE_LOST = "node lost"
     LEASE_LOST = "lease lost"
     COLLATERAL = "collateral"
     MAYBE_RAN = "maybe_ran"
     DRAIN = "drain"
-    NOT_READY = "not ready"  # its conditions do not hold: it was not tried at all
+    NOT_READY = "not ready"  # a condition did not hold, so the attempt did not start
 
 
 def default_stop_reason(how: str) -> str:
-    """The reason of a job that was stopped by a "cancel" or a "kill" for which nobody has given one."""
+    """Return the reason to record for a "cancel" or a "kill" that came without a reason."""
     return Cause.KILLED if how == "kill" else Cause.CANCELLED
 
 
-# Where resume and requeue lead; the facts (dependencies, due time) choose among them.
+# Resume and requeue lead to one of these; dependencies and due time decide which.
 _BACK = frozenset({State.BLOCKED, State.SCHEDULED, State.WAITING})
 
 MOVES: Mapping[State, frozenset[State]] = MappingProxyType(
     {
         State.BLOCKED: frozenset({State.SCHEDULED, State.WAITING, State.HELD, State.CANCELLED}),
-        # Blocked: the run of an interval lets one that a person has triggered go first.
+        # Blocked: the run of an interval waits for one that a person has triggered.
         State.SCHEDULED: frozenset({State.WAITING, State.BLOCKED, State.HELD, State.CANCELLED}),
         State.WAITING: frozenset({State.RUNNING, State.SCHEDULED, State.HELD, State.CANCELLED}),
         State.RUNNING: frozenset({State.WAITING, State.SCHEDULED, State.HELD}) | FINAL,
@@ -77,12 +77,7 @@ MOVES: Mapping[State, frozenset[State]] = MappingProxyType(
 )
 
 
-def may_move(old: State, new: State) -> bool:
-    """Whether a job in `old` may become `new`; staying where it is is no move."""
-    return new in MOVES[old]
-
-
-PANIC = "panic"  # so begin the reasons of held jobs whose own code went wrong
+PANIC = "panic"  # the reason of a held job begins with this if its own code failed
 _PANICKED = "panicked"
 
 _NAMES: Mapping[str, frozenset[State]] = MappingProxyType(
@@ -92,7 +87,7 @@ _NAMES: Mapping[str, frozenset[State]] = MappingProxyType(
         "final": FINAL,
         "any": frozenset(State),
         "postponed": frozenset({State.SCHEDULED}),
-        _PANICKED: frozenset({State.HELD}),  # of these only some: `panics_only`
+        _PANICKED: frozenset({State.HELD}),  # only some of these: `panics_only`
         "processing": frozenset({State.RUNNING}),
         "working": frozenset({State.RUNNING}),
         "done": frozenset({State.SUCCEEDED}),
@@ -103,14 +98,16 @@ _NAMES: Mapping[str, frozenset[State]] = MappingProxyType(
 
 
 def parse_states(value: str | Iterable[str]) -> frozenset[State]:
-    """The states that one name, or several together, stand for; no name at all stands for no state."""
-    given: object = value  # whatever it is, one message refuses it
-    names = given if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
+    """Return the states that one or several names stand for; no name stands for no state."""
+    untyped: object = value  # a value of a wrong type gets the same message as an unknown name
+    names = (
+        untyped if isinstance(untyped, Iterable) and not isinstance(untyped, str) else (untyped,)
+    )
     return frozenset(state for name in names for state in _named(name))
 
 
 def panics_only(names: Collection[str]) -> bool:
-    """Whether these names mean some held jobs, and only those that panicked."""
+    """Return whether these names include held jobs, but only those that panicked."""
     return _PANICKED in names and State.HELD not in parse_states(
         name for name in names if name != _PANICKED
     )

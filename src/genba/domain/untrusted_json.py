@@ -1,4 +1,4 @@
-"""Stored JSON, read without trust: whoever can write into the database may have written anything there."""
+"""Read stored JSON without trust: other programs can write anything into the database."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 T = TypeVar("T")
 
-UNREADABLE = "unreadable"  # stands for what nobody can make sense of
+UNREADABLE = "unreadable"  # shown in place of a value that cannot be decoded
 DECODE_ERRORS = (
     msgspec.MsgspecError,
     TypeError,
@@ -18,7 +18,7 @@ DECODE_ERRORS = (
 
 
 def read_json(written: str | bytes | None, kind: type[T], otherwise: T) -> T:
-    """What it says; `otherwise`, if nothing stands there or it is not of this kind."""
+    """Decode a value of this kind; `otherwise` if the text is missing or of another kind."""
     if not written:
         return otherwise
     try:
@@ -28,5 +28,5 @@ def read_json(written: str | bytes | None, kind: type[T], otherwise: T) -> T:
 
 
 def read_any_json(written: str | bytes | None) -> Any:
-    """What it says, for those who only look; None if nothing stands there, UNREADABLE if it says nothing."""
+    """Decode any JSON for display; None if it is missing, UNREADABLE if it cannot be decoded."""
     return read_json(written, Any, UNREADABLE) if written else None

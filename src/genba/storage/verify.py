@@ -100,7 +100,7 @@ def verify(database: Database, namespace: str) -> VerifyReport:
             found.blame(FaultKind.LOST, f"job {id}", words)
         replay = _replay(snapshot, namespace, found)
         held = _read_jobs(snapshot, namespace, replay, found)
-        for fault in replay.lost():
+        for fault in replay.lost_jobs():
             found.add(fault)
         _read_buckets(snapshot, namespace, held, found)
         if not found.notes:
@@ -130,7 +130,7 @@ def _replay(snapshot: DatabaseSnapshot, namespace: str, found: VerifyReport) -> 
         back += at < latest - BACKWARDS
         latest = at
         for job, told in _told(at, kind, job_id, data, found):
-            found.add(replay.tell(job, told))
+            found.add(replay.check_event(job, told))
     if back:
         found.notes.append(
             "the clock of the database was set back: whether attempts overlapped cannot be judged"
@@ -178,7 +178,7 @@ def _read_jobs(
                 _Attempt(job.id, job.attempt, job.claimed_at, job.ran_until, "returned", True)
             )
         found.attempts += len(history)
-        found.add(replay.row(job.id, job.state, silent=job.silent))
+        found.add(replay.check_row(job.id, job.state, final_only=job.silent))
         for words in _damage(job, waits):
             found.blame(FaultKind.DAMAGED, f"job {job.id}", words)
         _compare(job, history, found)
