@@ -137,7 +137,7 @@ def test_one_bad_call_of_many_and_nothing_is_enqueued(client):
         ({"once": "always"}, "once must be"),
         ({"on_conflict": "ignore"}, "on_conflict must be"),
         ({"after": ["42"]}, "dependency"),
-        ({"max_crashes": 3}, "belongs to the task"),
+        ({"max_crashes": 3}, "is a policy of the task"),
         ({"limits": ["gpu"]}, "limits"),
     ],
     ids=lambda value: ",".join(value) if isinstance(value, dict) else "",
@@ -169,7 +169,7 @@ def test_a_reason_that_no_database_takes_is_refused(jobs, reason):
         lambda why: app.hold_many(reason=why),
     ):
         with pytest.raises(
-            BadOption, match="reason must be a text without NUL and lone surrogates, not"
+            BadOption, match="reason must be a text without NUL and lone surrogates, got"
         ):
             ask(reason)
     assert (job.refresh().state, group[0].refresh().state, schedule.refresh().paused) == (

@@ -17,14 +17,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from genba.enqueue.arguments import (
-    MAX_PAYLOAD_BYTES,
-    Arguments,
-    encode_checkpoint,
-    encode_plain,
-    identity,
-    key_identity,
-)
+from genba.enqueue.arguments import MAX_PAYLOAD_BYTES, Arguments, encode_checkpoint, encode_plain
+from genba.enqueue.identity import call_identity, key_identity
 from genba.errors import BadArguments, BadTask, PayloadTooLarge
 
 if TYPE_CHECKING:
@@ -638,18 +632,18 @@ def test_no_result_is_null():
 def test_an_identity_ignores_the_order_of_keys(values, task):
     forth = encode_plain((), {"d": values})
     back = encode_plain((), {"d": dict(reversed(values.items()))})
-    assert identity(task, forth) == identity(task, back)
-    assert len(identity(task, forth)) == 16
+    assert call_identity(task, forth) == call_identity(task, back)
+    assert len(call_identity(task, forth)) == 16
 
 
 def test_identities_tell_tasks_arguments_and_keys_apart():
     one, two = ADD.encode((1, 2), {}), ADD.encode((2, 1), {})
     identities = [
-        identity("a", one),
-        identity("a", two),
-        identity("b", one),
-        identity("a", None),
-        identity("b", None),
+        call_identity("a", one),
+        call_identity("a", two),
+        call_identity("b", one),
+        call_identity("a", None),
+        call_identity("b", None),
         key_identity("a"),
         key_identity("b"),
     ]

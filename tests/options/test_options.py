@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+from dataclasses import fields
 from datetime import UTC, datetime, timedelta
+from functools import reduce
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -10,15 +12,17 @@ from hypothesis import strategies as st
 from genba.domain.duration import DAY, HOUR, MINUTE, SECOND
 from genba.domain.retry import Retry
 from genba.errors import BadOption
+from genba.options.merge import build_options
+from genba.options.snapshot import OptionsSnapshot, encode_snapshot
 from genba.options.table import (
+    ALIASES,
+    ALL_OPTIONS,
     DEFAULT_OPTIONS,
     DEFAULT_POLICY,
+    JOB_OPTIONS,
+    POLICY_OPTIONS,
     Options,
-    OptionsSnapshot,
     Policy,
-    build_options,
-    encode_snapshot,
-    merge,
 )
 from genba.options.values import Dep, Limit, Rate
 
@@ -27,6 +31,11 @@ NOW = 1_767_225_600_000_000  # 2026-01-01
 
 def using(**given):
     return Options.build(given, DEFAULT_OPTIONS)
+
+
+def layered(*levels):
+    """The options of an app, a task and a call, one over the other."""
+    return reduce(lambda base, level: Options.build(level, base), levels, DEFAULT_OPTIONS)
 
 
 def policy(**given):
@@ -142,7 +151,7 @@ def test_an_unknown_option_is_refused_with_a_proposal():
 
 
 def test_policy_is_refused_where_only_job_options_count():
-    with pytest.raises(BadOption, match=r"keep belongs to the task: write it in @app.task"):
+    with pytest.raises(BadOption, match=r"keep is a policy of the task; set it in @app.task"):
         using(keep="1d")
 
 
@@ -209,14 +218,16 @@ def test_nice_is_priority_upside_down(nice):
 
 
 def test_the_call_wins_over_the_task_and_the_task_over_the_app():
-    merged = merge({"retry": 1, "queue": "a", "priority": 1}, {"retry": 2, "nice": 5}, {"retry": 3})
+    merged = layered(
+        {"retry": 1, "queue": "a", "priority": 1}, {"retry": 2, "nice": 5}, {"retry": 3}
+    )
     assert (merged.retry, merged.queue, merged.priority) == (Retry(times=3), "a", -5)
 
 
 def test_the_nearer_level_says_what_makes_a_job_unique():
-    assert merge({}, {"once": True}, {"key": "a"}).once is False
-    assert merge({}, {"key": "a"}, {"once": "task"}).key is None
-    assert merge({}, {"once": True}, {"key": None}).once is True
+    assert layered({}, {"once": True}, {"key": "a"}).once is False
+    assert layered({}, {"key": "a"}, {"once": "task"}).key is None
+    assert layered({}, {"once": True}, {"key": None}).once is True
 
 
 def test_a_decorator_takes_options_and_policy_side_by_side():
@@ -349,3 +360,12 @@ def test_a_snapshot_reads_back_as_it_was_written(given):
 
 def test_a_snapshot_of_a_newer_version_can_be_read():
     assert OptionsSnapshot.read(b'{"timeout":5,"colour":"red"}').timeout == 5
+
+
+# -- the table
+
+
+def test_each_row_of_the_table_is_a_field_or_an_alias_of_one():
+    assert {ALIASES.get(name, name) for name in JOB_OPTIONS} == {f.name for f in fields(Options)}
+    assert set(POLICY_OPTIONS) == {f.name for f in fields(Policy)}
+    assert set(OptionsSnapshot.__struct_fields__) - {"trace"} <= set(ALL_OPTIONS)

@@ -31,7 +31,7 @@ def test_a_limit_is_a_whole_number_and_not_a_negative_one(n):
 
 def test_only_a_limit_of_one_can_be_ordered():
     assert Limit("stripe", 1, ordered=True).ordered
-    with pytest.raises(BadOption, match="n must be 1"):
+    with pytest.raises(BadOption, match="must be 1, got 2"):
         Limit("stripe", 2, ordered=True)
     with pytest.raises(BadOption, match="True or False"):
         Limit("stripe", 1, ordered=1)  # type: ignore[arg-type]

@@ -25,7 +25,7 @@ from genba.client.operators import update
 from genba.domain.duration import DAY, HOUR, MINUTE, SECOND
 from genba.domain.schedule import ScheduleRule
 from genba.domain.verdict import AttemptEnd
-from genba.options.table import OptionsSnapshot
+from genba.options.snapshot import OptionsSnapshot
 from genba.storage.jobs.judge import build_ending
 from genba.storage.records import Edge
 from genba.storage.schedules.rows import NewSchedule

@@ -34,7 +34,7 @@ from genba.client.waiting import WaitThread
 from genba.domain.duration import Duration, duration
 from genba.domain.states import FINAL, State
 from genba.domain.untrusted_json import DECODE_ERRORS, UNREADABLE
-from genba.enqueue.arguments import POSITIONAL_KEY, Arguments, by_name
+from genba.enqueue.arguments import POSITIONAL_KEY, Arguments, arguments_by_name
 from genba.enqueue.new_job import NewJobs
 from genba.errors import (
     BadOption,
@@ -135,11 +135,11 @@ class Client(ClientConnection):
         known = self.arguments_of(task)
         if known is not None:
             return known.by_name(payload)
-        plain = by_name(payload, ())
+        plain = arguments_by_name(payload, ())
         told = self.store.definitions([task]) if POSITIONAL_KEY in plain else {}
         parameters = told[task].get("parameters", ()) if task in told else ()
         return (
-            by_name(payload, ((one["name"], one["kind"]) for one in parameters))
+            arguments_by_name(payload, ((one["name"], one["kind"]) for one in parameters))
             if parameters
             else plain
         )

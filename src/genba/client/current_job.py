@@ -17,7 +17,7 @@ from genba.domain.duration import Duration, duration
 from genba.domain.outcome import AttemptReport, Fence, OutcomeRequest
 from genba.enqueue.arguments import encode_checkpoint
 from genba.errors import BadOption, GenbaError, IllegalMove, Stopped, WaitWouldDeadlock
-from genba.options.table import OptionsSnapshot
+from genba.options.snapshot import OptionsSnapshot
 from genba.signal_safe import defer_stop
 from genba.wire import NOTE_LIMIT, JobMessage, SharedMemory
 

@@ -19,8 +19,9 @@ from genba.domain.states import FINAL, State
 from genba.domain.untrusted_json import UNREADABLE, read_json
 from genba.domain.verdict import LOWEST_PRIORITY
 from genba.errors import BadOption, JobCancelled, JobFailed, JobGone, JobTimedOut
-from genba.options.parse import OPTION_PARSERS, parse_reason, parse_text
-from genba.options.table import DEFAULT_OPTIONS, Options, OptionsSnapshot, changed_options
+from genba.options.parse import parse_reason, parse_text
+from genba.options.snapshot import OptionsSnapshot
+from genba.options.table import DEFAULT_OPTIONS, JOB_OPTIONS, Options, changed_options
 from genba.options.values import Limit, Rate
 from genba.storage.records import AttemptRecord, JobRecord
 
@@ -351,7 +352,7 @@ def copy_of(task: Task[..., Any, Any], record: JobRecord, changes: Mapping[str, 
     others = {name: value for name, value in changes.items() if name not in given}
     bound.arguments.update(given)
     if more is not None:
-        own = {name: others.pop(name) for name in list(others) if name not in OPTION_PARSERS}
+        own = {name: others.pop(name) for name in list(others) if name not in JOB_OPTIONS}
         bound.arguments[more] = {**bound.arguments.get(more, {}), **own}
     options = replace(
         _options(record, task.options), at=None, expires=None, after=(), on_conflict="return"

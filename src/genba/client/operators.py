@@ -20,19 +20,16 @@ from genba.domain.fairness import key_of
 from genba.domain.pool_settings import PoolSettings, check_changes, check_pool
 from genba.domain.untrusted_json import UNREADABLE, read_json
 from genba.errors import BadOption, GenbaError, ScheduleNotFound, TaskDisabled, UnknownTask
-from genba.options.parse import NAME_PATTERN, KeepTimes, parse_reason
-from genba.options.table import (
-    DEFAULT_POLICY,
-    SCHEDULE_OPTIONS,
-    Options,
-    Policy,
+from genba.options.merge import (
     check_against_definition,
+    check_overrides,
     merge_overrides,
-    override,
-    read_update,
+    parse_update,
     task_schedule,
     with_overrides,
 )
+from genba.options.parse import NAME_PATTERN, KeepTimes, parse_reason
+from genba.options.table import DEFAULT_POLICY, SCHEDULE_OPTIONS, Options, Policy
 from genba.options.values import Dep
 from genba.storage.jobs.bulk import merge_options
 from genba.storage.operators import OperatorRules, QueueRecord, RulesChanged, TaskRecord, keep_of
@@ -154,7 +151,7 @@ def prune(store: Store, age: Micros | None, code: Mapping[str, KeepTimes]) -> in
 
 def update(store: Store, id: int, changes: Mapping[str, Any], zone: ZoneInfo) -> bool:
     """Other options for a job that has not started; False if it has."""
-    options, stored = read_update(changes)
+    options, stored = parse_update(changes)
     columns = {name: getattr(options, name) for name in ("queue", "priority") if name in changes}
     if "nice" in changes:
         columns["priority"] = options.priority
@@ -301,7 +298,7 @@ class TaskControl:
         """
         if not changes:
             raise BadOption("nothing to change: name an option, for example set(timeout='5m')")
-        plain = override(changes)
+        plain = check_overrides(changes)
         definition = self.definition
         self._app.registry.check_concurrency(self.name, plain.get("concurrency", 1))
 

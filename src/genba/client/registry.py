@@ -23,7 +23,8 @@ from genba.enqueue.arguments import encode_plain
 from genba.errors import BadOption, BadTask
 from genba.options import limits
 from genba.options.conditions import Conditions
-from genba.options.table import DEFAULT_OPTIONS, DEFAULT_POLICY, Options, Policy, build_options
+from genba.options.merge import build_options
+from genba.options.table import DEFAULT_OPTIONS, DEFAULT_POLICY, Options, Policy
 
 if TYPE_CHECKING:
     from genba.client.client import Client

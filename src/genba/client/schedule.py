@@ -27,8 +27,9 @@ from genba.domain.schedule import (
     upcoming,
 )
 from genba.errors import BadOption
+from genba.options.merge import task_schedule
 from genba.options.parse import NAME_PATTERN, parse_every, parse_reason, parse_zone
-from genba.options.table import SCHEDULE_OPTIONS, Options, task_schedule
+from genba.options.table import SCHEDULE_OPTIONS, Options
 from genba.storage.records import NewJob
 from genba.storage.schedules.rows import NewSchedule, ScheduleRecord
 

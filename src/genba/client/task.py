@@ -14,9 +14,10 @@ from genba.domain import graph
 from genba.domain.fairness import names_in
 from genba.enqueue.arguments import Arguments
 from genba.errors import BadOption, BadTask
-from genba.options.limits import describe, rules_of
+from genba.options.limits import rules_of, rules_to_json
+from genba.options.merge import storable, task_schedule
 from genba.options.parse import NAME_PATTERN
-from genba.options.table import SCHEDULE_OPTIONS, Options, Policy, storable, task_schedule
+from genba.options.table import SCHEDULE_OPTIONS, Options, Policy
 
 if TYPE_CHECKING:
     from genba.client.job import Job
@@ -265,7 +266,7 @@ class Task(Generic[P, R, V]):
             "exclusive": policy.exclusive,
             "max_waiting": policy.max_waiting,
             "rate": storable(policy.rate),
-            "limits": describe(rules_of(self.name, options, policy)),
+            "limits": rules_to_json(rules_of(self.name, options, policy)),
             "fair_by": policy.fair_by,
             "on_exception": policy.on_exception,
             "explicit_outcome": policy.explicit_outcome,

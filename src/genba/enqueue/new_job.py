@@ -16,19 +16,15 @@ from genba.client.schedule import When, check_schedule, wanted
 from genba.client.settings import Settings
 from genba.client.task import Call, parents_first
 from genba.domain.untrusted_json import DECODE_ERRORS
-from genba.enqueue.arguments import by_name, identity, key_identity
+from genba.enqueue.arguments import arguments_by_name
+from genba.enqueue.identity import call_identity, key_identity
 from genba.enqueue.trace import current_traceparent
 from genba.errors import BadOption
 from genba.options import limits as limit_options
+from genba.options.merge import with_definition
 from genba.options.parse import parse_job_id
-from genba.options.table import (
-    DEFAULT_OPTIONS,
-    DEFAULT_POLICY,
-    Options,
-    Policy,
-    encode_snapshot,
-    with_definition,
-)
+from genba.options.snapshot import encode_snapshot
+from genba.options.table import DEFAULT_OPTIONS, DEFAULT_POLICY, Options, Policy
 from genba.options.values import Dep
 from genba.storage.operators import OperatorRules
 from genba.storage.records import Edge, JobRecord, NewJob, UniformJobs
@@ -243,7 +239,10 @@ def _values(
         return call.arguments.by_name(call.args)
     parameters = told.get(call.task, {}).get("parameters", ())
     defaults = {one["name"]: one["default"] for one in parameters if "default" in one}
-    return {**defaults, **by_name(call.args, ((one["name"], one["kind"]) for one in parameters))}
+    return {
+        **defaults,
+        **arguments_by_name(call.args, ((one["name"], one["kind"]) for one in parameters)),
+    }
 
 
 def _columns(options: Options, written: bytes | None, settings: Settings) -> dict[str, Any]:
@@ -296,4 +295,4 @@ def _identity(call: Call[Any]) -> str | None:
         return key_identity(options.key).hex()
     if not options.once:
         return None
-    return identity(call.task, None if options.once == "task" else call.args).hex()
+    return call_identity(call.task, None if options.once == "task" else call.args).hex()

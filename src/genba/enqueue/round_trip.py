@@ -1,4 +1,4 @@
-"""What came back from JSON, beside what was stored: the first place where they differ, in words."""
+"""The round-trip check: find the first place where a value would change if stored as JSON."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ import msgspec
 MAX_DEPTH = 100
 MIN_INT, MAX_INT = -(2**63), 2**64 - 1
 SCALARS: frozenset[type] = frozenset({str, int, float, bool, NoneType})
-UNENCODABLE = (
-    TypeError,
-    ValueError,
-    OverflowError,
-    RecursionError,
-)  # ValueError has the UnicodeEncodeError
+# ValueError includes UnicodeEncodeError.
+UNENCODABLE = (TypeError, ValueError, OverflowError, RecursionError)
 
 encode = msgspec.json.Encoder().encode
 decode_plain = msgspec.json.Decoder().decode
 
 
 class RoundTripCheck:
-    """Looks for the first place where a value is not what came back, or should not be stored at all."""
+    """Compares a value with the value restored from its JSON.
 
-    __slots__ = ("sets",)
+    `has_sets` says afterwards whether the value contains a set.
+    """
+
+    __slots__ = ("has_sets",)
 
     def __init__(self) -> None:
-        self.sets = False
+        self.has_sets = False
 
     def flaw(self, value: Any, back: Any, path: str, depth: int) -> str | None:
+        """Describe the first place that would change or cannot be stored, or return None."""
         kind = type(value)
         if kind in SCALARS:
             return _flaw_of_scalar(value, back, path)
@@ -46,7 +46,7 @@ class RoundTripCheck:
         if isinstance(value, dict):
             return self._flaw_of_mapping(value, back, path, depth)
         if isinstance(value, (set, frozenset)):
-            self.sets = True
+            self.has_sets = True
             return self._flaw_of_set(value, back, path, depth)
         names = _field_names(value)
         if names is not None:
@@ -60,9 +60,9 @@ class RoundTripCheck:
         if len(value) != len(back):
             return f"`{path}`: its length would change from {len(value)} to {len(back)}"
         kinds = list(map(type, value))
-        same = back is not value and kinds == list(map(type, back)) and SCALARS.issuperset(kinds)
-        if same and value == back and sound(value):
-            return None  # a long list of numbers or words needs no closer look
+        scalars = back is not value and kinds == list(map(type, back)) and SCALARS.issuperset(kinds)
+        if scalars and value == back and storable_scalars(value):
+            return None  # the short way for a long list of numbers or texts
         return self._first(
             self.flaw(own, other, f"{path}[{i}]", depth + 1)
             for i, (own, other) in enumerate(zip(value, back, strict=True))
@@ -73,7 +73,8 @@ class RoundTripCheck:
         for key, own in value.items():
             here = f"{path}{_step(key)}"
             if key not in keys or type(keys[key]) is not type(key):
-                return f"`{here}`: a key of type {type(key).__name__} would be lost or come back as text"
+                kind = type(key).__name__
+                return f"`{here}`: a key of type {kind} would be lost or come back as text"
             flaw = _flaw_of_key(key, here) or self.flaw(own, back[key], here, depth + 1)
             if flaw is not None:
                 return flaw
@@ -92,8 +93,8 @@ class RoundTripCheck:
         return next((flaw for flaw in flaws if flaw is not None), None)
 
 
-def sound(values: Iterable[Any]) -> bool:
-    """Whether these scalars may be stored; a lone surrogate is the encoder's to refuse."""
+def storable_scalars(values: Iterable[Any]) -> bool:
+    """Return whether these scalars may be stored; the encoder itself refuses lone surrogates."""
     for value in values:
         kind = type(value)
         if kind is int:
@@ -110,7 +111,7 @@ def sound(values: Iterable[Any]) -> bool:
 def _flaw_of_scalar(value: Any, back: Any, path: str) -> str | None:
     if isinstance(value, str) and (flaw := flaw_of_text(value)) is not None:
         return f"`{path}`: the text {flaw}"
-    if not sound((value,)):
+    if not storable_scalars((value,)):
         limit = (
             "an int must be within -2**63 … 2**64-1"
             if type(value) is int
@@ -123,6 +124,7 @@ def _flaw_of_scalar(value: Any, back: Any, path: str) -> str | None:
 
 
 def flaw_of_text(text: str) -> str | None:
+    """Describe why a text cannot be stored, or return None."""
     if "\0" in text:
         return "has a NUL character"
     if not text.isascii():
@@ -152,18 +154,21 @@ def _flaw_of_leaf(value: Any, back: Any, path: str) -> str | None:
     if b"\\u0000" in raw and "\0" in str(decode_plain(raw)):
         return f"`{path}`: the text has a NUL character"
     if isinstance(value, datetime) and value.tzinfo is not None and back.tzinfo is not None:
-        # Across zones Python calls a time that its zone has twice unequal to everything.
+        # Between zones, Python compares a time that its zone has twice as unequal to every other.
         value, back = value.astimezone(UTC), back.astimezone(UTC)
     return None if value == back else f"`{path}`: would come back as another {type(value).__name__}"
 
 
 def _came_back(value: Any, back: Any, path: str) -> str:
     given, got = type(value).__name__, type(back).__name__
-    return f"`{path}`: a value of type {given} would come back as {got}; annotate it as {given}, or pass a {got}"
+    return (
+        f"`{path}`: a value of type {given} would come back as {got}; "
+        f"annotate it as {given}, or pass a {got}"
+    )
 
 
 def _field_names(value: Any) -> Iterable[str] | None:
-    """The fields of a struct, dataclass or attrs object."""
+    """Return the field names of a struct, dataclass or attrs object, or None."""
     if isinstance(value, msgspec.Struct):
         return value.__struct_fields__
     if is_dataclass(value):

@@ -1,1 +1,1 @@
-"""Options of jobs and tasks: read, checked and merged."""
+"""Options of jobs and policies of tasks: parsed, checked and merged."""

@@ -1,11 +1,13 @@
-"""From what a user may write to what we keep: a reader for each option, which refuses what makes no sense."""
+"""Parse options: turn what a user may write into what genba keeps, and refuse what makes no sense.
+
+Every parser takes the name of the option, for its error message, and the value.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
-from types import MappingProxyType
 from typing import Any, TypeAlias
 from zoneinfo import ZoneInfo
 
@@ -16,33 +18,116 @@ from genba.domain.states import FINAL
 from genba.errors import BadOption, JobNotFound
 from genba.options.values import Dep, DependencyOutcome, Limit, Rate
 
-KeepTimes: TypeAlias = Micros | dict[str, Micros | None] | None  # for every outcome, or by outcome
+KeepTimes: TypeAlias = Micros | dict[str, Micros | None] | None  # one for all outcomes, or each
 Parser: TypeAlias = Callable[[str, Any], Any]
 
 NAME_PATTERN = re.compile(r"[A-Za-z_][\w.:#-]{0,199}")
 
+MAX_INT32 = 2**31 - 1
+_MAX_SHOWN_LENGTH = 80
 
-def _refuse(name: str, value: object, wanted: str) -> BadOption:
+
+def _refused(name: str, value: object, expected: str) -> BadOption:
     text = repr(value)
-    return BadOption(f"{name} must be {wanted}, not {text if len(text) <= 80 else text[:79] + '…'}")
+    shown = text if len(text) <= _MAX_SHOWN_LENGTH else text[: _MAX_SHOWN_LENGTH - 1] + "…"
+    return BadOption(f"{name} must be {expected}, got {shown}")
 
 
-def _whole(low: int, high: int) -> Callable[[str, Any], int]:
-    def read(name: str, value: Any) -> int:
+# numbers, flags and texts
+
+
+def whole_number(low: int, high: int) -> Callable[[str, Any], int]:
+    """Return a parser for a whole number from `low` to `high`."""
+
+    def parse(name: str, value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            raise _refuse(name, value, f"a whole number within {low} … {high}")
+            raise _refused(name, value, f"a whole number from {low} to {high}")
         return int(value)
 
-    return read
+    return parse
 
 
-def _most(name: str, value: Any) -> int | None:
-    """At most so many; 0 and None are no limit."""
-    return None if value is None else _whole(0, 2**31 - 1)(name, value) or None
+def parse_maximum(name: str, value: Any) -> int | None:
+    """Parse an upper limit; 0 and None mean no limit."""
+    return None if value is None else whole_number(0, MAX_INT32)(name, value) or None
 
 
-def _time(*, none: bool = True, zero: bool = False) -> Parser:
-    def read(name: str, value: Any) -> Micros | None:
+def parse_nice(name: str, value: Any) -> int:
+    """Parse a niceness into a priority."""
+    return -whole_number(-20, 20)(name, value)
+
+
+def parse_flag(name: str, value: Any) -> bool:
+    """Parse True or False."""
+    if not isinstance(value, bool):
+        raise _refused(name, value, "True or False")
+    return value
+
+
+def one_of(*choices: object) -> Parser:
+    """Return a parser for one of these values."""
+
+    def parse(name: str, value: Any) -> Any:
+        # Compare by identity: 1 == True, but `once=1` does not mean True.
+        if not any(
+            value is choice or (isinstance(choice, str) and value == choice) for choice in choices
+        ):
+            raise _refused(name, value, "one of " + ", ".join(map(repr, choices)))
+        return value
+
+    return parse
+
+
+def text(max_length: int, *, none: bool = True) -> Parser:
+    """Return a parser for a text of 1 to `max_length` characters."""
+
+    def parse(name: str, value: Any) -> str | None:
+        if none and value is None:
+            return None
+        if not isinstance(value, str) or not 1 <= len(value) <= max_length or not _storable(value):
+            raise _refused(name, value, f"a text of 1 to {max_length} characters")
+        return str(value)
+
+    return parse
+
+
+def parse_name(name: str, value: Any) -> str:
+    """Parse the name of a task, queue or condition."""
+    if not isinstance(value, str) or NAME_PATTERN.fullmatch(value) is None:
+        raise _refused(
+            name, value, "a name: a letter or _, then up to 199 letters, digits or _ . : # -"
+        )
+    return str(value)
+
+
+def _storable(value: str) -> bool:
+    return "\0" not in value and not any("\ud800" <= letter <= "\udfff" for letter in value)
+
+
+_SIZE = re.compile(r"\s*([0-9]{1,15}(?:\.[0-9]{1,6})?)\s*(?:([KMGT])(i?)B?|B)?\s*", re.IGNORECASE)
+_SIZE_UNITS = "KMGT"
+
+
+def parse_size(name: str, value: Any) -> int | None:
+    """Parse bytes; K, M, G and T are powers of 1024, with or without the i and the B."""
+    if value is None:
+        return None
+    size = value
+    if isinstance(value, str) and (match := _SIZE.fullmatch(value)):
+        power = 0 if match[2] is None else _SIZE_UNITS.index(match[2].upper()) + 1
+        size = int(float(match[1]) * 1024**power)
+    if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size < 2**63:
+        raise _refused(name, value, 'a number of bytes or a text like "512M" or "2G"')
+    return size
+
+
+# times
+
+
+def time(*, none: bool = True, zero: bool = False) -> Parser:
+    """Return a parser for a duration; `none` and `zero` say whether these are allowed."""
+
+    def parse(name: str, value: Any) -> Micros | None:
         if none and value is None:
             return None
         try:
@@ -50,91 +135,46 @@ def _time(*, none: bool = True, zero: bool = False) -> Parser:
         except BadOption as error:
             raise BadOption(f"{name}: {error}") from None
         if micros == 0 and not zero:
-            raise _refuse(
-                name, value, "longer than nothing" + (" (None: without limit)" if none else "")
-            )
+            raise _refused(name, value, "positive" + (" (None means no limit)" if none else ""))
         return micros
 
-    return read
+    return parse
 
 
-def _flag(name: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise _refuse(name, value, "True or False")
-    return value
-
-
-def _one_of(*allowed: object) -> Parser:
-    def read(name: str, value: Any) -> Any:
-        # 1 == True, and is not what `once=1` could mean.
-        if not any(value is one or (isinstance(one, str) and value == one) for one in allowed):
-            raise _refuse(name, value, "one of " + ", ".join(map(repr, allowed)))
-        return value
-
-    return read
-
-
-def _text(longest: int, *, none: bool = True) -> Parser:
-    def read(name: str, value: Any) -> str | None:
-        if none and value is None:
-            return None
-        if not isinstance(value, str) or not 1 <= len(value) <= longest or not _storable(value):
-            raise _refuse(name, value, f"a text of 1 to {longest} characters")
-        return str(value)
-
-    return read
-
-
-def _name(name: str, value: Any) -> str:
-    if not isinstance(value, str) or NAME_PATTERN.fullmatch(value) is None:
-        raise _refuse(
-            name, value, "a name: a letter or _, then up to 199 letters, digits or _ . : # -"
-        )
-    return str(value)
-
-
-def _storable(text: str) -> bool:
-    return "\0" not in text and not any("\ud800" <= letter <= "\udfff" for letter in text)
-
-
-def _nice(name: str, value: Any) -> int:
-    return -_whole(-20, 20)(name, value)
-
-
-def _at(name: str, value: Any) -> Any:
+def parse_at(name: str, value: Any) -> Any:
+    """Parse the moment from which a job may start; a `timedelta` counts from the enqueue."""
     if isinstance(value, timedelta):
-        value = max(value, timedelta(0))  # what has been is due now, as with a moment
-    return (
-        _delay(name, value)
-        if value is None or isinstance(value, timedelta)
-        else _moment(name, value)
-    )
+        value = max(value, timedelta(0))  # a time in the past means now, as for a moment
+    if value is None or isinstance(value, timedelta):
+        return parse_delay(name, value)
+    return _parse_moment(name, value)
 
 
-def _delay(name: str, value: Any) -> timedelta | None:
-    micros = _time(zero=True)(name, value)
+def parse_delay(name: str, value: Any) -> timedelta | None:
+    """Parse a duration that counts from the enqueue."""
+    micros = time(zero=True)(name, value)
     return None if micros is None else timedelta(microseconds=micros)
 
 
-def _expires(name: str, value: Any) -> Any:
-    """A duration, as for `timeout`, or else a moment; a number is a duration."""
+def parse_expires(name: str, value: Any) -> Any:
+    """Parse a duration, as for `timeout`, or a moment; a number is a duration."""
     if isinstance(value, datetime) or (isinstance(value, str) and not _is_duration(value)):
-        return _moment(name, value)
-    micros = _time()(name, value)
+        return _parse_moment(name, value)
+    micros = time()(name, value)
     return None if micros is None else timedelta(microseconds=micros)
 
 
-def _is_duration(text: str) -> bool:
-    if text.lstrip().startswith(("+", "-")):
-        return False  # from now on, not from when the job may start
+def _is_duration(value: str) -> bool:
+    if value.lstrip().startswith(("+", "-")):
+        return False  # counts from now, not from the moment when the job may start
     try:
-        duration(text)
+        duration(value)
     except BadOption:
         return False
     return True
 
 
-def _moment(name: str, value: Any) -> Any:
+def _parse_moment(name: str, value: Any) -> Any:
     try:
         moment(value, 0)
     except BadOption as error:
@@ -142,221 +182,162 @@ def _moment(name: str, value: Any) -> Any:
     return value
 
 
-def _retry(name: str, value: Any) -> Retry:
+def parse_keep(name: str, value: Any) -> KeepTimes:
+    """Parse how long ended jobs are kept: one duration, or one for each of some outcomes."""
+    parse_time: Callable[[str, Any], Micros | None] = time(zero=True)
+    if not isinstance(value, Mapping):
+        return parse_time(name, value)
+    if any(outcome not in FINAL for outcome in value):
+        raise _refused(name, value, f"a duration, or one for each of {', '.join(sorted(FINAL))}")
+    return {
+        **dict.fromkeys(sorted(FINAL), 7 * DAY),
+        **{str(outcome): parse_time(name, keep) for outcome, keep in value.items()},
+    }
+
+
+# the schedule of a task
+
+
+def parse_every(name: str, value: Any) -> Micros | None:
+    """Parse an interval; -1 means again at once, 0 and None mean no interval."""
+    return -1 if value == -1 and type(value) is int else time(zero=True)(name, value) or None
+
+
+def parse_cron(name: str, value: Any) -> str | None:
+    """Parse a cron expression."""
+    expression: str | None = text(200)(name, value)
+    if expression is not None:
+        cron(expression)
+    return expression
+
+
+def parse_zone(name: str, value: Any) -> str | None:
+    """Parse the name of a time zone."""
+    if value is None:
+        return None
+    try:
+        return str(ZoneInfo(str(value)).key)
+    except (ValueError, OSError, LookupError):  # ZoneInfoNotFoundError is a KeyError
+        raise _refused(name, value, 'a time zone like "Europe/Zurich"') from None
+
+
+# structured options
+
+
+def parse_retry(name: str, value: Any) -> Retry:
+    """Parse a retry rule."""
     try:
         return Retry.of(value)
     except TypeError as error:
         raise BadOption(f"{name}: {error}") from None
 
 
-_SIZE = re.compile(r"\s*([0-9]{1,15}(?:\.[0-9]{1,6})?)\s*(?:([KMGT])(i?)B?|B)?\s*", re.IGNORECASE)
-_SIZE_STEPS = "KMGT"
-
-
-def parse_size(name: str, value: Any) -> int | None:
-    """Bytes; K, M, G and T are powers of 1024, with or without the i and the B."""
-    if value is None:
-        return None
-    count = value
-    if isinstance(value, str) and (match := _SIZE.fullmatch(value)):
-        step = 0 if match[2] is None else _SIZE_STEPS.index(match[2].upper()) + 1
-        count = int(float(match[1]) * 1024**step)
-    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count < 2**63:
-        raise _refuse(name, value, 'a number of bytes or a text like "512M" or "2G"')
-    return count
-
-
-def _items(name: str, value: Any, wanted: str) -> tuple[Any, ...]:
+def _items(name: str, value: Any, expected: str) -> tuple[Any, ...]:
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
-        raise _refuse(name, value, wanted)
+        raise _refused(name, value, expected)
     return tuple(value)
 
 
-def _after(name: str, value: Any) -> tuple[Dep, ...]:
+def parse_after(name: str, value: Any) -> tuple[Dep, ...]:
+    """Parse dependencies: jobs, ids, calls, groups of them, or Deps."""
     if value is None:
         return ()
-    return tuple(_each_dep(value, "success"))
+    return tuple(_dependencies(value, "success"))
 
 
-def _each_dep(value: Any, on: DependencyOutcome) -> Iterator[Dep]:
-    """A job, a group of them, a Dep of either, or a list of such."""
+def _dependencies(value: Any, on: DependencyOutcome) -> Iterator[Dep]:
     if isinstance(value, Dep):
-        yield from _each_dep(value.job, value.on)
+        yield from _dependencies(value.job, value.on)
     elif isinstance(value, Iterable) and not isinstance(value, str | bytes):
         for item in value:
-            yield from _each_dep(item, on)
+            yield from _dependencies(item, on)
     else:
         yield Dep(value, on)
 
 
-def _tags(name: str, value: Any) -> tuple[str, ...]:
-    one_tag = _text(100, none=False)
-    return tuple(
-        dict.fromkeys(one_tag("a tag", tag) for tag in _items(name, value, "a list of texts"))
-    )
+def parse_tags(name: str, value: Any) -> tuple[str, ...]:
+    """Parse a list of tags, each kept once."""
+    parse_tag = text(100, none=False)
+    tags = _items(name, value, "a list of texts")
+    return tuple(dict.fromkeys(parse_tag("a tag", tag) for tag in tags))
 
 
-def _limits(name: str, value: Any) -> tuple[Limit | Rate, ...]:
-    one = isinstance(value, Limit | Rate)
-    limits = (
-        () if value is None else _items(name, [value] if one else value, "a list of Limit and Rate")
-    )
+def parse_limits(name: str, value: Any) -> tuple[Limit | Rate, ...]:
+    """Parse one or several Limits and Rates."""
+    expected = "a list of Limit and Rate"
+    if value is None:
+        return ()
+    limits = _items(name, [value] if isinstance(value, Limit | Rate) else value, expected)
     if not all(isinstance(limit, Limit | Rate) for limit in limits):
-        raise _refuse(name, value, "a list of Limit and Rate")
-    plain = [limit for limit in limits if isinstance(limit, Limit)]
-    if sum(limit.ordered for limit in plain) > 1:
-        raise BadOption("a job can have one ordered limit: it has its turn in one place")
-    for limit in plain:
-        if any(other.bucket == limit.bucket and other != limit for other in plain):
-            raise BadOption(f"{name}: bucket {limit.bucket!r} is limited twice, and not alike")
+        raise _refused(name, value, expected)
+    counts = [limit for limit in limits if isinstance(limit, Limit)]
+    if sum(limit.ordered for limit in counts) > 1:
+        raise BadOption(f"{name}: a job can have one ordered limit only; remove the others")
+    for limit in counts:
+        if any(other.bucket == limit.bucket and other != limit for other in counts):
+            raise BadOption(
+                f"{name}: bucket {limit.bucket!r} has two different limits; keep one of them"
+            )
     return limits
 
 
-def _ready(name: str, value: Any) -> tuple[Any, ...]:
-    """Names; in a decorator also functions, and "#method" of the task's own class."""
-    one = callable(value) or isinstance(value, str)
-    conditions = _items(name, [value] if one else value, "a list of names of conditions")
-    return tuple(
-        condition if callable(condition) else _condition(condition) for condition in conditions
-    )
-
-
-def _condition(value: Any) -> str:
-    own = isinstance(value, str) and value.startswith("#")
-    return (
-        f"#{_name('the name of a condition', value[1:])}"
-        if own
-        else _name("the name of a condition", value)
-    )
-
-
-def _parent(name: str, value: Any) -> Any:
-    if isinstance(value, bool | float | str | bytes):
-        raise _refuse(name, value, "a job or its id")
-    return value
-
-
-def _on_final(name: str, value: Any) -> Any:
-    return value if value is None or callable(value) else _name(name, value)
-
-
-def _rate(name: str, value: Any) -> Rate | None:
+def parse_rate(name: str, value: Any) -> Rate | None:
+    """Parse a Rate, or the text of one."""
     return value if value is None or isinstance(value, Rate) else Rate(None, value)
 
 
-def parse_every(name: str, value: Any) -> Micros | None:
-    """A duration; -1 means again at once, 0 and None mean no interval."""
-    return -1 if value == -1 and type(value) is int else _time(zero=True)(name, value) or None
+def parse_ready(name: str, value: Any) -> tuple[Any, ...]:
+    """Parse names of conditions; in a decorator also functions and "#method" of the task's class."""
+    single = callable(value) or isinstance(value, str)
+    conditions = _items(name, [value] if single else value, "a list of names of conditions")
+    return tuple(
+        condition if callable(condition) else _condition_name(condition) for condition in conditions
+    )
 
 
-def _cron(name: str, value: Any) -> str | None:
-    text: str | None = _text(200)(name, value)
-    if text is not None:
-        cron(text)
-    return text
+def _condition_name(value: Any) -> str:
+    method = isinstance(value, str) and value.startswith("#")
+    name = parse_name("the name of a condition", value[1:] if method else value)
+    return f"#{name}" if method else name
 
 
-def parse_keep(name: str, value: Any) -> KeepTimes:
-    """How long; or for some outcomes, the rest as usual."""
-    one: Callable[[str, Any], Micros | None] = _time(zero=True)
-    if not isinstance(value, Mapping):
-        return one(name, value)
-    unknown = [outcome for outcome in value if outcome not in FINAL]
-    if unknown:
-        raise _refuse(name, value, f"a duration, or one for each of {', '.join(sorted(FINAL))}")
-    return {
-        **dict.fromkeys(sorted(FINAL), 7 * DAY),
-        **{str(each): one(name, much) for each, much in value.items()},
-    }
+def parse_parent(name: str, value: Any) -> Any:
+    """Refuse what cannot be a job or its id."""
+    if isinstance(value, bool | float | str | bytes):
+        raise _refused(name, value, "a job or its id")
+    return value
 
 
-def parse_zone(name: str, value: Any) -> str | None:
-    if value is None:
-        return None
-    try:
-        return str(ZoneInfo(str(value)).key)
-    except (ValueError, OSError, LookupError):  # ZoneInfoNotFoundError is a KeyError
-        raise _refuse(name, value, 'a time zone like "Europe/Zurich"') from None
+def parse_on_final(name: str, value: Any) -> Any:
+    """Parse a function, or the name of a task."""
+    return value if value is None or callable(value) else parse_name(name, value)
 
 
-# what is no option
+def accept(name: str, value: Any) -> Any:
+    """Return any value as it is."""
+    return value
+
+
+# values that are not options
 
 
 def parse_text(name: str, value: Any) -> str:
-    """Any text that both databases can keep, or look for."""
+    """Parse any text that both databases can store."""
     if not isinstance(value, str) or not _storable(value):
-        raise _refuse(name, value, "a text without NUL and lone surrogates")
+        raise _refused(name, value, "a text without NUL and lone surrogates")
     return str(value)
 
 
 def parse_reason(value: Any) -> str | None:
-    """Why somebody does something, if he says so."""
+    """Parse the optional reason of an action."""
     return None if value is None else parse_text("reason", value)
 
 
 def parse_job_id(name: str, value: Any) -> int:
-    """The id of a job, given as such or by its handle; JobNotFound for one that no job can have."""
+    """Parse the id of a job, or its handle; JobNotFound for an id that no job can have."""
     id = getattr(value, "id", value)
     if isinstance(id, bool) or not isinstance(id, int):
-        raise _refuse(name, value, "a job or its id, a whole number")
+        raise _refused(name, value, "a job or its id, a whole number")
     if not 0 < id < 2**63:
-        raise JobNotFound(f"{name}: there is no job {id}; ids are those that enqueue gives")
+        raise JobNotFound(f"{name}: there is no job {id}; use an id that enqueue has returned")
     return int(id)
-
-
-ALIASES: Mapping[str, str] = MappingProxyType({"nice": "priority", "delay": "at"})
-
-OPTION_PARSERS: Mapping[str, Parser] = MappingProxyType(
-    {
-        "queue": _name,
-        "priority": _whole(-(2**31), 2**31 - 1),
-        "nice": _nice,
-        "at": _at,
-        "delay": _delay,
-        "expires": _expires,
-        "retry": _retry,
-        "timeout": _time(),
-        "grace": _time(none=False, zero=True),
-        "stall_timeout": _time(),
-        "memory": parse_size,
-        "cpu": _time(),
-        "after": _after,
-        "on_dependency_failure": _one_of("cancel", "run", "hold"),
-        "ready": _ready,
-        "limits": _limits,
-        "key": _text(200),
-        "once": _one_of(False, True, "task", "waiting"),
-        "unique_for": _time(),
-        "on_conflict": _one_of("return", "raise", "replace"),
-        "dedicated": _flag,
-        "tags": _tags,
-        "parent": _parent,
-        "conn": lambda name, value: value,
-    }
-)
-
-POLICY_PARSERS: Mapping[str, Parser] = MappingProxyType(
-    {
-        "name": _name,
-        "title": _text(200),
-        "max_running": _most,
-        "exclusive": _flag,
-        "max_waiting": _most,
-        "rate": _rate,
-        "fair_by": _text(200),
-        "on_exception": _one_of("retry", "fail", "hold"),
-        "explicit_outcome": _flag,
-        "at_most_once": _flag,
-        "max_crashes": _whole(1, 2**31 - 1),
-        "concurrency": _whole(1, 1000),
-        "keep": parse_keep,
-        "on_final": _on_final,
-        "progress_every": _time(none=False, zero=True),
-        "history": _one_of("all", "final"),
-        "cron": _cron,
-        "every": parse_every,
-        "tz": parse_zone,
-    }
-)
-
-ALL_PARSERS: Mapping[str, Parser] = MappingProxyType({**OPTION_PARSERS, **POLICY_PARSERS})

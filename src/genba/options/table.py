@@ -1,34 +1,145 @@
-"""The options of a job and the policy of a task: read, checked, and merged (call over task over app)."""
+"""The table of options: one row per option of a job and per policy of a task.
+
+`Options` and `Policy` hold the values and their defaults.  The rows say how a value is parsed, and
+where else the option counts.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime, timedelta, tzinfo
 from difflib import get_close_matches
+from enum import Flag, auto
+from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
 
-import msgspec
-
 from genba.domain.duration import DAY, MILLISECOND, SECOND, Micros, duration, moment
-from genba.domain.fairness import names_in
 from genba.domain.retry import Retry
 from genba.errors import BadOption
 from genba.options.parse import (
-    ALIASES,
-    ALL_PARSERS,
-    OPTION_PARSERS,
-    POLICY_PARSERS,
+    MAX_INT32,
     KeepTimes,
     Parser,
+    accept,
+    one_of,
+    parse_after,
+    parse_at,
+    parse_cron,
+    parse_delay,
+    parse_every,
+    parse_expires,
+    parse_flag,
+    parse_keep,
+    parse_limits,
+    parse_maximum,
+    parse_name,
+    parse_nice,
+    parse_on_final,
+    parse_parent,
+    parse_rate,
+    parse_ready,
+    parse_retry,
+    parse_size,
+    parse_tags,
+    parse_zone,
+    text,
+    time,
+    whole_number,
 )
 from genba.options.values import Dep, Limit, Rate
 
 OnDependencyFailure: TypeAlias = Literal["cancel", "run", "hold"]
 OnConflict: TypeAlias = Literal["return", "raise", "replace"]
 OnException: TypeAlias = Literal["retry", "fail", "hold"]
-Kept: TypeAlias = Literal["all", "final"]
+History: TypeAlias = Literal["all", "final"]
 Once: TypeAlias = Literal[False, True, "task", "waiting"]
+
+
+class Use(Flag):
+    """Where an option counts, besides decorators and calls."""
+
+    NONE = 0
+    OPERATOR = auto()  # an operator may change it while the app runs
+    UPDATE = auto()  # it may change until the job starts
+    DEFINITION = (
+        auto()
+    )  # nodes store it with the task, for calls by name from apps without its code
+    MICROS = auto()  # its value is kept in microseconds
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One option."""
+
+    name: str
+    parse: Parser
+    use: Use = Use.NONE
+
+
+_O, _U, _D, _M = Use.OPERATOR, Use.UPDATE, Use.DEFINITION, Use.MICROS
+
+_JOB_ROWS = (
+    Row("queue", parse_name, _O | _U | _D),
+    Row("priority", whole_number(-(2**31), MAX_INT32), _O | _U | _D),
+    Row("nice", parse_nice, _O | _U),
+    Row("at", parse_at, _U),
+    Row("delay", parse_delay, _U),
+    Row("expires", parse_expires, _O | _U | _D),
+    Row("retry", parse_retry, _O | _U | _D),
+    Row("timeout", time(), _O | _U | _D | _M),
+    Row("grace", time(none=False, zero=True), _O | _U | _D | _M),
+    Row("stall_timeout", time(), _O | _U | _D | _M),
+    Row("memory", parse_size, _O | _U | _D),
+    Row("cpu", time(), _O | _U | _D | _M),
+    Row("after", parse_after),
+    Row("on_dependency_failure", one_of("cancel", "run", "hold"), _O | _U | _D),
+    Row("ready", parse_ready, _D),
+    Row("limits", parse_limits),
+    Row("key", text(200)),
+    Row("once", one_of(False, True, "task", "waiting"), _D),
+    Row("unique_for", time(), _D | _M),
+    Row("on_conflict", one_of("return", "raise", "replace"), _D),
+    Row("dedicated", parse_flag, _O | _U | _D),
+    Row("tags", parse_tags, _D),
+    Row("parent", parse_parent),
+    Row("conn", accept),
+)
+
+_POLICY_ROWS = (
+    Row("name", parse_name),
+    Row("title", text(200), _O),
+    Row("max_running", parse_maximum, _O),
+    Row("exclusive", parse_flag, _O),
+    Row("max_waiting", parse_maximum, _O),
+    Row("rate", parse_rate, _O),
+    Row("fair_by", text(200), _O | _D),
+    Row("on_exception", one_of("retry", "fail", "hold"), _O | _D),
+    Row("explicit_outcome", parse_flag, _O | _D),
+    Row("at_most_once", parse_flag, _O | _D),
+    Row("max_crashes", whole_number(1, MAX_INT32), _O | _D),
+    Row("concurrency", whole_number(1, 1000), _O),
+    Row("keep", parse_keep, _O | _D),
+    Row("on_final", parse_on_final, _O | _D),
+    Row("progress_every", time(none=False, zero=True), _O | _D | _M),
+    Row("history", one_of("all", "final"), _D),
+    Row("cron", parse_cron, _O),
+    Row("every", parse_every, _O),
+    Row("tz", parse_zone, _O),
+)
+
+JOB_OPTIONS: Mapping[str, Row] = MappingProxyType({row.name: row for row in _JOB_ROWS})
+POLICY_OPTIONS: Mapping[str, Row] = MappingProxyType({row.name: row for row in _POLICY_ROWS})
+ALL_OPTIONS: Mapping[str, Row] = MappingProxyType({**JOB_OPTIONS, **POLICY_OPTIONS})
+
+# Other names of options: `nice` is the negative priority, `delay` a duration as `at`.
+ALIASES: Mapping[str, str] = MappingProxyType({"nice": "priority", "delay": "at"})
+SCHEDULE_OPTIONS = ("cron", "every", "tz")  # the schedule of a task itself
+
+
+def names_with(use: Use, options: Mapping[str, Row] = ALL_OPTIONS) -> tuple[str, ...]:
+    """Return the names of the options with all these uses."""
+    return tuple(row.name for row in options.values() if use in row.use)
 
 
 _NO_RETRY = Retry()
@@ -38,8 +149,8 @@ _NO_RETRY = Retry()
 class Options:
     """How one job is to be run.
 
-    `at` and `expires` stay as the user wrote them, because "+1 hour" counts from the enqueue; a `timedelta` is a time
-    from then on.
+    `at` and `expires` stay as the user wrote them, because "+1 hour" counts from the enqueue; a
+    `timedelta` is a time from then on.
     """
 
     queue: str = "default"
@@ -66,16 +177,19 @@ class Options:
     conn: Any = field(default=None, compare=False, repr=False)
 
     @classmethod
-    def build(cls, given: Mapping[str, Any], base: Options) -> Options:
-        """`base` with what a user has given on top; BadOption for what is unknown, ill-typed or contradictory."""
-        for name in given:
-            if name in POLICY_PARSERS:
-                raise BadOption(f"{name} belongs to the task: write it in @app.task(…), not here")
-            _check_known(name, OPTION_PARSERS)
-        return replace(base, **_read_options(given)) if given else base
+    def build(cls, values: Mapping[str, Any], base: Options) -> Options:
+        """Parse `values` over `base`; BadOption if one is unknown, ill-typed or contradictory."""
+        for name in values:
+            if name in POLICY_OPTIONS:
+                raise BadOption(f"{name} is a policy of the task; set it in @app.task(…), not here")
+            check_known(name, JOB_OPTIONS)
+        return replace(base, **_parse_job_options(values)) if values else base
 
     def due_at(self, now: Micros, tz: tzinfo = UTC) -> Micros | None:
-        """The moment from which the job may start, None for at once; text without a zone is in `tz`."""
+        """Return the moment from which the job may start, or None for now.
+
+        Text without a zone is in `tz`.
+        """
         if self.at is None:
             return None
         return (
@@ -83,7 +197,10 @@ class Options:
         )
 
     def expires_at(self, now: Micros, tz: tzinfo = UTC) -> Micros | None:
-        """The moment from which the job must not start any more; a duration counts from when it may start."""
+        """Return the moment from which the job must not start any more, or None for never.
+
+        A duration counts from the moment from which the job may start.
+        """
         if self.expires is None:
             return None
         if isinstance(self.expires, timedelta):
@@ -94,7 +211,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """What holds for all jobs of a task."""
+    """The settings that hold for all jobs of a task."""
 
     name: str | None = None
     title: str | None = None
@@ -111,450 +228,78 @@ class Policy:
     keep: KeepTimes = 7 * DAY
     on_final: Any = None
     progress_every: Micros = 500 * MILLISECOND
-    history: Kept = "all"
+    history: History = "all"
     cron: str | None = None
     every: Micros | None = None
     tz: str | None = None
 
     @classmethod
-    def build(cls, given: Mapping[str, Any], base: Policy) -> Policy:
-        """`base` with what a user has given on top; BadOption for what is unknown, ill-typed or contradictory."""
-        for name in given:
-            _check_known(name, POLICY_PARSERS)
-        policy = replace(
-            base, **{name: POLICY_PARSERS[name](name, value) for name, value in given.items()}
-        )
+    def build(cls, values: Mapping[str, Any], base: Policy) -> Policy:
+        """Parse `values` over `base`; BadOption if one is unknown, ill-typed or contradictory."""
+        for name in values:
+            check_known(name, POLICY_OPTIONS)
+        parsed = {name: POLICY_OPTIONS[name].parse(name, value) for name, value in values.items()}
+        policy = replace(base, **parsed)
         if policy.exclusive and policy.max_running not in (None, 1):
             raise BadOption(
-                f"exclusive means that one runs at a time, and max_running is {policy.max_running}"
+                "exclusive runs one job at a time and contradicts "
+                f"max_running={policy.max_running}; give one of them"
             )
-        if policy.cron is not None and policy.every is not None:
-            raise BadOption("cron and every both say when; give one of them")
+        check_one_schedule(policy.cron, policy.every)
         if policy.tz is not None and policy.cron is None:
-            raise BadOption("tz belongs to cron")
+            raise BadOption(TZ_WITHOUT_CRON)
         return policy
 
 
 DEFAULT_OPTIONS = Options()
 DEFAULT_POLICY = Policy()
+TZ_WITHOUT_CRON = "tz is the time zone of cron; give cron, too"
 
 
-def build_options(
-    given: Mapping[str, Any], options: Options = DEFAULT_OPTIONS, policy: Policy = DEFAULT_POLICY
-) -> tuple[Options, Policy]:
-    """What a decorator or an app's `defaults` say, where job options and task policy stand side by side."""
-    for name in given:
-        _check_known(name, ALL_PARSERS)
-    own = {name: value for name, value in given.items() if name in POLICY_PARSERS}
-    rest = {name: value for name, value in given.items() if name not in POLICY_PARSERS}
-    return Options.build(rest, options), Policy.build(own, policy)
-
-
-def merge(app: Mapping[str, Any], task: Mapping[str, Any], call: Mapping[str, Any]) -> Options:
-    """The job options of one call: what the call says, else the task, else the app, else the default."""
-    options = DEFAULT_OPTIONS
-    for level in (app, task, call):
-        options = Options.build(level, options)
-    return options
-
-
-# What an operator may change while the app runs: the rest is part of the code, or of one call.
-OVERRIDABLE: tuple[str, ...] = (
-    *(
-        "queue",
-        "priority",
-        "nice",
-        "expires",
-        "retry",
-        "timeout",
-        "grace",
-        "stall_timeout",
-        "memory",
-        "cpu",
-    ),
-    *(
-        "on_dependency_failure",
-        "dedicated",
-        "title",
-        "max_running",
-        "exclusive",
-        "max_waiting",
-        "rate",
-    ),
-    *(
-        "fair_by",
-        "on_exception",
-        "explicit_outcome",
-        "at_most_once",
-        "max_crashes",
-        "concurrency",
-        "keep",
-    ),
-    *("on_final", "progress_every", "cron", "every", "tz"),
-)
-SCHEDULE_OPTIONS = ("cron", "every", "tz")  # the schedule of a task itself
-_OF_NODES = (*SCHEDULE_OPTIONS, "concurrency")  # what no job carries
-_NO_NAME = "name cannot be changed: jobs, schedules and callers know the task by it"
-
-
-def override(changes: Mapping[str, Any]) -> dict[str, Any]:
-    """What an operator wants of a task, checked, as plain values that can be stored and read again."""
-    for name in changes:
-        _check_known(name, ALL_PARSERS)
-        if name == "name":
-            raise BadOption(_NO_NAME)
-        if name not in OVERRIDABLE:
-            raise BadOption(
-                f"{name} cannot be changed from outside; what can: {', '.join(OVERRIDABLE)}"
-            )
-        if name in POLICY_PARSERS:
-            POLICY_PARSERS[name](name, changes[name])
-    if callable(changes.get("on_final")):
-        raise BadOption(
-            "on_final: a function is part of the code; from outside, name a task that takes `job`, an id"
-        )
-    if changes.get("cron") is not None and changes.get("every") is not None:
-        raise BadOption("cron and every both say when; give one of them")
-    Options.build(
-        {name: value for name, value in changes.items() if name not in POLICY_PARSERS},
-        DEFAULT_OPTIONS,
-    )
-    named = {
-        ALIASES.get(name, name): -value if name == "nice" else value
-        for name, value in changes.items()
-    }
-    return {name: storable(value) for name, value in named.items()}
-
-
-def merge_overrides(old: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """What operators have said before, and what they say now over it: cron= ends every=, and the other way."""
-    ended: tuple[str, ...] = ()
-    if "cron" in changes:
-        ended = ("every",) if changes["cron"] is not None else ("tz",)
-    elif "every" in changes and POLICY_PARSERS["every"]("every", changes["every"]) is not None:
-        ended = ("cron", "tz")
-    return {**{name: value for name, value in old.items() if name not in ended}, **changes}
-
-
-def check_against_definition(definition: Mapping[str, Any], changes: Mapping[str, Any]) -> None:
-    """BadOption, if what operators want contradicts what the code says: no job could be enqueued, or none run."""
-    said = {
-        name: definition[name]
-        for name in ("exclusive", "max_running")
-        if definition.get(name) is not None
-    }
-    build_options(
-        {**said, **{name: value for name, value in changes.items() if name not in SCHEDULE_OPTIONS}}
-    )
-    if changes.get("tz") is not None and "cron" not in (task_schedule(definition, changes) or {}):
-        raise BadOption("tz belongs to cron")
-    if changes.get("concurrency", 1) > 1 and not definition.get("async", True):
-        raise BadOption(
-            "concurrency is for tasks that are `async def`; this one runs one at a time"
-        )
-    fair_by, known = (
-        changes.get("fair_by"),
-        [slot["name"] for slot in definition.get("parameters", ())],
-    )
-    strange = (
-        [name for name in names_in(fair_by) if name not in known] if fair_by is not None else []
-    )
-    if strange and "parameters" in definition:
-        raise BadOption(
-            f"fair_by names {strange[0]!r}, which is none of its arguments ({', '.join(known)})"
-        )
-
-
-def task_schedule(
-    definition: Mapping[str, Any], changes: Mapping[str, Any]
-) -> dict[str, Any] | None:
-    """When a task runs by itself, by its code and what operators say; None: it does not."""
-    cron, every, tz = (definition.get(name) for name in SCHEDULE_OPTIONS)
-    if "cron" in changes:
-        cron, every = changes["cron"], None if changes["cron"] is not None else every
-    if "every" in changes:
-        every = POLICY_PARSERS["every"]("every", changes["every"])
-        cron = cron if every is None else None
-    if cron is not None:
-        return {"cron": cron, "tz": changes.get("tz", tz)}
-    if every is None:
-        return None
-    return {"every": every if every < 0 else timedelta(microseconds=every)}
-
-
-_DEFINED_TIMES = ("timeout", "grace", "stall_timeout", "cpu", "unique_for", "progress_every")
-_DEFINED: tuple[str, ...] = (
-    *_DEFINED_TIMES,
-    *(
-        "queue",
-        "priority",
-        "expires",
-        "memory",
-        "retry",
-        "dedicated",
-        "on_dependency_failure",
-        "ready",
-        "tags",
-    ),
-    *(
-        "once",
-        "on_conflict",
-        "fair_by",
-        "on_exception",
-        "explicit_outcome",
-        "at_most_once",
-        "max_crashes",
-        "history",
-    ),
-    *("keep", "on_final"),
-)
-
-
-def with_definition(
-    options: Options, policy: Policy, said: Iterable[str], definition: Mapping[str, Any]
-) -> tuple[Options, Policy]:
-    """What holds for a call by name: what it has `said`, else what the decorator says, which nodes have persisted.
-
-    Limits are not among it: they have a part of the definition of their own.
-    """
-    given = {name: definition[name] for name in _DEFINED if name in definition}
-    given |= {name: _times_of(given[name]) for name in (*_DEFINED_TIMES, "keep") if name in given}
-    spoken = {ALIASES.get(name, name) for name in said}
-    given = {name: value for name, value in given.items() if name not in spoken}
-    before = _values(options) | _values(policy)
-    built = build_options(given, options, policy)
-    after = _values(built[0]) | _values(built[1])
-    # Only what differs: with the very defaults in it, the job's snapshot stays as short as that of any other.
-    return build_options(
-        {name: value for name, value in given.items() if after[name] != before[name]},
-        options,
-        policy,
-    )
-
-
-def _values(value: Options | Policy) -> dict[str, Any]:
-    return {field.name: getattr(value, field.name) for field in fields(value)}
-
-
-def _times_of(micros: KeepTimes) -> timedelta | dict[str, Any] | None:
-    if isinstance(micros, dict):
-        return {name: _times_of(time) for name, time in micros.items()}
-    return None if micros is None else timedelta(microseconds=micros)
-
-
-def storable(value: Any) -> Any:
-    """As it can be stored, and read again."""
-    if isinstance(value, Retry):
-        return value.to_json()
-    if isinstance(value, timedelta):
-        return value.total_seconds()
-    if isinstance(value, Rate):
-        return value.rate
-    return value.isoformat() if isinstance(value, datetime) else value
-
-
-def with_overrides(
-    options: Options, policy: Policy, said: Iterable[str], changes: Mapping[str, Any]
-) -> tuple[Options, Policy]:
-    """What holds for a call: an operator's word over that of the task and the app, the call's own over both."""
-    spoken = {ALIASES.get(name, name) for name in said}
-    for_jobs = {
-        name: value
-        for name, value in changes.items()
-        if name not in spoken and name not in _OF_NODES
-    }
-    return build_options(for_jobs, options, policy)
-
-
-class OptionsSnapshot(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=False):
-    """What node and worker must know of a job's options and its task's policy, as it was at the enqueue.
-
-    Only what differs from the defaults is written, so most jobs carry none; therefore a default, once released, may
-    change only for jobs that are not yet enqueued, by way of a migration.
-    """
-
-    timeout: Micros | None = None
-    grace: Micros = DEFAULT_OPTIONS.grace
-    stall_timeout: Micros | None = None
-    retry: dict[str, Any] = {}
-    memory: int | None = None
-    cpu: Micros | None = None
-    max_crashes: int = DEFAULT_POLICY.max_crashes
-    on_exception: OnException = DEFAULT_POLICY.on_exception
-    at_most_once: bool = False
-    explicit_outcome: bool = False
-    dedicated: bool = False
-    on_dependency_failure: OnDependencyFailure = DEFAULT_OPTIONS.on_dependency_failure
-    unique_for: Micros | None = None
-    keep: KeepTimes = DEFAULT_POLICY.keep
-    once: bool | Literal["task", "waiting"] = False
-    progress_every: Micros = DEFAULT_POLICY.progress_every
-    history: Kept = DEFAULT_POLICY.history
-    on_final: str | None = None
-    ready: tuple[str, ...] = ()
-    limits: tuple[tuple[str | None, int | str, bool | int | None], ...] | None = (
-        None  # None: those of its task
-    )
-    trace: str | None = None  # the traceparent of whoever enqueued it
-
-    @classmethod
-    def of(
-        cls, options: Options, policy: Policy, usual: Sequence[Limit | Rate] | None = None
-    ) -> OptionsSnapshot:
-        """`usual` are the limits of the task, if that is known: a copy of the job must have the same as the job."""
-        return cls(
-            timeout=options.timeout,
-            grace=options.grace,
-            stall_timeout=options.stall_timeout,
-            retry={} if options.retry == DEFAULT_OPTIONS.retry else options.retry.to_json(),
-            memory=options.memory,
-            cpu=options.cpu,
-            max_crashes=policy.max_crashes,
-            on_exception=policy.on_exception,
-            at_most_once=policy.at_most_once,
-            explicit_outcome=policy.explicit_outcome,
-            dedicated=options.dedicated,
-            on_dependency_failure=options.on_dependency_failure,
-            unique_for=options.unique_for,
-            keep=policy.keep,
-            once=options.once,
-            progress_every=policy.progress_every,
-            history=policy.history,
-            on_final=policy.on_final,
-            ready=options.ready,
-            limits=None
-            if usual is None or options.limits == usual
-            else tuple(map(_written_limit, options.limits)),
-        )
-
-    def limits_or(self, usual: tuple[Limit | Rate, ...]) -> tuple[Limit | Rate, ...]:
-        if self.limits is None:
-            return usual
-        return tuple(
-            Limit(str(bucket), count, bool(more))
-            if isinstance(count, int)
-            else Rate(bucket, count, more)
-            for bucket, count, more in self.limits
-        )
-
-    @classmethod
-    def read(cls, written: bytes | None) -> OptionsSnapshot:
-        """What `snapshot` wrote; fields of a newer version are ignored."""
-        return _PLAIN if written is None else _read_snapshot(written)
-
-    def onto(self, options: Options) -> Options:
-        """`options`, with those of the job."""
-        return replace(
-            options,
-            retry=self.retry_rule(),
-            timeout=self.timeout,
-            grace=self.grace,
-            stall_timeout=self.stall_timeout,
-            memory=self.memory,
-            cpu=self.cpu,
-            on_dependency_failure=self.on_dependency_failure,
-            dedicated=self.dedicated,
-            ready=self.ready,
-            limits=self.limits_or(options.limits),
-            once=self.once,
-            unique_for=self.unique_for,
-        )
-
-    def retry_rule(self) -> Retry:
-        return Retry.from_json(self.retry) if self.retry else DEFAULT_OPTIONS.retry
-
-
-_TIMES = ("timeout", "grace", "stall_timeout", "cpu", "unique_for")
+def values_of(settings: Options | Policy) -> dict[str, Any]:
+    """Return all values by name."""
+    return {field.name: getattr(settings, field.name) for field in fields(settings)}
 
 
 def changed_options(options: Options) -> dict[str, Any]:
-    """The options that are not as usual, as `using` takes them; times in seconds."""
-    usual = _values(DEFAULT_OPTIONS)
-    said = {
+    """Return the options that differ from the defaults, as `using` takes them; times in seconds."""
+    defaults = values_of(DEFAULT_OPTIONS)
+    changed = {
         name: value
-        for name, value in _values(options).items()
-        if value != usual[name] and name != "conn"
+        for name, value in values_of(options).items()
+        if value != defaults[name] and name != "conn"
     }
-    return {name: value / SECOND if name in _TIMES else value for name, value in said.items()}
-
-
-# What may change of a job that has not started; its identity, its dependencies and its arguments stay.
-_UPDATABLE: tuple[str, ...] = (
-    *(
-        "queue",
-        "priority",
-        "nice",
-        "at",
-        "delay",
-        "expires",
-        "retry",
-        "timeout",
-        "grace",
-        "stall_timeout",
-    ),
-    *("memory", "cpu", "on_dependency_failure", "dedicated"),
-)
-
-
-def read_update(changes: Mapping[str, Any]) -> tuple[Options, dict[str, Any]]:
-    """New options of a job, and those of them that travel with it, as plain values."""
-    if not changes:
-        raise BadOption(f"nothing to change: name one of {', '.join(_UPDATABLE)}")
-    for name in changes:
-        _check_known(name, ALL_PARSERS)
-        if name not in _UPDATABLE:
-            raise BadOption(f"{name} of a job cannot be changed; what can: {', '.join(_UPDATABLE)}")
-    options = Options.build(changes, DEFAULT_OPTIONS)
-    written = OptionsSnapshot.of(options, DEFAULT_POLICY)
-    stored = {
-        name: getattr(written, name)
-        for name in changes
-        if name in OptionsSnapshot.__struct_fields__
+    return {
+        name: value / SECOND if Use.MICROS in JOB_OPTIONS[name].use else value
+        for name, value in changed.items()
     }
-    return options, stored
 
 
-_PLAIN = OptionsSnapshot()
-_read_snapshot = msgspec.json.Decoder(OptionsSnapshot).decode
+def check_known(name: str, options: Mapping[str, Row]) -> None:
+    """Raise BadOption for a name that is not an option, with names that are close to it."""
+    if name not in options:
+        close = get_close_matches(name, options)
+        hint = f"; did you mean {' or '.join(close)}?" if close else ""
+        raise BadOption(f"there is no option {name!r}{hint}")
 
 
-def _written_limit(limit: Limit | Rate) -> tuple[str | None, int | str, bool | int | None]:
-    if isinstance(limit, Limit):
-        return limit.bucket, limit.n, limit.ordered
-    return limit.bucket, limit.rate, limit.burst
+def check_one_schedule(cron: object, every: object) -> None:
+    """Raise BadOption if a task has both kinds of schedule."""
+    if cron is not None and every is not None:
+        raise BadOption("cron and every exclude each other; give one of them")
 
 
-def encode_snapshot(
-    options: Options,
-    policy: Policy,
-    usual: Sequence[Limit | Rate] | None = None,
-    trace: str | None = None,
-) -> bytes | None:
-    """The options that travel with the job, as JSON; None when all are the defaults and nobody traces it."""
-    snap = OptionsSnapshot.of(options, policy, usual)
-    written = msgspec.json.encode(
-        snap if trace is None else msgspec.structs.replace(snap, trace=trace)
-    )
-    return None if written == b"{}" else written
-
-
-def _check_known(name: str, readers: Mapping[str, Parser]) -> None:
-    if name not in readers:
-        close = get_close_matches(name, readers)
-        meant = f"; did you mean {' or '.join(close)}?" if close else ""
-        raise BadOption(f"there is no option {name!r}{meant}")
-
-
-def _read_options(given: Mapping[str, Any]) -> dict[str, Any]:
-    for one, other in (("priority", "nice"), ("at", "delay"), ("key", "once")):
-        if all(given.get(name) is not None and given[name] is not False for name in (one, other)):
-            raise BadOption(f"{one} and {other} exclude each other; give one of them")
-    read: dict[str, Any] = {}
-    for name, value in given.items():
-        read[ALIASES.get(name, name)] = OPTION_PARSERS[name](name, value)
-    # The nearer level decides what makes a job unique.
-    if read.get("key") is not None:
-        read["once"] = False
-    elif read.get("once"):
-        read["key"] = None
-    return read
+def _parse_job_options(values: Mapping[str, Any]) -> dict[str, Any]:
+    for first, second in (("priority", "nice"), ("at", "delay"), ("key", "once")):
+        pair = (values.get(first), values.get(second))
+        if all(value is not None and value is not False for value in pair):
+            raise BadOption(f"{first} and {second} exclude each other; give one of them")
+    parsed: dict[str, Any] = {}
+    for name, value in values.items():
+        parsed[ALIASES.get(name, name)] = JOB_OPTIONS[name].parse(name, value)
+    # Of app, task and call, the last one that names a key or `once` decides what makes a job unique.
+    if parsed.get("key") is not None:
+        parsed["once"] = False
+    elif parsed.get("once"):
+        parsed["key"] = None
+    return parsed

@@ -1,4 +1,4 @@
-"""Small values that users put into options: limits, rates, dependencies, and "ask again later"."""
+"""The small values that users put into options: `Limit`, `Rate`, `Dep` and `Wait`."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from dataclasses import dataclass
 from string import Formatter
 from typing import Any, Literal, TypeAlias
 
-from genba.domain.duration import SECOND, Duration, Micros, duration
+from genba.domain.duration import DAY, Duration, Micros, duration
 from genba.errors import BadOption
 
 DependencyOutcome: TypeAlias = Literal["success", "finished", "failure"]
 
-_CONDITIONS: tuple[DependencyOutcome, ...] = ("success", "finished", "failure")
-_LONGEST_BUCKET = 200
-_OURS = ("max_running ", "rate ", "limit_to ")
-_MOST = 2**31 - 1
+_OUTCOMES: tuple[DependencyOutcome, ...] = ("success", "finished", "failure")
+_MAX_BUCKET_LENGTH = 200
+_RESERVED_PREFIXES = ("max_running ", "rate ", "limit_to ")
+_MAX_COUNT = 2**31 - 1
+_MAX_RATE_PERIOD: Micros = 366 * DAY
 _RATE = re.compile(r"\s*([0-9]{1,10})\s*/\s*(\S.*?)\s*")
 _ONE_UNIT = re.compile(r"[^\W\d_]+")
 
@@ -24,8 +25,8 @@ _ONE_UNIT = re.compile(r"[^\W\d_]+")
 class Limit:
     """At most `n` jobs of a bucket run at a time in the cluster; the rest wait.  With 0 none runs.
 
-    `{name}` in the bucket stands for the job's argument of that name.  With `ordered` (and n = 1) the jobs run one
-    at a time in the order in which they were enqueued.
+    `{name}` in the bucket stands for the job's argument of that name.  With `ordered` (and n = 1)
+    the jobs run one at a time in the order in which they were enqueued.
     """
 
     bucket: str
@@ -34,18 +35,19 @@ class Limit:
 
     def __post_init__(self) -> None:
         _check_bucket(self.bucket)
-        _check_count("n of a limit", self.n, least=0)
+        _check_count("n of a limit", self.n, minimum=0)
         if not isinstance(self.ordered, bool):
-            raise BadOption(f"ordered must be True or False, not {self.ordered!r}")
+            raise BadOption(f"ordered must be True or False, got {self.ordered!r}")
         if self.ordered and self.n != 1:
-            raise BadOption(f"an ordered limit runs one job at a time: n must be 1, not {self.n}")
+            raise BadOption(f"n of an ordered limit must be 1, got {self.n}")
 
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """At most so many starts per bucket in so much time: "10/s", "100/m" or "5/30s" (bucket None: per task).
+    """At most a number of starts per time and bucket: "10/s", "100/m" or "5/30s".
 
-    `burst` is how many may start at once after a quiet time; by default the count of the rate.
+    Without a bucket the rate is that of the task.  `burst` jobs may start at once after a quiet
+    time; the default is the count of the rate.
     """
 
     bucket: str | None
@@ -70,7 +72,7 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class Dep:
-    """Another job that must have succeeded, failed, or just finished first.
+    """Another job that must succeed, fail, or just finish first.
 
     `job` is a handle, an id, or a call of the same batch.
     """
@@ -81,21 +83,23 @@ class Dep:
     def __post_init__(self) -> None:
         if self.job is None or isinstance(self.job, bool | float | str | bytes | Dep):
             raise BadOption(
-                f"a dependency is a job, its id, or a call of the same batch, not {self.job!r}"
+                f"a dependency must be a job, its id, or a call of the same batch, got {self.job!r}"
             )
-        if self.on not in _CONDITIONS:
-            raise BadOption(f"a dependency is on one of {', '.join(_CONDITIONS)}, not {self.on!r}")
+        if self.on not in _OUTCOMES:
+            raise BadOption(
+                f"on of a dependency must be one of {', '.join(_OUTCOMES)}, got {self.on!r}"
+            )
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """A condition's answer "not now, ask again after this time"."""
+    """A condition's answer "not now, evaluate again after this time"."""
 
     duration: Duration
 
     def __post_init__(self) -> None:
         if duration(self.duration) == 0:
-            raise BadOption("a wait must be longer than nothing; return True or False instead")
+            raise BadOption("wait must be positive, got 0; return True or False instead")
 
     @property
     def micros(self) -> Micros:
@@ -103,11 +107,14 @@ class Wait:
 
 
 def _check_bucket(bucket: object) -> None:
-    if not isinstance(bucket, str) or not 1 <= len(bucket) <= _LONGEST_BUCKET or "\0" in bucket:
-        raise BadOption(f"a bucket is a text of 1 to {_LONGEST_BUCKET} characters, not {bucket!r}")
-    if bucket.startswith(_OURS):
+    if not isinstance(bucket, str) or not 1 <= len(bucket) <= _MAX_BUCKET_LENGTH or "\0" in bucket:
         raise BadOption(
-            f"bucket {bucket!r}: names that begin with {bucket.split()[0] + ' '!r} are those of tasks"
+            f"bucket must be a text of 1 to {_MAX_BUCKET_LENGTH} characters, got {bucket!r}"
+        )
+    if bucket.startswith(_RESERVED_PREFIXES):
+        raise BadOption(
+            f"bucket {bucket!r}: names that begin with {bucket.split()[0] + ' '!r} are reserved; "
+            "choose another name"
         )
     try:
         parts = list(Formatter().parse(bucket))
@@ -115,23 +122,21 @@ def _check_bucket(bucket: object) -> None:
         raise BadOption(f"bucket {bucket!r}: {error}") from None
     for _, name, form, conversion in parts:
         if name is not None and (not name.isidentifier() or form or conversion):
-            raise BadOption(
-                f"bucket {bucket!r}: between braces stands the name of an argument, and nothing else"
-            )
+            raise BadOption(f"bucket {bucket!r}: write only the name of an argument between braces")
 
 
-def _check_count(what: str, value: object, least: int = 1) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _MOST:
-        raise BadOption(f"the {what} must be a whole number of at least {least}, not {value!r}")
+def _check_count(name: str, value: object, minimum: int = 1) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= _MAX_COUNT:
+        raise BadOption(f"{name} must be a whole number of at least {minimum}, got {value!r}")
 
 
 def _parse_rate(rate: object) -> tuple[int, Micros]:
     match = _RATE.fullmatch(rate) if isinstance(rate, str) else None
     if match is None:
-        raise BadOption(f'a rate is written "10/s", "100/m" or "5/30s", not {rate!r}')
+        raise BadOption(f'rate must be written as "10/s", "100/m" or "5/30s", got {rate!r}')
     count, unit = int(match[1]), match[2]
     _check_count("count of a rate", count)
     per = duration(f"1{unit}" if _ONE_UNIT.fullmatch(unit) else unit)
-    if not 0 < per <= 366 * 86_400 * SECOND:
-        raise BadOption(f"rate {rate!r}: the time must be longer than nothing and at most a year")
+    if not 0 < per <= _MAX_RATE_PERIOD:
+        raise BadOption(f"rate {rate!r}: the time must be positive and at most a year")
     return count, per

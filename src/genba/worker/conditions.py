@@ -9,7 +9,8 @@ from typing import Any
 
 from genba import wire
 from genba.options.conditions import Candidate, Conditions, Readiness, arity, ask
-from genba.options.table import DEFAULT_OPTIONS, OptionsSnapshot, changed_options
+from genba.options.snapshot import OptionsSnapshot
+from genba.options.table import DEFAULT_OPTIONS, changed_options
 
 
 class ConditionChecker:

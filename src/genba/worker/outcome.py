@@ -16,7 +16,7 @@ from genba.domain.duration import duration
 from genba.domain.outcome import OutcomeRequest
 from genba.domain.states import PANIC
 from genba.errors import BadOption, FailJob, RetryJob, Stopped
-from genba.options.table import OptionsSnapshot
+from genba.options.snapshot import OptionsSnapshot
 
 ERROR_LIMIT = 64 * 1024
 MESSAGE_LIMIT = 8 * 1024

@@ -7,7 +7,7 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from genba import wire
-from genba.options.table import OptionsSnapshot
+from genba.options.snapshot import OptionsSnapshot
 from genba.storage.jobs.judge import DEFAULT_OPTIONS
 from genba.storage.records import Claimed, Micros
 

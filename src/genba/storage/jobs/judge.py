@@ -10,7 +10,7 @@ import msgspec
 
 from genba.domain.states import Cause, default_stop_reason
 from genba.domain.verdict import AttemptEnd, Standing, judge
-from genba.options.table import OptionsSnapshot
+from genba.options.snapshot import OptionsSnapshot
 from genba.storage.nodes.nodes import Orphan
 from genba.storage.records import Claimed, Ending, Micros
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from genba.domain.retry import Retry
-from genba.options.table import OptionsSnapshot
+from genba.options.snapshot import OptionsSnapshot
 from genba.storage.engines.database import Transaction
 from genba.storage.records import JobId, NewJob
 
