@@ -25,19 +25,19 @@ __all__ = ["silence"]  # a fixture
 SEEDS = 300  # most are caught among the first ten
 
 NO_FENCE = {
-    "succeed": [("attempt = batch.attempt AND claim_id = batch.claim AND", "")],
-    "end": [("AND attempt = :attempt AND claim_id = :claim", "")],
+    "succeed": [("AND attempt = batch.attempt AND claim_id = batch.claim", "")],
+    "end_attempts": [("AND attempt = :attempt AND claim_id = :claim", "")],
 }
 QUERIES: dict[str, dict[str, list[tuple[str, str]]]] = {
     "ends are written without a fence": NO_FENCE,
     "ends can be written twice": {
-        "succeed": [("claim_id = NULL, ", "")],
-        "end": [("claim_id = NULL, ", "")],
+        "succeed": [("claim_id = NULL,", "")],
+        "end_attempts": [("claim_id = NULL,", "")],
     },
-    "an end does not free the node's hold": {"end": [("node = NULL, ", "")]},
+    "an end does not free the node's hold": {"end_attempts": [("node = NULL,", "")]},
     "locks of the dead are not freed": {
-        "free_attempts": [("WHERE", "WHERE 0 AND")],
-        "free_ownerless": [("WHERE", "WHERE 0 AND")],
+        "free_locks_of_attempts": [("WHERE", "WHERE 0 AND")],
+        "free_ownerless_locks": [("WHERE", "WHERE 0 AND")],
     },
     "a tick can be run twice": {
         "add_tick": [
@@ -46,8 +46,10 @@ QUERIES: dict[str, dict[str, list[tuple[str, str]]]] = {
         "write_schedule": [("next_at = :next_at", "next_at = COALESCE(next_at, :next_at)")],
     },
     "locks of the living are freed": {
-        "ownerless": [("NOT EXISTS (SELECT 1 FROM genba.job", "EXISTS (SELECT 1 FROM genba.job")],
-        "free_ownerless": [
+        "ownerless_lock_names": [
+            ("NOT EXISTS (SELECT 1 FROM genba.job", "EXISTS (SELECT 1 FROM genba.job")
+        ],
+        "free_ownerless_locks": [
             ("NOT EXISTS (SELECT 1 FROM genba.job", "EXISTS (SELECT 1 FROM genba.job")
         ],
     },

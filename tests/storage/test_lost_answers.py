@@ -34,7 +34,7 @@ def break_frames(store: Store, monkeypatch: pytest.MonkeyPatch, *, after: bool) 
     """The next writing frame breaks, before or after its commit."""
     database = store._db
     state = {"left": 1}
-    for frame in ("single", "transaction"):
+    for frame in ("single_write", "transaction"):
         real = getattr(database, frame)
 
         @contextmanager
@@ -144,7 +144,7 @@ def test_a_message_that_was_received_without_an_answer_is_not_lost_while_the_ser
 
     def late(*given: Any) -> bool:
         with store._db.transaction() as tx:
-            tx.one("receive_this", seq=given[1])
+            tx.one("delete_message", seq=given[1])
         return bool(real(*given))
 
     monkeypatch.setattr(store.messages, "_receive_this", late)

@@ -19,14 +19,14 @@ class ClockSetBack:
     def repair(self) -> int:
         """Retries, delays, rates, conditions and locks that wait for a moment far ahead; how many.  Cheap if none."""
         with self._db.transaction() as tx:
-            names = ("rates_set_back", "questions_set_back", "calls_set_back", "grants_set_back")
+            names = ("rates_set_back", "conditions_set_back", "calls_set_back", "grants_set_back")
             mended = sum(len(tx.all(name, namespace=self._namespace)) for name in names)
         return mended + self._mend_waits()
 
     def repair_ranks(self) -> int:
         """Of jobs that wait to be claimed: all who come now would go before them.  Reads all that wait."""
         with self._db.statement() as tx:
-            ids = tx.all("waiting_since_later", namespace=self._namespace)
+            ids = tx.all("waiting_since_future", namespace=self._namespace)
         for begin in range(0, len(ids), BATCH):
             with self._db.transaction() as tx:
                 tx.batch("ranks_set_back", ids[begin : begin + BATCH])

@@ -59,7 +59,7 @@ class DoctorFacts:
             skew = (before + self._clock.now()) // 2 - now
             engine = tx.one("engine")
             assert engine is not None
-            overdue = tx.one("overdue", **mine, before=now - LATE_US)
+            overdue = tx.one("overdue_jobs", **mine, before=now - LATE_US)
             assert overdue is not None
             return StoreFacts(
                 now=now,
@@ -68,7 +68,7 @@ class DoctorFacts:
                 version=engine[1],
                 home=self._db.home(),
                 writer=self._db.writer(whoever=True),
-                waste=[(row[0], row[1], row[2]) for row in tx.all("waste")],
+                waste=[(row[0], row[1], row[2]) for row in tx.all("unused_space")],
                 long_transactions=[
                     (row[0], row[1], row[2], row[3])
                     for row in tx.all("long_transactions", seconds=patience)
@@ -86,6 +86,7 @@ class DoctorFacts:
                 ],
                 stopped_schedules=[(row[0], row[1]) for row in tx.all("stopped_schedules", **mine)],
                 abandoned=[
-                    (row[0], row[1]) for row in tx.all("left_behind", **mine, before=now - LATE_US)
+                    (row[0], row[1])
+                    for row in tx.all("jobs_of_ended_nodes", **mine, before=now - LATE_US)
                 ],
             )

@@ -120,7 +120,7 @@ class Events:
         elif len(ids) > 1:
             more = {"jobs": ids, "each": each, **more} if each else {"jobs": ids, **more}
         tx.run(
-            "tell",
+            "insert_event",
             namespace=self._namespace,
             kind=kind,
             job_id=ids[0] if len(ids) == 1 else None,
@@ -176,7 +176,9 @@ class Events:
         with self._db.statement() as tx:
             return {
                 row[0]: row[1]
-                for row in tx.batch("tasks_of", [(id,) for id in ids], namespace=self._namespace)
+                for row in tx.batch(
+                    "tasks_of_jobs", [(id,) for id in ids], namespace=self._namespace
+                )
             }
 
     def prune(self, before: Micros, most: int) -> int:
@@ -187,5 +189,5 @@ class Events:
             for namespace, seq in gone:
                 last[namespace] = max(seq, last.get(namespace, 0))
             for namespace, seq in sorted(last.items()):
-                tx.run("note_pruned", namespace=namespace, pruned=seq)
+                tx.run("set_pruned", namespace=namespace, pruned=seq)
             return len(gone)

@@ -124,8 +124,8 @@ class Operators:
     def read_rules(self, tx: Transaction) -> OperatorRules:
         """The epoch first: if a change comes between, the rules are newer than they say, and are read once more."""
         row = tx.one("epoch", namespace=self._namespace)
-        tasks = tx.all("ruled_tasks", namespace=self._namespace)
-        queues = tx.all("ruled_queues", namespace=self._namespace)
+        tasks = tx.all("tasks_with_rules", namespace=self._namespace)
+        queues = tx.all("queues_with_rules", namespace=self._namespace)
         spoken = {
             name: read_json(override, dict[str, Any], {}) for name, override, _ in tasks if override
         }
@@ -148,12 +148,12 @@ class Operators:
     def tasks(self) -> list[TaskRecord]:
         self._install()
         with self._db.statement() as tx:
-            return [_task(row) for row in tx.all("all_tasks", namespace=self._namespace)]
+            return [_task(row) for row in tx.all("tasks_with_changes", namespace=self._namespace)]
 
     def task(self, name: str) -> TaskRecord | None:
         self._install()
         with self._db.statement() as tx:
-            row = tx.one("one_task", namespace=self._namespace, name=name)
+            row = tx.one("task_with_changes", namespace=self._namespace, name=name)
             return _task(row) if row else None
 
     def switch(
@@ -201,7 +201,7 @@ class Operators:
         with self._db.transaction() as tx:
             self._known(tx, name, by, definition)
             tx.run("next_epoch", namespace=self._namespace)  # first: two operators take turns
-            row = tx.one("override_of", namespace=self._namespace, name=name)
+            row = tx.one("task_override", namespace=self._namespace, name=name)
             before = read_json(row[0], dict[str, Any], {}) if row else {}
             after = change(dict(before))
             written = msgspec.json.encode(after).decode() if after else None
@@ -233,7 +233,7 @@ class Operators:
                 definition=written,
                 by=by,
             )
-        elif tx.one("one_task", namespace=self._namespace, name=name) is None:
+        elif tx.one("task_with_changes", namespace=self._namespace, name=name) is None:
             raise UnknownTask(
                 f"no node has declared a task {name!r}, and this app has none: see `genba task ls`"
             )
@@ -262,7 +262,7 @@ class Operators:
 
     def _next_queue(self, after: str) -> str | None:
         with self._db.statement() as tx:
-            row = tx.one("next_queue", namespace=self._namespace, queue=after)
+            row = tx.one("next_waiting_queue", namespace=self._namespace, queue=after)
             return str(row[0]) if row else None
 
     def unpark_task(self, name: str) -> int:
@@ -289,7 +289,9 @@ class Operators:
                 (PARKED_ON_DISABLED + row[0],)
                 for row in tx.all("enabled_tasks", namespace=self._namespace)
             ]
-            ended = [row[0] for row in tx.batch("parked_among", enabled, namespace=self._namespace)]
+            ended = [
+                row[0] for row in tx.batch("parked_on_reasons", enabled, namespace=self._namespace)
+            ]
         return sum(map(self.unpark, ended)) > 0
 
     # queues
@@ -344,7 +346,7 @@ class Operators:
     def end_pauses(self) -> list[str]:
         """Resume the queues whose pause is over."""
         with self._db.transaction() as tx:
-            over = [str(row[0]) for row in tx.all("pauses_over", namespace=self._namespace)]
+            over = [str(row[0]) for row in tx.all("queues_to_resume", namespace=self._namespace)]
             resumed = [
                 q
                 for q in over
@@ -370,7 +372,7 @@ class Operators:
 
     def _tell(self, tx: Transaction, kind: str, **told: Any) -> None:
         data = msgspec.json.encode({key: value for key, value in told.items() if value is not None})
-        tx.run("enqueued", namespace=self._namespace, kind=kind, job_id=None, data=data)
+        tx.run("insert_client_event", namespace=self._namespace, kind=kind, job_id=None, data=data)
 
 
 def _most_running(changes: Mapping[str, Any]) -> int | None:

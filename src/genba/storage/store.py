@@ -401,19 +401,21 @@ class Store:
                 "namespace": self.namespace,
                 "epoch": rules.epoch,
             }
-            rows = [tx.one("claim_one", id=id, **given) for id in found[:limit]]
+            rows = [tx.one("claim_waiting_job", id=id, **given) for id in found[:limit]]
         return [Claimed(*row) for row in rows if row is not None]
 
     def claim_job(self, node: int, claim: int, id: JobId) -> Claimed | None:
         """Lease one job to `node`, due or not; None if it is in no state to start."""
         with self._db.single_write() as tx:
-            row = tx.one("claim_this", namespace=self.namespace, node=node, claim=claim, id=id)
+            row = tx.one("claim_job", namespace=self.namespace, node=node, claim=claim, id=id)
         return Claimed(*row) if row else None
 
     def jobs_of_claim(self, node: int, claim: int) -> list[Claimed]:
         """What a claim has taken whose answer was lost."""
         with self._db.statement() as tx:
-            return [Claimed(*row) for row in sorted(tx.all("of_claim", node=node, claim=claim))]
+            return [
+                Claimed(*row) for row in sorted(tx.all("jobs_of_claim", node=node, claim=claim))
+            ]
 
     def finish(self, node: int, ended: Sequence[Success]) -> set[JobId]:
         """Record attempts that returned; gives the ids that were still ours, and not asked to stop."""
@@ -549,7 +551,7 @@ class Store:
             return {
                 row[0]
                 for row in tx.batch(
-                    "parked_among", [(one,) for one in reasons], namespace=self.namespace
+                    "parked_on_reasons", [(one,) for one in reasons], namespace=self.namespace
                 )
             }
 
@@ -588,7 +590,8 @@ class Store:
         self.install()
         with self._db.statement() as tx:
             rows = [
-                tx.one("definition", namespace=self.namespace, name=task) for task in sorted(tasks)
+                tx.one("task_definition", namespace=self.namespace, name=task)
+                for task in sorted(tasks)
             ]
         told = {row[0]: read_json(row[1], dict[str, Any], {}) for row in rows if row}
         return {task: definition for task, definition in told.items() if definition}
@@ -597,7 +600,7 @@ class Store:
         """How many waiting jobs of its queue start before it."""
         with self._db.statement() as tx:
             row = tx.one(
-                "ahead", namespace=self.namespace, queue=job.queue, rank=job.rank, id=job.id
+                "count_ahead", namespace=self.namespace, queue=job.queue, rank=job.rank, id=job.id
             )
             return int(row[0]) if row else 0
 
@@ -651,15 +654,15 @@ class Store:
         row = None
         for pause in _PATIENCE:
             time.sleep(pause)
-            row = tx.one("ask_to_stop", id=id, namespace=self.namespace, how=how, reason=reason)
-            known = row or tx.one("who_runs", id=id, namespace=self.namespace)
+            row = tx.one("request_stop", id=id, namespace=self.namespace, how=how, reason=reason)
+            known = row or tx.one("node_of_job", id=id, namespace=self.namespace)
             if row or known is None:
                 break
             row = known
         if row is None:
             return None
         node, attempt = row
-        tx.run("command", node=node, job_id=id, attempt=attempt, verb=how, data=reason)
+        tx.run("insert_command", node=node, job_id=id, attempt=attempt, verb=how, data=reason)
         self.events.tell(
             tx, "stop_requested", [id], how=how, reason=reason, by=self.by(), attempt=attempt
         )
@@ -687,7 +690,9 @@ class Store:
         with self._db.statement() as tx:
             failed = [
                 row[0]
-                for row in tx.batch("given_up", [(id,) for id in ids], namespace=self.namespace)
+                for row in tx.batch(
+                    "unsuccessful_jobs", [(id,) for id in ids], namespace=self.namespace
+                )
             ]
         return sum(map(self.requeue, sorted(failed)))
 

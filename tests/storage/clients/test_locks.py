@@ -348,7 +348,7 @@ def test_what_is_sent_at_once_happens_as_a_whole_or_not_at_all(store: Store) -> 
 
     with pytest.raises(StoreError):
         store._db.pipeline(
-            ("take_place", place), ("take_place", place)
+            ("insert_lock", place), ("insert_lock", place)
         )  # the second one is there already
 
     assert store.locks.holders() == []

@@ -140,7 +140,7 @@ def test_what_sqlite_has_chosen_it_leases_by_the_primary_key(database, engine):
     if engine != "sqlite":
         pytest.skip("PostgreSQL chooses and leases in one statement")
     with database.statement() as tx:
-        plan = words(tx.all("claim_these", ids=tx.numbers([*range(100)]), node=1, claim=CLAIM))
+        plan = words(tx.all("mark_claimed", ids=tx.numbers([*range(100)]), node=1, claim=CLAIM))
 
     assert "SEARCH genba_job USING INTEGER PRIMARY KEY" in plan
     assert no_walk(plan), plan
@@ -159,7 +159,8 @@ def test_a_finish_goes_by_the_primary_key(database, engine, size):
 
 
 @pytest.mark.parametrize(
-    ("query", "more"), [("attempts", {}), ("has_ended", {"attempt": 1}), ("first_claim", {})]
+    ("query", "more"),
+    [("attempts", {}), ("attempt_has_ended", {"attempt": 1}), ("first_claim", {})],
 )
 def test_the_history_of_a_job_is_found_by_its_id(database, query, more):
     with database.statement() as tx:
@@ -170,7 +171,7 @@ def test_the_history_of_a_job_is_found_by_its_id(database, query, more):
 
 def test_how_long_jobs_took_lately_is_asked_of_those_few_only(database):
     with database.statement() as tx:
-        plan = words(tx.all("recent_runs", namespace="default", task=TASK, queue=None))
+        plan = words(tx.all("average_duration", namespace="default", task=TASK, queue=None))
 
     assert "job_finished" in plan
     assert no_walk(plan), plan
@@ -189,7 +190,7 @@ def test_waits_that_a_clock_set_back_has_made_longer_are_found_by_an_index(datab
 
 def test_so_are_jobs_that_wait_in_places_of_the_future(database, engine):
     with database.statement() as tx:
-        plan = words(tx.all("waiting_since_later", namespace="default"))
+        plan = words(tx.all("waiting_since_future", namespace="default"))
 
     assert "job_claim" in plan
     assert "job_parked" in plan
@@ -205,9 +206,9 @@ def test_other_ends_marks_and_progress_go_by_the_primary_key(database, engine, s
     ]
     with database.statement() as tx:
         for plan in (
-            words(tx.batch("end", ends)),
-            words(tx.batch("mark", [(i, 1, CLAIM, 5) for i in range(size)])),
-            words(tx.batch("note_progress", [(i, 1, CLAIM, "p") for i in range(size)])),
+            words(tx.batch("end_attempts", ends)),
+            words(tx.batch("mark_started", [(i, 1, CLAIM, 5) for i in range(size)])),
+            words(tx.batch("set_progress", [(i, 1, CLAIM, "p") for i in range(size)])),
         ):
             assert by_key in plan
             assert no_walk(plan), plan
@@ -221,13 +222,13 @@ def test_other_ends_marks_and_progress_go_by_the_primary_key(database, engine, s
         ("expire", "job_expires", {}),
         ("unknown_in_front", "job_claim", {"queue": "default", "tasks": ["x"], "front": 2000}),
         ("unpark", "job_parked", {"parked_on": "nothing"}),
-        ("next_lines", "job_parked", {"after": "", "most": 5}),
+        ("parked_reasons_after", "job_parked", {"after": "", "most": 5}),
         ("prune", "job_finished", {"before": 10}),
         ("ended_since", "job_finished", {"before": 10, "since": 5, "id": 0, "limit": 1000}),
         ("due_schedules", "schedule_next", {}),
-        ("series", "job_schedule", {"id": 5}),
+        ("open_runs", "job_schedule", {"id": 5}),
         ("orphans", "job_running", {"node": 5}),
-        ("with_identity", "job_unique", {"key_hash": "h"}),
+        ("job_with_key_hash", "job_unique", {"key_hash": "h"}),
     ],
 )
 def test_maintenance_reads_its_own_small_index(database, name, index, values):
@@ -244,11 +245,11 @@ def test_maintenance_reads_its_own_small_index(database, name, index, values):
     ("query", "index", "asked"),
     [
         ("waiting_queues", "job_claim", {}),
-        ("level_waiting", "job_claim", {"queue": "default", "limit": 100}),
-        ("level_parked", "job_parked", {"limit": 100}),
-        ("level_scheduled", "job_due", {"limit": 100}),
-        ("level_running", "job_running", {"limit": 100}),
-        ("level_aside", "job_aside", {"state": "held", "limit": 100}),
+        ("count_waiting", "job_claim", {"queue": "default", "limit": 100}),
+        ("count_parked", "job_parked", {"limit": 100}),
+        ("count_scheduled", "job_due", {"limit": 100}),
+        ("count_running", "job_running", {"limit": 100}),
+        ("count_blocked_or_held", "job_aside", {"state": "held", "limit": 100}),
     ],
 )
 def test_a_look_at_what_is_open_reads_the_index_of_it(database, query, index, asked):

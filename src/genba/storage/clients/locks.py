@@ -86,7 +86,7 @@ class Locks:
         with self._db.transaction() as tx:
             self._check(tx, owner)
             self._alone(tx, name)
-            rows = tx.all("places_taken", namespace=self._namespace, name=name)
+            rows = tx.all("places_of_lock", namespace=self._namespace, name=name)
             for row in rows:
                 if owner.job_id is not None and row[3:] == (
                     owner.job_id,
@@ -99,7 +99,7 @@ class Locks:
             self._check_size(tx, name, n, rows)
             if seq == 0 and owner.job_id is not None:
                 seq = self._stands(tx, owner, name)
-            came = tx.one("in_line", seq=seq) if seq else None
+            came = tx.one("waiter_called_at", seq=seq) if seq else None
             ahead = self._ahead(tx, name, n, LAST if seq is None or came is None else seq)
             free = n - len(rows)
             if free > ahead:
@@ -112,7 +112,7 @@ class Locks:
                 line = LockWaiting(self._stand(tx, owner, name, n, bell), ahead)
             else:
                 if free <= 0 and came[0] is not None:
-                    tx.run("uncall", seq=seq)  # it came too late
+                    tx.run("clear_call", seq=seq)  # it came too late
                 line = LockWaiting(seq, ahead)
         self._ring([one for one in called if one != bell])
         return line
@@ -121,17 +121,17 @@ class Locks:
         """In one round trip, if nobody is there; None: look closer."""
         which = {"namespace": self._namespace, "name": name}
         own = ("own_session" if owner.job_id is None else "own_attempt", owner._asdict())
-        taking = ("take_free", {**which, "n": n, **owner._asdict()})
+        taking = ("take_free_lock", {**which, "n": n, **owner._asdict()})
         _, _, taken, _ = self._db.pipeline(
-            own, ("one_at_a_time", which), taking, ("count_token", which)
+            own, ("lock_one_name", which), taking, ("advance_token", which)
         )
         return int(taken[0][0]) if taken else None
 
     def look(self, name: str, n: int, seq: int) -> bool:
         """Whether it is worth while to ask again; reads only."""
         with self._db.statement() as tx:
-            rows = tx.all("places_taken", namespace=self._namespace, name=name)
-            return n > len(rows) or tx.one("in_line", seq=seq) is None
+            rows = tx.all("places_of_lock", namespace=self._namespace, name=name)
+            return n > len(rows) or tx.one("waiter_called_at", seq=seq) is None
 
     def _check(self, tx: Transaction, owner: LockOwner) -> None:
         if owner.job_id is not None:
@@ -148,7 +148,9 @@ class Locks:
     ) -> None:
         sizes = {row[2] for row in rows} - {n}
         other = (
-            tx.one("another_size", namespace=self._namespace, name=name, n=n) if not sizes else None
+            tx.one("other_size_of_waiters", namespace=self._namespace, name=name, n=n)
+            if not sizes
+            else None
         )
         if sizes or other:
             there = min(sizes) if sizes else other[0] if other else n
@@ -159,7 +161,12 @@ class Locks:
 
     def _ahead(self, tx: Transaction, name: str, n: int, seq: int) -> int:
         row = tx.one(
-            "ahead_in_line", namespace=self._namespace, name=name, seq=seq, patience=PATIENCE, n=n
+            "count_waiters_ahead",
+            namespace=self._namespace,
+            name=name,
+            seq=seq,
+            patience=PATIENCE,
+            n=n,
         )
         return int(row[0]) if row else 0
 
@@ -168,7 +175,7 @@ class Locks:
         assert row is not None
         place = next(place for place in range(n) if place not in taken)
         tx.run(
-            "take_place",
+            "insert_lock",
             namespace=self._namespace,
             name=name,
             place=place,
@@ -180,7 +187,7 @@ class Locks:
 
     def _stand(self, tx: Transaction, owner: LockOwner, name: str, n: int, bell: int) -> int:
         row = tx.one(
-            "stand_in_line", namespace=self._namespace, name=name, n=n, bell=bell, **owner._asdict()
+            "insert_waiter", namespace=self._namespace, name=name, n=n, bell=bell, **owner._asdict()
         )
         assert row is not None
         return int(row[0])
@@ -193,24 +200,27 @@ class Locks:
             "claim_id": owner.claim_id,
             "pid": owner.pid,
         }
-        row = tx.one("own_place", namespace=self._namespace, name=name, **fence)
+        row = tx.one("own_waiter", namespace=self._namespace, name=name, **fence)
         return int(row[0]) if row else 0
 
     def _step_out(self, tx: Transaction, seq: int | None) -> None:
         if seq:
-            tx.all("leave_line", seq=seq)
+            tx.all("delete_waiter", seq=seq)
 
     def leave(self, name: str, seq: int) -> None:
         """Out of the line; if it was just our turn, it is that of the next."""
-        self._then_call(name, ("leave_line", {"seq": seq}))
+        self._then_call(name, ("delete_waiter", {"seq": seq}))
 
     def withdraw(self, name: str, owner: LockOwner) -> None:
         """Whatever one wish of a session has come to: nobody wants it any more."""
         which = {"namespace": self._namespace, "name": name}
         whose = {**which, "session_id": owner.session_id, "claim_id": owner.claim_id}
-        calling = ("call_next", {**which, "patience": PATIENCE})
+        calling = ("call_next_waiters", {**which, "patience": PATIENCE})
         *_, called = self._db.pipeline(
-            ("one_at_a_time", which), ("free_wish", whose), ("leave_wish", whose), calling
+            ("lock_one_name", which),
+            ("free_lock_of_request", whose),
+            ("delete_waiter_of_request", whose),
+            calling,
         )
         self._ring([row[0] for row in called])
 
@@ -219,18 +229,18 @@ class Locks:
     def release(self, name: str, token: int) -> bool:
         """False if it was not ours any more."""
         which = {"namespace": self._namespace, "name": name}
-        return bool(self._then_call(name, ("free_place", {**which, "token": token})))
+        return bool(self._then_call(name, ("free_lock", {**which, "token": token})))
 
     def break_(self, name: str, token: int | None, by: str) -> list[int]:
         """Take it from whoever holds it; gives the tokens that are worth nothing any more."""
         with self._db.transaction() as tx:
             self._alone(tx, name)
-            broken = tx.all("break_places", namespace=self._namespace, name=name, token=token)
+            broken = tx.all("break_lock", namespace=self._namespace, name=name, token=token)
             called = self._call_next(tx, name)
             for number, job_id, _, pid in broken:
                 told = _json.encode({"lock": name, "token": number, "pid": pid, "by": by})
                 tx.run(
-                    "enqueued",
+                    "insert_client_event",
                     namespace=self._namespace,
                     kind="lock_broken",
                     job_id=job_id,
@@ -241,36 +251,42 @@ class Locks:
 
     def held(self, name: str, token: int) -> bool:
         with self._db.statement() as tx:
-            return tx.one("is_held", namespace=self._namespace, name=name, token=token) is not None
+            return (
+                tx.one("lock_is_held", namespace=self._namespace, name=name, token=token)
+                is not None
+            )
 
     def assert_held(self, conn: Any, name: str, token: int) -> None:
         """In the caller's transaction: until that is over nobody else gets the lock.  LockLost if it is not ours."""
         with self._db.adopt(conn) as tx:
-            if tx.one("assert_held", namespace=self._namespace, name=name, token=token) is None:
+            if (
+                tx.one("assert_lock_held", namespace=self._namespace, name=name, token=token)
+                is None
+            ):
                 raise lock_lost_error(name, token)
 
     # owners end
 
     def free_attempts(self, tx: Transaction, attempts: Sequence[tuple[JobId, int]]) -> None:
         """In the transaction that ends these attempts, after their rows are written; `ring` after its commit."""
-        rows = tx.all("names_of_jobs", ids=tx.numbers([id for id, _ in attempts]))
+        rows = tx.all("lock_names_of_jobs", ids=tx.numbers([id for id, _ in attempts]))
         if rows:
             names = sorted(row[0] for row in rows)
             for name in names:
                 self._alone(tx, name)
-            tx.batch("free_attempts", attempts)
-            tx.batch("leave_attempts", attempts)
+            tx.batch("free_locks_of_attempts", attempts)
+            tx.batch("delete_waiters_of_attempts", attempts)
             for name in names:
                 self._called += self._call_next(tx, name)
 
     def free_session(self, tx: Transaction, id: int) -> list[int]:
         """In the transaction that ends this session; gives the bells to be rung after its commit."""
-        names = sorted(row[0] for row in tx.all("names_of_session", id=id))
+        names = sorted(row[0] for row in tx.all("lock_names_of_session", id=id))
         for name in names:
             self._alone(tx, name)
-        tx.run("free_session", id=id)
-        tx.run("leave_session", id=id)
-        tx.run("leave_topics", id=id)
+        tx.run("free_locks_of_session", id=id)
+        tx.run("delete_waiters_of_session", id=id)
+        tx.run("delete_listeners_of_session", id=id)
         return [bell for name in names for bell in self._call_next(tx, name)]
 
     def ring(self) -> None:
@@ -282,12 +298,14 @@ class Locks:
     def sweep(self) -> int:
         """Free what belongs to attempts and sessions that are over; how many names were looked at."""
         with self._db.statement() as tx:
-            names = sorted(row[0] for row in tx.all("ownerless", namespace=self._namespace))
+            names = sorted(
+                row[0] for row in tx.all("ownerless_lock_names", namespace=self._namespace)
+            )
         for name in names:
             with self._db.transaction() as tx:
                 self._alone(tx, name)
-                tx.run("free_ownerless", namespace=self._namespace, name=name)
-                tx.run("leave_ownerless", namespace=self._namespace, name=name)
+                tx.run("free_ownerless_locks", namespace=self._namespace, name=name)
+                tx.run("delete_ownerless_waiters", namespace=self._namespace, name=name)
                 called = self._call_next(tx, name)
             self._ring(called)
         return len(names)
@@ -296,37 +314,37 @@ class Locks:
 
     def holders(self) -> list[LockRow]:
         with self._db.statement() as tx:
-            return [LockRow(*row) for row in tx.all("all_holders", namespace=self._namespace)]
+            return [LockRow(*row) for row in tx.all("lock_holders", namespace=self._namespace)]
 
     def waiters(self) -> list[LockRow]:
         with self._db.statement() as tx:
-            return [LockRow(*row) for row in tx.all("all_waiters", namespace=self._namespace)]
+            return [LockRow(*row) for row in tx.all("lock_waiters", namespace=self._namespace)]
 
     def nodes_in_the_way(self, name: str) -> set[int]:
         """Nodes whose jobs hold this lock, or wait for it."""
         with self._db.statement() as tx:
-            return {
-                row[0] for row in tx.all("nodes_in_the_way", namespace=self._namespace, name=name)
-            }
+            return {row[0] for row in tx.all("nodes_of_lock", namespace=self._namespace, name=name)}
 
     # shared
 
     def _alone(self, tx: Transaction, name: str) -> None:
         """From here on nobody else takes or frees a place of this name.  Rows of owners are locked before it."""
-        tx.run("one_at_a_time", namespace=self._namespace, name=name)
+        tx.run("lock_one_name", namespace=self._namespace, name=name)
 
     def _then_call(self, name: str, step: QueryCall) -> list[Row]:
         """This one alone for its name, and those whose turn it is then are called; what it gave."""
         which = {"namespace": self._namespace, "name": name}
-        calling = ("call_next", {**which, "patience": PATIENCE})
-        _, gave, called = self._db.pipeline(("one_at_a_time", which), step, calling)
+        calling = ("call_next_waiters", {**which, "patience": PATIENCE})
+        _, gave, called = self._db.pipeline(("lock_one_name", which), step, calling)
         self._ring([row[0] for row in called])
         return gave
 
     def _call_next(self, tx: Transaction, name: str) -> list[int]:
         return [
             row[0]
-            for row in tx.all("call_next", namespace=self._namespace, name=name, patience=PATIENCE)
+            for row in tx.all(
+                "call_next_waiters", namespace=self._namespace, name=name, patience=PATIENCE
+            )
         ]
 
     def _ring(self, called: Sequence[int]) -> None:

@@ -40,13 +40,13 @@ class Messages:
     def send(self, id: JobId, data: bytes) -> None:
         """Durable when it returns; IllegalMove if the job is final."""
         with self._db.transaction() as tx:
-            row = tx.one("state_of", id=id, namespace=self._namespace)
+            row = tx.one("state_of_job", id=id, namespace=self._namespace)
             if row is None:
                 raise JobNotFound(f"there is no job {id}")
             if row[0] in FINAL:
                 raise IllegalMove(f"job {id} is {row[0]}, and receives no more messages")
-            tx.run("send", job_id=id, namespace=self._namespace, topic=None, data=data)
-            bells = [bell for (bell,) in tx.all("bells_of_job", job_id=id)]
+            tx.run("insert_message", job_id=id, namespace=self._namespace, topic=None, data=data)
+            bells = [bell for (bell,) in tx.all("listeners_of_job", job_id=id)]
         self._ring(bells)
 
     def receive(self, fence: Fence, within: OpenTransaction | None = None) -> bytes | None:
@@ -57,14 +57,14 @@ class Messages:
         if within is not None:
             with within.ours() as tx:
                 self._check(tx, fence)
-                row = tx.one("receive", job_id=fence[0])
+                row = tx.one("receive_oldest", job_id=fence[0])
                 return row[0] if row else None
         while True:
             with self._db.statement() as look:
                 doubt = self._doubts.get(fence)
-                if doubt is not None and look.one("is_there", seq=doubt[0]) is None:
+                if doubt is not None and look.one("message_exists", seq=doubt[0]) is None:
                     return self._doubts.pop(fence)[1]
-                mail = look.one("oldest_mail", job_id=fence[0])
+                mail = look.one("oldest_message", job_id=fence[0])
             if mail is None:
                 return None
             if self._receive_this(fence, int(mail[0]), mail[1]):
@@ -75,7 +75,7 @@ class Messages:
         try:
             with self._db.transaction() as tx:
                 self._check(tx, fence)
-                gone = tx.one("receive_this", seq=seq)
+                gone = tx.one("delete_message", seq=seq)
         except StoreError:
             self._doubts[fence] = (seq, data)
             raise
@@ -90,28 +90,31 @@ class Messages:
     def await_mail(self, id: JobId, bell: int) -> int:
         """From now on whoever sends to the job rings this bell; gives what `stop` takes."""
         with self._db.single_write() as tx:
-            row = tx.one("listen_to_job", namespace=self._namespace, job_id=id, bell=bell)
+            row = tx.one("insert_job_listener", namespace=self._namespace, job_id=id, bell=bell)
             assert row is not None
             return int(row[0])
 
     def stop(self, listener: int) -> None:
         with self._db.single_write() as tx:
-            tx.run("unlisten", id=listener)
+            tx.run("delete_listener", id=listener)
 
     # to a topic
 
     def publish(self, topic: str, data: bytes) -> int:
         """How many listen; without any it is gone."""
         with self._db.statement() as look:
-            if not look.all("bells_of_topic", namespace=self._namespace, topic=topic):
+            if not look.all("listeners_of_topic", namespace=self._namespace, topic=topic):
                 return 0
         with self._db.transaction() as tx:
             self._alone(tx, topic)  # so that numbers are in the order of the commits
             bells = [
-                bell for (bell,) in tx.all("bells_of_topic", namespace=self._namespace, topic=topic)
+                bell
+                for (bell,) in tx.all("listeners_of_topic", namespace=self._namespace, topic=topic)
             ]
             if bells:
-                tx.run("send", job_id=None, namespace=self._namespace, topic=topic, data=data)
+                tx.run(
+                    "insert_message", job_id=None, namespace=self._namespace, topic=topic, data=data
+                )
         self._ring(bells)
         return len(bells)
 
@@ -119,10 +122,10 @@ class Messages:
         """Hears what is published from now on."""
         with self._db.transaction() as tx:
             self._alone(tx, topic)
-            last = tx.one("last_of_topic", namespace=self._namespace, topic=topic)
+            last = tx.one("last_message_of_topic", namespace=self._namespace, topic=topic)
             passed = int(last[0]) if last else 0
             row = tx.one(
-                "listen_to_topic",
+                "insert_topic_listener",
                 namespace=self._namespace,
                 topic=topic,
                 session_id=session,
@@ -135,10 +138,10 @@ class Messages:
     def hear(self, listening: TopicSubscription) -> tuple[TopicSubscription, list[bytes]]:
         """What is new, oldest first; CursorExpired if others have ended this subscription."""
         with self._db.statement() as tx:
-            if tx.one("listens", id=listening.id) is None:
+            if tx.one("listener_exists", id=listening.id) is None:
                 raise _cut_off(listening)
             rows = tx.all(
-                "of_topic_after",
+                "messages_of_topic_after",
                 namespace=self._namespace,
                 topic=listening.topic,
                 passed=listening.passed,
@@ -150,35 +153,39 @@ class Messages:
             suppress(StoreError),
             self._db.transaction() as tx,
         ):  # we have them; what is old is swept later
-            if tx.one("heard", id=after.id, passed=after.passed) is None:
+            if tx.one("set_passed", id=after.id, passed=after.passed) is None:
                 raise _cut_off(listening)
-            tx.run("forget_heard", namespace=self._namespace, topic=after.topic)
+            tx.run("delete_read_messages", namespace=self._namespace, topic=after.topic)
         return after, [row[1] for row in rows]
 
     def unsubscribe(self, listening: TopicSubscription) -> None:
         with self._db.transaction() as tx:
-            tx.run("unlisten", id=listening.id)
-            tx.run("forget_heard", namespace=self._namespace, topic=listening.topic)
+            tx.run("delete_listener", id=listening.id)
+            tx.run("delete_read_messages", namespace=self._namespace, topic=listening.topic)
 
     # kept in order
 
     def sweep(self, before: Micros) -> None:
         """Forget what nobody listens to, and what was published before `before`, with those who have not heard it."""
         with self._db.statement() as tx:
-            unheard = [topic for (topic,) in tx.all("topics_unheard", namespace=self._namespace)]
+            unheard = [
+                topic for (topic,) in tx.all("topics_without_listeners", namespace=self._namespace)
+            ]
         with self._db.transaction() as tx:
             for topic in unheard:
-                tx.run("forget_heard", namespace=self._namespace, topic=topic)
+                tx.run("delete_read_messages", namespace=self._namespace, topic=topic)
             last: dict[str, int] = {}
-            for topic, seq in tx.all("too_old_for_topic", namespace=self._namespace, before=before):
+            for topic, seq in tx.all(
+                "delete_old_messages", namespace=self._namespace, before=before
+            ):
                 last[topic] = max(seq, last.get(topic, 0))
             for topic, seq in last.items():
-                tx.run("cut_off", namespace=self._namespace, topic=topic, seq=seq)
-            tx.run("deaf_listeners", namespace=self._namespace)
+                tx.run("delete_late_listeners", namespace=self._namespace, topic=topic, seq=seq)
+            tx.run("delete_dead_listeners", namespace=self._namespace)
 
     def _alone(self, tx: Transaction, topic: str) -> None:
         tx.run(
-            "one_at_a_time", namespace=self._namespace, name=f"topic {topic}\n"
+            "lock_one_name", namespace=self._namespace, name=f"topic {topic}\n"
         )  # no lock can be called so
 
     def _ring(self, bells: Sequence[int]) -> None:

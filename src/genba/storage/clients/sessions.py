@@ -95,7 +95,7 @@ class Sessions:
     def close(self, id: int, beat_at: Micros | None = None) -> bool:
         """End it, and free what it holds; with `beat_at` only if it was not heard since."""
         with self._db.transaction() as tx:
-            if tx.one("end_session", id=id, beat_at=beat_at) is None:
+            if tx.one("delete_session", id=id, beat_at=beat_at) is None:
                 return False
             called = self._left(tx, id)
         with suppress(StoreError):  # they look by themselves

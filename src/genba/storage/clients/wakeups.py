@@ -174,13 +174,13 @@ class PostgresClientWakeups:
     def ring(self, ids: Iterable[int]) -> None:
         with self._db.statement() as tx:
             if not self._db.pooled:
-                tx.all("ring_bells", bells=tx.numbers(list(ids)))
+                tx.all("wake_clients", bells=tx.numbers(list(ids)))
 
     def gone(self, id: int) -> bool:
         with self._db.statement() as tx:
             return (
                 not self._db.pooled
-                and tx.one("session_lock", high=id >> 32, low=id & 0xFFFFFFFF) is None
+                and tx.one("advisory_lock_holder", high=id >> 32, low=id & 0xFFFFFFFF) is None
             )
 
     def remove(self, id: int) -> None:

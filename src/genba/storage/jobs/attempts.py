@@ -77,7 +77,7 @@ class Attempts:
 
     def _succeed_runs(self, tx: Transaction, node: int, ended: Sequence[Success]) -> set[JobId]:
         """Those of them that a schedule has made: more follows from their end than from that of a plain job."""
-        found = tx.batch("series_among", [(one.id, one.attempt, one.claim) for one in ended])
+        found = tx.batch("scheduled_among", [(one.id, one.attempt, one.claim) for one in ended])
         counted = {
             id: dict(zip(("retries", "crashes", "losses"), counts, strict=True))
             for id, *counts in found
@@ -91,8 +91,8 @@ class Attempts:
         """False if it is not final.  What its row tells of its last attempt goes to the others first."""
         if not tx.one("requeue", id=id, namespace=self._namespace, age_step=self._store.age_step):
             return False
-        tx.run("file_run", id=id)
-        tx.run("forget_run", id=id)
+        tx.run("archive_last_run", id=id)
+        tx.run("clear_last_run", id=id)
         return True
 
     def after_end(self, tx: Transaction, kind: str, ids: Sequence[JobId], **more: Any) -> None:
@@ -136,7 +136,7 @@ class Attempts:
             )
             for e in ended
         ]
-        found = tx.batch("end", rows)
+        found = tx.batch("end_attempts", rows)
         matched = {(row[0], row[1], row[-1]): row[2:] for row in found}
         if not matched:
             return set()
@@ -145,7 +145,7 @@ class Attempts:
         # that it was given back may be told once more, if the answer was lost, beside how it then ended.
         mine = [e for e in {_fence(e): e for e in ended}.values() if _fence(e) in matched]
         tx.batch(
-            "history",
+            "insert_attempts",
             [
                 (
                     e.id,
@@ -241,7 +241,7 @@ class Attempts:
         """Note that these attempts (id, attempt, claim, moment) have started; `late`: if nobody holds their rows."""
         attempts = {one[0]: one[1] for one in started}
         with self._db.transaction() as tx:
-            rows = tx.batch("mark_late" if late else "mark", started)
+            rows = tx.batch("mark_started_late" if late else "mark_started", started)
             ids = [id for id, options in rows if not is_quiet(options)]
             if ids:
                 self._store.events.tell(
@@ -261,7 +261,7 @@ class Attempts:
     def progress(self, notes: Sequence[tuple[JobId, int, int, str]]) -> set[JobId]:
         told = {note[0]: note[3] for note in notes}
         with self._db.transaction() as tx:
-            rows = tx.batch("note_progress", notes)
+            rows = tx.batch("set_progress", notes)
             ids = [id for id, options in rows if not is_quiet(options)]
             if ids:
                 done = [msgspec.json.decode(told[id]) for id in ids]

@@ -102,14 +102,16 @@ class BulkChanges:
         """With their history; not those that run.  Whoever waits for one of them learns that it is gone."""
         store = self._store
         with self._db.transaction() as tx:
-            parents = tx.all("with_children", ids=tx.numbers(ids))
+            parents = tx.all("parents_with_dependents", ids=tx.numbers(ids))
             limited = store.limits.of(tx, ids)
             gone = tx.batch("delete_job", [(id,) for id in ids], namespace=store.namespace)
             for name in DELETED_WITH_JOB:
                 tx.batch(name, gone)
             deleted = {row[0] for row in gone}
             tx.batch(
-                "look_at", [row for row in parents if row[0] in deleted], namespace=store.namespace
+                "insert_unsettled",
+                [row for row in parents if row[0] in deleted],
+                namespace=store.namespace,
             )
             self._tell(tx, "deleted", sorted(deleted))
             store.limits.ended(
@@ -145,7 +147,7 @@ class BulkChanges:
         store = self._store
         while True:
             with self._db.transaction() as tx:
-                row = tx.one("changeable", id=id, namespace=store.namespace)
+                row = tx.one("changeable_job", id=id, namespace=store.namespace)
                 if row is None:
                     return False
                 version, priority, due, since, expires, crashes, queue, old = row

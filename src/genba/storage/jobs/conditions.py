@@ -122,39 +122,41 @@ class Conditions:
             return
         keys = {id: check_key(job.task, job.ready, job.args, job.options) for job, id in asking}
         wanted = {(keys[id], job.task, _json.encode(job.ready).decode()) for job, id in asking}
-        tx.batch("ask_for", sorted(wanted), namespace=self._namespace)
-        tx.batch("park_on_question", [(id, parked_on_check(key)) for id, key in keys.items()])
+        tx.batch("insert_conditions", sorted(wanted), namespace=self._namespace)
+        tx.batch("park_on_condition", [(id, parked_on_check(key)) for id, key in keys.items()])
 
     def look(self) -> tuple[int, Micros | None]:
         """Send a scout for each question whose time has come; how many, and when the next one comes."""
         with self._db.transaction() as tx:
-            due = tx.all("due_questions", namespace=self._namespace)
+            due = tx.all("due_conditions", namespace=self._namespace)
             sent = sum(self._send_scout(tx, key, scout) for key, scout in due)
-            found = tx.one("next_look", namespace=self._namespace)
+            found = tx.one("next_condition_check", namespace=self._namespace)
             return sent, found[0] if found else None
 
     def _send_scout(self, tx: Transaction, key: str, scout: JobId | None) -> bool:
         line = parked_on_check(key)
-        if scout is not None and tx.one("scouting", id=scout, line=line):
+        if scout is not None and tx.one("scout_is_under_way", id=scout, line=line):
             heads = [(scout,)]
         else:
-            heads = tx.all("heads_of_question", namespace=self._namespace, line=line, most=1)
+            heads = tx.all(
+                "first_parked_on_condition", namespace=self._namespace, line=line, most=1
+            )
             self._let_in(tx, heads)
         if heads:
             tx.run(
-                "send_scout",
+                "set_scout",
                 namespace=self._namespace,
                 key=key,
                 scout=heads[0][0],
                 patience=PATIENCE,
             )
         else:
-            tx.run("forget_question", namespace=self._namespace, key=key)
+            tx.run("delete_condition", namespace=self._namespace, key=key)
         return bool(heads)
 
     def _let_in(self, tx: Transaction, jobs: Sequence[tuple[JobId]]) -> None:
         """Into the claim index, or into the line of a bucket."""
-        tx.batch("let_ask", jobs)
+        tx.batch("unpark_for_check", jobs)
         self._steering.limits.moved(tx, [id for (id,) in jobs])
 
     def answered(self, node: int, answers: Sequence[ConditionAnswer]) -> None:
@@ -172,9 +174,9 @@ class Conditions:
                     if a.unknown is None
                 }
             )
-            tx.batch("ask_for", asked, namespace=self._namespace)
+            tx.batch("insert_conditions", asked, namespace=self._namespace)
             held = {
-                key: tx.one("hold_question", namespace=self._namespace, key=key)
+                key: tx.one("lock_condition", namespace=self._namespace, key=key)
                 for key in sorted(first)
             }
             ours = self._steering.end(tx, node, [answer.ending for answer in answers])
@@ -185,7 +187,7 @@ class Conditions:
                 )
                 for a in answers
             ]
-            tx.batch("park_on_question", [line for line in sorted(lines) if line[0] in ours])
+            tx.batch("park_on_condition", [line for line in sorted(lines) if line[0] in ours])
             told = {
                 answer.key for answer in answers if answer.ending.id in ours
             }  # else: told again, without an answer
@@ -206,14 +208,14 @@ class Conditions:
             line = parked_on_check(answer.key)
             reason = f"condition {answer.said} raised {raised} times in a row: {answer.error}"
             for (one,) in tx.all(
-                "heads_of_question", namespace=self._namespace, line=line, most=MOST
+                "first_parked_on_condition", namespace=self._namespace, line=line, most=MOST
             ):
                 self._steering.cancel_or_hold(tx, "hold", one, reason)
             looks = raised = 0
         pause = answer.wait if answer.wait is not None else pause_after_checks(looks)
         said = f"{answer.said} raised {answer.error}" if answer.error is not None else answer.said
         values = {"looks": looks + 1, "raised": raised, "said": said, "pause": pause}
-        tx.one("answer_question", namespace=self._namespace, key=answer.key, **values)
+        tx.one("save_answer", namespace=self._namespace, key=answer.key, **values)
 
     def take(self, node: int, wanted: Sequence[SlotRequest]) -> set[JobId]:
         """Slots for jobs that may start with them; gives those that have them, the others stand in line."""
@@ -224,7 +226,7 @@ class Conditions:
 
     def _take(self, tx: Transaction, node: int, wanted: SlotRequest) -> bool:
         limits, ending = self._steering.limits, wanted.answer.ending
-        if tx.one("own", id=ending.id, attempt=ending.attempt, claim=ending.claim) is None:
+        if tx.one("own_job", id=ending.id, attempt=ending.attempt, claim=ending.claim) is None:
             return False
         if any(limits.take(tx, ending.id, dict(way)) is None for way in wanted.ways):
             return True
@@ -235,22 +237,25 @@ class Conditions:
     def opened(self, key: str) -> int:
         """The answer is yes: those who wait for it may start; how many."""
         with self._db.transaction() as tx:
-            if tx.one("hold_question", namespace=self._namespace, key=key) is None:
+            if tx.one("lock_condition", namespace=self._namespace, key=key) is None:
                 return 0
             heads = tx.all(
-                "heads_of_question", namespace=self._namespace, line=parked_on_check(key), most=MOST
+                "first_parked_on_condition",
+                namespace=self._namespace,
+                line=parked_on_check(key),
+                most=MOST,
             )
             self._let_in(tx, heads)
             if len(heads) < MOST:
-                tx.run("forget_question", namespace=self._namespace, key=key)
+                tx.run("delete_condition", namespace=self._namespace, key=key)
             else:
                 values = {"looks": 0, "raised": 0, "said": None, "pause": ROUND}
-                tx.one("answer_question", namespace=self._namespace, key=key, **values)
+                tx.one("save_answer", namespace=self._namespace, key=key, **values)
             return len(heads)
 
     def question(self, key: str) -> ConditionCheck | None:
         with self._db.statement() as tx:
-            row = tx.one("question", namespace=self._namespace, key=key)
+            row = tx.one("condition", namespace=self._namespace, key=key)
             return ConditionCheck(*row) if row else None
 
 

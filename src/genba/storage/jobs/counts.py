@@ -51,12 +51,12 @@ class JobCounts:
             queues = [row[0] for row in tx.all("waiting_queues", namespace=self._namespace)]
             each = MOST if len(queues) <= MANY_QUEUES else MOST_EACH
             for queue in queues:
-                self._count(tx, found, more, "waiting", "level_waiting", each, queue=queue)
+                self._count(tx, found, more, "waiting", "count_waiting", each, queue=queue)
             for state in ("parked", "scheduled", "running"):
-                self._count(tx, found, more, state, f"level_{state}", MOST)
+                self._count(tx, found, more, state, f"count_{state}", MOST)
             for state in ("blocked", "held"):
-                self._count(tx, found, more, state, "level_aside", MOST, state=state)
-            locks = tx.one("level_locks", namespace=self._namespace, limit=MOST)
+                self._count(tx, found, more, state, "count_blocked_or_held", MOST, state=state)
+            locks = tx.one("count_locks", namespace=self._namespace, limit=MOST)
             assert locks is not None
             return OpenJobCounts(tx.now(), found, frozenset(more), *locks)
 

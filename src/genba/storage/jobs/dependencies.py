@@ -84,13 +84,13 @@ class Dependencies:
 
     def look_at(self, tx: Transaction, parents: Sequence[JobId]) -> None:
         """Leave a note that the children of these must be looked at."""
-        tx.batch("look_at", [(parent,) for parent in parents], namespace=self._namespace)
+        tx.batch("insert_unsettled", [(parent,) for parent in parents], namespace=self._namespace)
 
     def awaited(self, tx: Transaction, kind: str, ids: Sequence[JobId]) -> bool:
         """These have ended: note those for whom somebody waits; True if there are any."""
-        found = tx.all("with_children", ids=tx.numbers(ids))
+        found = tx.all("parents_with_dependents", ids=tx.numbers(ids))
         if kind in TAKES_ITS_CHILDREN:
-            found += tx.all("with_family", ids=tx.numbers(ids))
+            found += tx.all("parents_with_open_children", ids=tx.numbers(ids))
         parents = sorted({row[0] for row in found})
         self.look_at(tx, parents)
         return bool(parents)
@@ -98,7 +98,7 @@ class Dependencies:
     def settle(self) -> int:
         """Look at the children of parents that have ended; how many parents.  Once more, until there are none."""
         with self._db.transaction() as tx:
-            tx.run("one_settler", namespace=self._namespace)
+            tx.run("lock_settling", namespace=self._namespace)
             settled = last = 0
             self._moved = []
             while settled < AT_ONCE:  # an end may be that of others' parent, too
@@ -123,7 +123,7 @@ class Dependencies:
                     for seq, parent in here
                     if parent in met or self._resolve(tx, parent, states.get(parent, "deleted"))
                 ]
-                tx.batch("forget_unsettled", done)
+                tx.batch("delete_unsettled", done)
             self._steering.limits.moved(tx, self._moved)
             return settled
 
@@ -135,20 +135,20 @@ class Dependencies:
     def _resolve_met(self, tx: Transaction, succeeded: set[JobId]) -> set[JobId]:
         """Those of them that every child had hoped for, all in one go; the others, and great families, one by one."""
         edges = (
-            tx.all("children_of", ids=tx.numbers(sorted(succeeded))) if len(succeeded) > 1 else []
+            tx.all("dependents_of", ids=tx.numbers(sorted(succeeded))) if len(succeeded) > 1 else []
         )
         if not 0 < len(edges) <= AT_ONCE:
             return set()
         hoped = succeeded - {parent for parent, _, wants in edges if not is_met(wants, "succeeded")}
         ended = sorted((parent, child) for parent, child, _ in edges if parent in hoped)
-        self._less(tx, [row[0] for row in tx.batch("edges_met", ended)])
+        self._less(tx, [row[0] for row in tx.batch("meet_edges", ended)])
         return hoped
 
     def _resolve(self, tx: Transaction, parent: JobId, state: str) -> bool:
         """False if there are more of them than in one step."""
         if state not in FINAL and state != "deleted":
             return True
-        children = tx.all("children", parent_id=parent)
+        children = tx.all("dependents_of_parent", parent_id=parent)
         met = [child for child, wants in children if is_met(wants, state)]
         broken = [child for child, wants in children if not is_met(wants, state)]
         if met:
@@ -157,7 +157,7 @@ class Dependencies:
             self._put_down(tx, parent, state, broken)
             self._count_down(tx, parent, broken, "broken")
         family = (
-            tx.all("family", parent_id=parent, namespace=self._namespace)
+            tx.all("open_children", parent_id=parent, namespace=self._namespace)
             if state in TAKES_ITS_CHILDREN
             else []
         )
@@ -173,13 +173,13 @@ class Dependencies:
     def _count_down(
         self, tx: Transaction, parent: JobId, children: Sequence[JobId], state: str
     ) -> None:
-        done = tx.all("edges_done", parent_id=parent, state=state, ids=tx.numbers(children))
+        done = tx.all("set_edge_states", parent_id=parent, state=state, ids=tx.numbers(children))
         self._less(tx, [row[0] for row in done])
 
     def _less(self, tx: Transaction, children: Sequence[JobId]) -> None:
         """Each waits for one job less, as often as it is named."""
         moved = tx.batch(
-            "deps_less", sorted(Counter(children).items()), age_step=self._steering.age_step
+            "reduce_open_deps", sorted(Counter(children).items()), age_step=self._steering.age_step
         )
         free = [row[:3] for row in moved if row[3] == 0 and row[1] in ("waiting", "scheduled")]
         self._steering.record_states(tx, free)
@@ -202,8 +202,8 @@ class Dependencies:
         """This one runs again: who was cancelled or held because of it waits again, and who waited for those."""
         parents = [id]
         while parents:
-            for (child,) in tx.all("broken_children", parent_id=parents.pop()):
-                if tx.one("reblock", id=child):
+            for (child,) in tx.all("dependents_of_failed", parent_id=parents.pop()):
+                if tx.one("block_again", id=child):
                     self._steering.events.tell(tx, "blocked", [child])
                     again = tx.all(
                         "reopen_edges", child_id=child
@@ -214,7 +214,7 @@ class Dependencies:
     def look_for_lost(self) -> int:
         """Note parents that somebody has deleted by hand; a few hundred are looked at in one call.  How many."""
         with self._db.statement() as tx:
-            walked = tx.all("lost_parents", after=self._walked)
+            walked = tx.all("parents_after", after=self._walked)
         self._walked = walked[-1][0] if len(walked) == 500 else 0
         lost = [parent for parent, there in walked if not there]
         if lost:

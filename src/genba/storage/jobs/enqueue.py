@@ -110,7 +110,7 @@ class Enqueuer:
         """Whether nodes are to be called; None if it was not inserted."""
         query, before, self._last = "enqueue_simple", self._last, time.monotonic()
         if self._db.parallel_writers > 1 and self._last - before < SOON:
-            query = "enqueue_simple_again"
+            query = "enqueue_simple_repeated"
         row = tx.one(
             query,
             id=id,
@@ -152,7 +152,7 @@ class Enqueuer:
                 if id in there:
                     done.append(Enqueued(id, True))
                 elif found := tx.one(
-                    "with_identity", namespace=self._namespace, key_hash=job.identity
+                    "job_with_key_hash", namespace=self._namespace, key_hash=job.identity
                 ):
                     done.append(Enqueued(found[0], False))
         return done
@@ -235,7 +235,7 @@ class Enqueuer:
             if job.max_waiting is not None:
                 most[job.task] = job.max_waiting
                 there = job.identity and tx.one(
-                    "with_identity", namespace=self._namespace, key_hash=job.identity
+                    "job_with_key_hash", namespace=self._namespace, key_hash=job.identity
                 )
                 more[job.task] += not (there and job.on_conflict == "return")
         self._store.limits.check_waiting(
@@ -344,7 +344,7 @@ class Enqueuer:
         if row is None:
             return Enqueued(0, False)
         if long:
-            tx.batch("put_apart", [(id, job.args)])
+            tx.batch("insert_long_arguments", [(id, job.args)])
         told = {"kind": row[1], "node": self._store.events.node, "quiet": quiet}
         tx.run("enqueue_one_event", namespace=self._namespace, job_id=id, **told)
         if job.limited:
@@ -367,14 +367,14 @@ class Enqueuer:
             made = self._insert_one(tx, job, id, len(after))
             if made.created:
                 return made, after
-            found = tx.one("with_identity", namespace=self._namespace, key_hash=job.identity)
+            found = tx.one("job_with_key_hash", namespace=self._namespace, key_hash=job.identity)
             if found is None:
                 continue  # the one in our way has just ended
             other, state, unique_until = found
             if (state in FINAL and (unique_until or 0) <= tx.now()) or (
                 job.once_waiting and state == "running"
             ):
-                tx.run("forget_identity", id=other)
+                tx.run("clear_key_hash", id=other)
             elif job.on_conflict == "return":
                 return Enqueued(other, False), {}
             elif job.on_conflict == "raise":
@@ -382,7 +382,7 @@ class Enqueuer:
                 raise KeyTaken(f"job {other} ({state}) has {name} already", job_id=other)
             else:
                 tx.run(
-                    "forget_identity", id=other
+                    "clear_key_hash", id=other
                 )  # from here its row is locked: it cannot start behind our back
                 reason = f"replaced by job {id}"
                 if self._store.cancel_or_hold(tx, "cancel", other, reason, by=self._store.by()):

@@ -38,7 +38,7 @@ class Fairness:
             (id, job.queue, str(job.fair_key), job.priority) for id, job in made if _at_once(job)
         ]
         later = [(id, str(job.fair_key), UNRANKED) for id, job in made if not _at_once(job)]
-        tx.batch("set_fair", [*self._ranked(tx, now), *later])
+        tx.batch("set_fair_ranks", [*self._ranked(tx, now), *later])
 
     def _ranked(
         self, tx: Transaction, jobs: Sequence[tuple[JobId, str, str, int]]
@@ -49,7 +49,7 @@ class Fairness:
         asked = [(queue, key, count * TURN) for (queue, key), count in sorted(turns.items())]
         clocks: Mapping[Any, Iterator[int]] = {
             (queue, key): iter(starts(last, turns[queue, key]))
-            for queue, key, last in tx.batch("take_turns", asked, namespace=self._namespace)
+            for queue, key, last in tx.batch("advance_fair_keys", asked, namespace=self._namespace)
         }
         for id, queue, key, priority in jobs:
             yield id, key, fair_rank(next(clocks[queue, key]), priority, self._store.age_step)
@@ -60,13 +60,13 @@ class Fairness:
         for queue in sorted(self._policy.rules().fair):
             while True:
                 with self._db.transaction() as tx:
-                    rows = tx.all("unranked", namespace=self._namespace, queue=queue)
+                    rows = tx.all("unranked_jobs", namespace=self._namespace, queue=queue)
                     if rows:
                         found = [
                             (id, queue, key, priority - crashes)
                             for id, queue, key, priority, crashes in rows
                         ]
-                        tx.batch("set_fair", list(self._ranked(tx, found)))
+                        tx.batch("set_fair_ranks", list(self._ranked(tx, found)))
                 ranked += len(rows)
                 if len(rows) < 1000:
                     break
@@ -81,14 +81,14 @@ class Fairness:
             if job.rank < UNRANKED
         ]
         if known:
-            tx.run("move_time", namespace=self._namespace, queue=queue, vtime=max(known))
+            tx.run("advance_queue_time", namespace=self._namespace, queue=queue, vtime=max(known))
 
     def forget(self) -> int:
         """Keys that have nothing to remember."""
         if not self._policy.rules().fair:
             return 0
         with self._db.transaction() as tx:
-            return tx.run("forget_keys", namespace=self._namespace)
+            return tx.run("prune_fair_keys", namespace=self._namespace)
 
 
 def _at_once(job: NewJob) -> bool:

@@ -18,7 +18,7 @@ def on_final_jobs(tx: Transaction, namespace: str, ids: Sequence[JobId]) -> list
     """The jobs that tell of these ends; none for most."""
     told = []
     for id, queue, priority, written in tx.batch(
-        "with_hook", [(id,) for id in ids], namespace=namespace
+        "jobs_with_hook", [(id,) for id in ids], namespace=namespace
     ):
         options = OptionsSnapshot.read(written.encode())
         hook = options.on_final

@@ -38,7 +38,7 @@ class OwnWrites:
     def save(self, fence: Fence, checkpoint: bytes, within: OwnTransaction | None = None) -> None:
         """Durable when it returns; `within` the job's own transaction, when that is committed."""
         with self._db.single_write() if within is None else within.ours() as tx:
-            if tx.one("save", saved=checkpoint, **_fenced(fence)) is None:
+            if tx.one("save_checkpoint", saved=checkpoint, **_fenced(fence)) is None:
                 raise _lost(fence)
 
     def end(self, fence: Fence, wish: OutcomeRequest, report: AttemptReport, jitter: float) -> None:
@@ -55,7 +55,7 @@ class OwnWrites:
     def ended(self, fence: Fence) -> bool:
         """Whether this attempt is history."""
         with self._db.statement() as tx:
-            return tx.one("has_ended", id=fence[0], attempt=fence[1]) is not None
+            return tx.one("attempt_has_ended", id=fence[0], attempt=fence[1]) is not None
 
     def transaction(
         self, fence: Fence, told: Callable[[], tuple[OutcomeRequest, AttemptReport, float]]
@@ -67,14 +67,14 @@ class OwnWrites:
         """What came after the end: an exception changes nothing, but is told."""
         with self._db.transaction() as tx:
             if log is not None:
-                tx.run("keep_log", log=log, id=fence[0], attempt=fence[1])
+                tx.run("save_log", log=log, id=fence[0], attempt=fence[1])
             if error is not None:
                 told = msgspec.json.decode(error)
                 self._events.tell(tx, "error_after_end", [fence[0]], attempt=fence[1], error=told)
 
     def _own(self, tx: Transaction, fence: Fence) -> tuple[Orphan, int | None]:
         """Our row, locked; LeaseLost if it is not ours any more."""
-        row = tx.one("own", **_fenced(fence))
+        row = tx.one("own_job", **_fenced(fence))
         if row is None:
             raise _lost(fence)
         return Orphan(*row[:-1]), row[-1]
@@ -104,7 +104,7 @@ class OwnWrites:
         try:
             joint.take_back()
             with joint.ours() as tx:
-                tx.run("plan_as_ever")
+                tx.run("restore_planner")
                 self._end(tx, node, [_ending(row, wish, report, tx.now(), jitter)])
         except BaseException:  # also a stop must not leave it open; raised again
             joint.rollback()

@@ -103,7 +103,7 @@ class Pruner:
         if not ids:
             return 0
         with self._db.transaction() as tx:
-            gone = tx.all("prune_these", ids=tx.numbers(ids))
+            gone = tx.all("prune_jobs", ids=tx.numbers(ids))
             for name in DELETED_WITH_JOB:
                 tx.batch(name, gone)
             left = sorted(set(ids) - {row[0] for row in gone})

@@ -198,7 +198,7 @@ class Search:
     def usual_duration(self, task: str | None, queue: str | None) -> Micros | None:
         """How long jobs of this task or queue took, of the last few hundred that have ended; None if none did."""
         with self._db.statement() as tx:
-            row = tx.one("recent_runs", namespace=self._namespace, task=task, queue=queue)
+            row = tx.one("average_duration", namespace=self._namespace, task=task, queue=queue)
             return int(row[0]) if row and row[0] is not None else None
 
     def busy_nodes(self) -> dict[int, int]:
@@ -267,7 +267,7 @@ class Search:
         with self._db.statement() as tx:
             for queue, task in kinds:
                 row = tx.one(
-                    "count_done", namespace=self._namespace, queue=queue, task=task, limit=left
+                    "count_succeeded", namespace=self._namespace, queue=queue, task=task, limit=left
                 )
                 left -= int(row[0]) if row else 0
                 if left <= 0:
@@ -289,7 +289,7 @@ class Search:
     def _kinds(self) -> list[tuple[str, str]] | None:
         """All pairs of queue and task that have succeeded; None: many."""
         with self._db.statement() as tx:
-            found = tx.all("kinds", namespace=self._namespace, limit=KINDS + 1)
+            found = tx.all("queues_and_tasks", namespace=self._namespace, limit=KINDS + 1)
         return [(queue, task) for queue, task in found] if len(found) <= KINDS else None
 
     def _id_range(self, filter: Filter, values: dict[str, Any]) -> list[str]:
@@ -312,7 +312,7 @@ class Search:
     def _first_id(self, moment: Micros) -> JobId:
         """About the first id of those enqueued at this moment or later."""
         with self._db.statement() as tx:
-            row = tx.one("first_id", moment=moment)
+            row = tx.one("first_id_since", moment=moment)
             return int(row[0]) if row is not None else 0
 
 

@@ -65,7 +65,7 @@ class BucketQueues:
                 row.state == "waiting" or (line.kind == ORDERED and row.state != "blocked")
             ):
                 places.append((row.id, PARKED_ON_LIMIT + line.name, int(stripe is not None)))
-        tx.batch("park", places)
+        tx.batch("park_on_limit", places)
         self.grant(tx, ready)
 
     def serve(self, tx: Transaction, buckets: dict[str, Bucket], names: Iterable[str]) -> None:
@@ -91,7 +91,7 @@ class BucketQueues:
                 (name, buckets[name].template, None, None, None, None)
                 for name in sorted(put_off | lines)
             ]
-            tx.batch("ask_recheck", asked_for, namespace=self._namespace)
+            tx.batch("insert_rechecks", asked_for, namespace=self._namespace)
 
     def look(self, tx: Transaction, rows: Sequence[tuple[str, str]]) -> None:
         wanted = {name: SlotNeed(name, template, LIMIT) for name, template in sorted(rows)}
@@ -105,15 +105,15 @@ class BucketQueues:
             lines = tx.names(
                 [PARKED_ON_LIMIT + name for name, count in asked.items() if count == room]
             )
-            found += tx.all_json("heads", lines=lines, room=room, namespace=self._namespace)
+            found += tx.all_json("first_parked", lines=lines, room=room, namespace=self._namespace)
         return found
 
     def grant(self, tx: Transaction, ids: Sequence[JobId]) -> set[JobId]:
         """Let these go; those whose rows somebody else holds stay where they are."""
         if not ids:
             return set()
-        if tx.run("grant", ids=tx.numbers(ids)) < len(ids):
-            ids = [row[0] for row in tx.batch("granted", [(id,) for id in ids])]
+        if tx.run("grant_slots", ids=tx.numbers(ids)) < len(ids):
+            ids = [row[0] for row in tx.batch("granted_jobs", [(id,) for id in ids])]
         self.handed = self.handed or bool(ids)
         return set(ids)
 
@@ -129,7 +129,7 @@ class BucketQueues:
             most = bucket.burst or bucket.n
             mark = needs_pattern(bucket.name)
             ((unclaimed,),) = tx.all(
-                "unclaimed_of", namespace=self._namespace, mark=mark, most=most
+                "count_unclaimed", namespace=self._namespace, mark=mark, most=most
             )
             room = min(room, max(0, most - unclaimed))
         return room
@@ -152,7 +152,7 @@ class BucketQueues:
         unseen = {need.name for waiter in waiters for need in waiter.needs} - buckets.keys()
         if unseen:
             tried = tx.batch(
-                "try_buckets", [(name,) for name in sorted(unseen)], namespace=self._namespace
+                "try_lock_buckets", [(name,) for name in sorted(unseen)], namespace=self._namespace
             )
             buckets.update((row[0], Bucket(*row).seen()) for row in tried)
             now = now or self._now(tx, buckets)
@@ -161,11 +161,14 @@ class BucketQueues:
             waiter.line for waiter in waiters if done.unseen & {need.name for need in waiter.needs}
         }
         granted = self.grant(tx, [waiter.id for waiter in done.grants])
-        turned = {row[0] for row in tx.batch("give_turn", [(waiter.id,) for waiter in done.turns])}
+        turned = {
+            row[0] for row in tx.batch("unpark_jobs", [(waiter.id,) for waiter in done.turns])
+        }
         moved = {
             row[0]
             for row in tx.batch(
-                "move", [(waiter.id, PARKED_ON_LIMIT + to) for waiter, to in done.moves]
+                "park_on_next_limit",
+                [(waiter.id, PARKED_ON_LIMIT + to) for waiter, to in done.moves],
             )
         }
         for waiter in done.grants:
@@ -198,14 +201,14 @@ class BucketQueues:
         there = {
             row[0]
             for row in tx.batch(
-                "buckets_there", [(name,) for name in names], namespace=self._namespace
+                "existing_buckets", [(name,) for name in names], namespace=self._namespace
             )
         }
         missing = [wanted[name] for name in names if name not in there]
         if missing:
             known = [rules[t] for t in sorted({need.template for need in missing}) if t in rules]
             told = [(r.template, r.n, int(r.ordered), r.per, r.burst) for r in known]
-            tx.batch("know_limits", told, namespace=self._namespace)
+            tx.batch("insert_limits", told, namespace=self._namespace)
             tx.batch(
                 "make_buckets",
                 [(need.name, need.template) for need in missing],
@@ -237,7 +240,7 @@ class BucketQueues:
         changed = [
             (*bucket.values(), bucket.template, bucket.n) for bucket in buckets if bucket.changed
         ]
-        tx.batch("fill_buckets", changed, namespace=self._namespace)
+        tx.batch("save_buckets", changed, namespace=self._namespace)
 
 
 def needs_pattern(name: str) -> str:

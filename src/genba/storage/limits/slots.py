@@ -83,7 +83,10 @@ class LimitSlots:
     def of(self, tx: Transaction, ids: Sequence[JobId]) -> list[LimitedJob]:
         """Those of these jobs that have limits."""
         return (
-            [LimitedJob(*row) for row in tx.all_json("limited", ids=tx.numbers(sorted(set(ids))))]
+            [
+                LimitedJob(*row)
+                for row in tx.all_json("limited_jobs", ids=tx.numbers(sorted(set(ids))))
+            ]
             if ids
             else []
         )
@@ -111,7 +114,7 @@ class LimitSlots:
             return
         asked = [(need, known[need.template]) for need in wanted.values()]
         rows = [(n.name, n.template, r.n, int(r.ordered), r.per, r.burst) for n, r in asked]
-        tx.batch("ask_recheck", rows, namespace=self._namespace)
+        tx.batch("insert_rechecks", rows, namespace=self._namespace)
 
     def ended(self, tx: Transaction, rows: Sequence[LimitedJob]) -> None:
         """Their attempts have ended, or they have left the queue: free what they had, and let the next ones go.
@@ -136,7 +139,7 @@ class LimitSlots:
         if not lock:
             return
         if again:
-            tx.batch("drop_grants", [(row.id,) for row, _ in again])
+            tx.batch("clear_grants", [(row.id,) for row, _ in again])
             self.lines.make(tx, lock, {})
         buckets = self.lines.lock(tx, lock)
         for name, id in free:
@@ -202,17 +205,19 @@ class LimitSlots:
             bucket.n = wanted[name]  # the last one who asks says how many
         changed = [(rule.template, rule.n, 0, None, None) for rule in rules.values()]
         if changed and tx.batch("declare_limits", changed, namespace=self._namespace):
-            tx.batch("refit", [(name,) for name in sorted(more)], namespace=self._namespace)
+            tx.batch(
+                "refresh_buckets", [(name,) for name in sorted(more)], namespace=self._namespace
+            )
         return buckets
 
     def _row(self, tx: Transaction, id: JobId) -> list[tuple[Any, ...]]:
-        row = tx.one("needs_of", id=id)
+        row = tx.one("buckets_of_job", id=id)
         return [row or (id, None, None, "")]
 
     def check_waiting(self, tx: Transaction, wanted: Mapping[str, tuple[int, int]]) -> None:
         """TaskFull if so many more jobs of a task may not wait: (most, more) each.  Holds until the commit."""
         for task, (most, more) in sorted(wanted.items()):
-            tx.run("one_counter", namespace=self._namespace, task=task)
+            tx.run("lock_waiting_count", namespace=self._namespace, task=task)
             ((there,),) = tx.all(
                 "count_capped", namespace=self._namespace, task=task, most=most + 1
             )
@@ -230,7 +235,7 @@ class LimitSlots:
             rows = tx.all("rechecks", namespace=self._namespace)
             if not rows:
                 return 0
-            tx.batch("forget_rechecks", [(row[0],) for row in rows])
+            tx.batch("delete_rechecks", [(row[0],) for row in rows])
             wanted = {name: SlotNeed(name, template, LIMIT) for _, name, template, *_ in rows}
             told = [
                 LimitRule(t, n, bool(ordered), per, burst)
@@ -244,15 +249,15 @@ class LimitSlots:
     def serve_due_rates(self) -> Micros | None:
         """Rates that let the next ones start; the moment when there is more to do."""
         with self._db.transaction() as tx:
-            self.lines.look(tx, tx.all("ripe", namespace=self._namespace))
-            row = tx.one("next_ripe", namespace=self._namespace)
+            self.lines.look(tx, tx.all("due_rate_buckets", namespace=self._namespace))
+            row = tx.one("next_due_rate", namespace=self._namespace)
             return row[0] if row else None
 
     def sweep(self) -> None:
         """The net under everything: lines that were forgotten, some at a time, and slots of jobs that nobody takes."""
         with self._db.statement() as tx:
             lines = tx.all(
-                "next_lines", namespace=self._namespace, after=self._looked_at, most=LINES
+                "parked_reasons_after", namespace=self._namespace, after=self._looked_at, most=LINES
             )
             stuck = self._stuck(tx, tx.all("stale_grants", namespace=self._namespace))
         self._looked_at = lines[-1][0] if len(lines) == LINES else ""
@@ -275,7 +280,7 @@ class LimitSlots:
     def override_limit(self, tx: Transaction, template: str, n: int | None) -> None:
         """As `set_limit`, also for a template that nobody has told of."""
         if n is not None:
-            tx.batch("know_limits", [(template, n, 0, None, None)], namespace=self._namespace)
+            tx.batch("insert_limits", [(template, n, 0, None, None)], namespace=self._namespace)
         if tx.all("set_limit", namespace=self._namespace, template=template, n=n):
             self._refit(tx, [template])
 
@@ -299,7 +304,7 @@ class LimitSlots:
         if not names:
             return 0
         with self._db.transaction() as tx:
-            mine = tx.batch("try_buckets", names, namespace=self._namespace)
+            mine = tx.batch("try_lock_buckets", names, namespace=self._namespace)
             tx.batch("prune_buckets", [row[:1] for row in mine], namespace=self._namespace)
             return len(mine)
 
@@ -311,7 +316,7 @@ class LimitSlots:
         with self._db.statement() as tx:
             row = tx.one("bucket", namespace=self._namespace, name=name)
             found = tx.one(
-                "place_in_line", namespace=self._namespace, line=parked_on, rank=rank, id=id
+                "count_parked_ahead", namespace=self._namespace, line=parked_on, rank=rank, id=id
             )
             holders = () if row is None else self._holders(tx, name)
             now = tx.now()
@@ -327,8 +332,8 @@ class LimitSlots:
     def _holders(self, tx: Transaction, name: str) -> tuple[SlotHolder, ...]:
         mark = needs_pattern(name)
         rows = [
-            *tx.all("holders", namespace=self._namespace, mark=mark),
-            *tx.all("holders_unclaimed", namespace=self._namespace, mark=mark),
+            *tx.all("slot_holders", namespace=self._namespace, mark=mark),
+            *tx.all("unclaimed_slot_holders", namespace=self._namespace, mark=mark),
         ]
         return tuple(
             SlotHolder(*row[:5])
@@ -351,7 +356,7 @@ class LimitSlots:
             for id, queue, buckets, parked_on in stale
         }
         wanted = sorted({one for ones in asked.values() for one in ones}, key=str)
-        others = tx.batch("others_in_line", wanted, namespace=self._namespace)
+        others = tx.batch("other_parked_jobs", wanted, namespace=self._namespace)
         found = {
             (line, queue): (line.removeprefix(PARKED_ON_LIMIT), other)
             for line, queue, other in others
@@ -367,10 +372,11 @@ class LimitSlots:
     ) -> None:
         """Take the slots of a job that nobody claims, and give them to another one."""
         line = next(need for need in needs if need.name == other[0])
-        if not tx.one("revoke", id=id, line=PARKED_ON_LIMIT + line.name):
+        if not tx.one("revoke_grant", id=id, line=PARKED_ON_LIMIT + line.name):
             return
         theirs = next(
-            (read_needs(row[1]) for row in tx.all_json("limited", ids=tx.numbers([other[1]]))), ()
+            (read_needs(row[1]) for row in tx.all_json("limited_jobs", ids=tx.numbers([other[1]]))),
+            (),
         )
         wanted = _names([needs, theirs])
         buckets = self.lines.lock(tx, wanted)
@@ -392,7 +398,9 @@ class LimitSlots:
         wanted = {row[0]: SlotNeed(row[0], "", LIMIT) for row in rows}
         if wanted:
             self.lines.lock(tx, wanted)
-            tx.batch("refit", [(name,) for name in sorted(wanted)], namespace=self._namespace)
+            tx.batch(
+                "refresh_buckets", [(name,) for name in sorted(wanted)], namespace=self._namespace
+            )
             self.lines.serve(tx, self.lines.lock(tx, wanted), wanted)
 
 

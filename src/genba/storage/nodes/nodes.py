@@ -130,7 +130,7 @@ class Nodes:
             changed = self._declare(tx, node.tasks, node.id, node.name)
             self._declare_queues(tx, node.queues)
             joined = tx.one(
-                "join",
+                "join_node",
                 id=node.id,
                 lease=node.lease,
                 pid=node.pid,
@@ -232,7 +232,7 @@ class Nodes:
     def renew(self, node: int) -> LeaseRenewal:
         """Prolong the lease; one statement, so that a node that is stopped in the middle of it keeps no row locked."""
         with self._db.single_write() as tx:
-            row = tx.one("renew", id=node)
+            row = tx.one("renew_node", id=node)
             return (
                 LeaseRenewal(False, tx.now(), False)
                 if row is None
@@ -242,7 +242,7 @@ class Nodes:
     def due_work(self, node: int, queues: Sequence[str], tasks: Sequence[str]) -> DueWork:
         """One look at everything; reads only."""
         with self._db.statement() as tx:
-            row = tx.one("chores", namespace=self._namespace, node=node)
+            row = tx.one("due_work", namespace=self._namespace, node=node)
             assert row is not None
             work = tx.one(
                 "any_work",
@@ -262,7 +262,7 @@ class Nodes:
             suppress(StoreError),
             self._db.single_write() as tx,
         ):  # with the next look, then, and they are not new
-            tx.batch("forget_commands", [(command.seq,) for command in found])
+            tx.batch("delete_commands", [(command.seq,) for command in found])
         return new
 
     def hungry(self, node: int, hungry: bool) -> None:
@@ -278,7 +278,7 @@ class Nodes:
     def command(self, node: int, verb: str, data: str | None = None) -> None:
         """Let a living node do something; a hint makes it look at once."""
         with self._db.transaction() as tx:
-            tx.run("command", node=node, job_id=None, attempt=None, verb=verb, data=data)
+            tx.run("insert_command", node=node, job_id=None, attempt=None, verb=verb, data=data)
         with suppress(StoreError):  # it finds it with its next look
             self._presence.wake_node(node)
 
@@ -304,7 +304,7 @@ class Nodes:
     def ended_on_host(self, host: str, boot_id: str) -> list[int]:
         """Those that have ended or died on this machine since its start, of any namespace, as far as they are known."""
         with self._db.statement() as tx:
-            return [row[0] for row in tx.all("past_nodes", host=host, boot_id=boot_id)]
+            return [row[0] for row in tx.all("ended_nodes_on_host", host=host, boot_id=boot_id)]
 
     def silence(self, nodes: Sequence[NodeRecord]) -> dict[int, Micros]:
         """How long each of those that live has not been heard, whatever becomes of the store's clock."""
@@ -330,8 +330,8 @@ class Nodes:
         """Nodes that are dead, or gone from the table, and still hold jobs."""
         with self._db.statement() as tx:
             rows = [
-                *tx.all("dead_with_jobs", namespace=self._namespace),
-                *tx.all("lost_jobs", namespace=self._namespace),
+                *tx.all("dead_nodes_with_jobs", namespace=self._namespace),
+                *tx.all("missing_nodes_with_jobs", namespace=self._namespace),
             ]
             return sorted({row[0] for row in rows})
 

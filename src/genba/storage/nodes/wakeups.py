@@ -272,7 +272,7 @@ class PostgresNodeWakeups:
     def gone(self, node: NodeRecord) -> bool:
         with self._db.statement() as tx:
             lock = {"high": node.id >> 32, "low": node.id & 0xFFFFFFFF}
-            return not self._db.pooled and tx.one("session_lock", **lock) is None
+            return not self._db.pooled and tx.one("advisory_lock_holder", **lock) is None
 
     def deaf(self, node: NodeRecord) -> bool:
         return self.gone(node)  # who has lost the session of its lock hears nothing there either
@@ -287,7 +287,7 @@ class PostgresNodeWakeups:
             channel = f"genba_echo_{os.getpid()}"
             conn.execute(f'LISTEN "{channel}"')
             with self._db.statement() as tx:
-                tx.all("echo", channel=channel)
+                tx.all("notify_channel", channel=channel)
             return any(True for _ in conn.notifies(timeout=_ECHO, stop_after=1))
         finally:
             conn.close()
@@ -296,13 +296,18 @@ class PostgresNodeWakeups:
         if self._db.pooled:
             return
         with self._db.statement() as tx:
-            tx.all("feed", namespace=namespace, queue=f'"{queue}"' if queue else "", jobs=jobs)
+            tx.all(
+                "wake_hungry_nodes",
+                namespace=namespace,
+                queue=f'"{queue}"' if queue else "",
+                jobs=jobs,
+            )
 
     def wake_node(self, node: int) -> None:
         if self._db.pooled:
             return
         with self._db.statement() as tx:
-            tx.all("knock", node=node)
+            tx.all("wake_node", node=node)
 
     def close(self) -> None:
         pass

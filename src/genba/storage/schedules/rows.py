@@ -185,7 +185,7 @@ class ScheduleRows:
                 tx, "schedule_skipped", row.id, row.name, moment=moment, reason=refused, count=1
             )
             return row, None
-        tx.run("belong", id=id, **tick)
+        tx.run("attach_run", id=id, **tick)
         tx.run("set_tick", job_id=id, skipped=None, **tick)
         return replace(row, runs=row.runs + 1), id
 
@@ -215,9 +215,9 @@ class ScheduleRows:
     ) -> ScheduleRecord:
         """The run that waits for its moment never was, and does not count."""
         for run in unstarted:
-            tx.one("detach", id=run.id)
+            tx.one("detach_run", id=run.id)
             self._put_down(tx, "cancel", run.id, f"schedule {row.name} was {what}")
-            tx.run("forget_tick", schedule_id=row.id, moment=run.moment, job_id=run.id)
+            tx.run("delete_tick", schedule_id=row.id, moment=run.moment, job_id=run.id)
         return replace(row, runs=max(0, row.runs - len(unstarted)))
 
     def busy(self, tx: Transaction, id: int, but: JobId | None = None) -> bool:
@@ -228,7 +228,7 @@ class ScheduleRows:
         return [run for run in self.runs(tx, id) if run.state != "held"]
 
     def runs(self, tx: Transaction, id: int) -> list[ScheduledRun]:
-        return [ScheduledRun(*row) for row in tx.all("series", id=id)]
+        return [ScheduledRun(*row) for row in tx.all("open_runs", id=id)]
 
     def named(self, tx: Transaction, name: str) -> ScheduleRecord:
         row = tx.one("schedule_named", namespace=self._namespace, name=name)
@@ -242,7 +242,7 @@ class ScheduleRows:
 
     def with_unstarted(self, tx: Transaction, id: int) -> tuple[ScheduleRecord, list[ScheduledRun]]:
         """The schedule and its runs that have not started, all ours."""
-        ours = {row[0] for row in tx.all("lock_unstarted", id=id)}
+        ours = {row[0] for row in tx.all("lock_unstarted_runs", id=id)}
         row = self.locked(tx, id)
         if row is None:
             raise RowsChanged
@@ -290,4 +290,4 @@ class ScheduleRows:
 
     def tell(self, tx: Transaction, kind: str, id: int, name: str, **more: Any) -> None:
         data = _json.encode({"schedule": name, "schedule_id": id, **more})
-        tx.run("enqueued", namespace=self._namespace, kind=kind, job_id=None, data=data)
+        tx.run("insert_client_event", namespace=self._namespace, kind=kind, job_id=None, data=data)

@@ -261,7 +261,7 @@ class Schedules:
     def abandoned(self) -> list[str]:
         """Those in code that no live node has declared for an hour, by the clock: it may just have been set."""
         with self._db.statement() as tx:
-            return [name for (name,) in tx.all("abandoned", namespace=self._namespace)]
+            return [name for (name,) in tx.all("abandoned_schedules", namespace=self._namespace)]
 
     def pause_abandoned(self, names: Sequence[str]) -> list[str]:
         """Those of them that nobody has declared meanwhile; their names."""
@@ -269,7 +269,7 @@ class Schedules:
         with self._db.transaction() as tx:
             for name in sorted(names):
                 row = tx.one(
-                    "pause_abandoned",
+                    "pause_abandoned_schedule",
                     namespace=self._namespace,
                     name=name,
                     undeclared=UNDECLARED_REASON,
@@ -334,7 +334,7 @@ class Schedules:
     def end_series(self, id: int, job: JobId) -> None:
         """The schedule that made this job makes no more: deleted, or paused if code would declare it again."""
         with self._db.statement() as tx:
-            found = tx.one("schedule_of", id=id)
+            found = tx.one("schedule_by_id", id=id)
         if found is not None and not found[-1]:
             row = ScheduleRecord(*found)
             if row.owner == BY_CODE:
@@ -369,11 +369,11 @@ class Schedules:
             row, job = self._series.make(tx, row, now, after)
             if job is not None:
                 for run in waits:
-                    if tx.one("wait_behind", id=run.id):
+                    if tx.one("block_run", id=run.id):
                         tx.batch("add_edges", [(run.id, job, "finished")])
-                        tx.batch("look_at", [(job,)], namespace=self._namespace)
+                        tx.batch("insert_unsettled", [(job,)], namespace=self._namespace)
                         tx.run(
-                            "enqueued",
+                            "insert_client_event",
                             namespace=self._namespace,
                             kind="blocked",
                             job_id=run.id,

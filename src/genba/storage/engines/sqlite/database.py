@@ -131,7 +131,7 @@ class SqliteTransaction:
                 rows = [
                     list(row)
                     for row in self._conn.execute(
-                        self._sql["claim_one_by_one"].text, values
+                        self._sql["claim_row_by_row"].text, values
                     ).fetchall()
                 ]
             except UnicodeDecodeError:  # a text, too, is none
@@ -139,7 +139,7 @@ class SqliteTransaction:
         if rows:
             self._fetch_long(rows)
             values["ids"] = self.numbers([row[1] for row in rows])
-            self._conn.execute(self._sql["claim_these"].text, values).fetchall()
+            self._conn.execute(self._sql["mark_claimed"].text, values).fetchall()
         return rows
 
     def _fetch_long(self, rows: Sequence[list[Any]]) -> None:
@@ -147,14 +147,16 @@ class SqliteTransaction:
         apart = {row[1]: row for row in rows if not row[_ARGS]}
         if apart:
             ids = self.numbers(list(apart))
-            for id, args in self._conn.execute(self._sql["apart"].text, {"ids": ids}).fetchall():
+            for id, args in self._conn.execute(
+                self._sql["long_arguments"].text, {"ids": ids}
+            ).fetchall():
                 apart[id][_ARGS] = args
 
     def insert_jobs(self, columns: Sequence[str], rows: Sequence[Row]) -> None:
         at = columns.index("args")
         long = [(row[0], row[at]) for row in rows if len(row[at]) > LONG_ARGUMENTS_BYTES]
         if long:
-            self.batch("put_apart", long)
+            self.batch("insert_long_arguments", long)
             rows = [
                 (*row[:at], b"", *row[at + 1 :]) if len(row[at]) > LONG_ARGUMENTS_BYTES else row
                 for row in rows
@@ -168,9 +170,9 @@ class SqliteTransaction:
     ) -> None:
         long = [row for row in rows if len(row[1]) > LONG_ARGUMENTS_BYTES]
         if long:
-            self.batch("put_apart", long)
+            self.batch("insert_long_arguments", long)
             rows = [(id, b"" if len(args) > LONG_ARGUMENTS_BYTES else args) for id, args in rows]
-        self.batch("enqueue_alike", rows, **dict(zip(columns[1:-1], same, strict=True)))
+        self.batch("enqueue_uniform", rows, **dict(zip(columns[1:-1], same, strict=True)))
 
     def select(self, text: str, /, **values: Any) -> list[Row]:
         return self._conn.execute(text.replace("genba.", "genba_"), values).fetchall()  # type: ignore[no-any-return]

@@ -1,4 +1,5 @@
 -- name: ranks_set_back(id)
--- Of equal ranks the smaller id is first: they stay in their order.
+-- Jobs of equal rank start in the order of their ids, so they keep their order.
 UPDATE genba.job SET rank = rank - (due_at - /* now */), due_at = /* now */, due_from = /* now */
- WHERE id IN (SELECT id FROM genba.job WHERE id = ANY(:id) ORDER BY id FOR UPDATE SKIP LOCKED) AND state = 'waiting' AND due_at > /* now */;
+ WHERE id IN (SELECT id FROM genba.job WHERE id = ANY(:id) ORDER BY id FOR UPDATE SKIP LOCKED)
+   AND state = 'waiting' AND due_at > /* now */;

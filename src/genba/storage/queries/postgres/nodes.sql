@@ -1,2 +1,2 @@
--- name: forget_commands(seq)
+-- name: delete_commands(seq)
 DELETE FROM genba.control WHERE seq = ANY(:seq);

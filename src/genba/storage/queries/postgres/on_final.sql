@@ -1,2 +1,3 @@
--- name: with_hook(id)
-SELECT id, queue, priority, options FROM genba.job WHERE id = ANY(:id) AND namespace = :namespace AND options LIKE '%"on_final":%';
+-- name: jobs_with_hook(id)
+SELECT id, queue, priority, options FROM genba.job
+ WHERE id = ANY(:id) AND namespace = :namespace AND options LIKE '%"on_final":%';

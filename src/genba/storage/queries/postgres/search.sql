@@ -1,3 +1,6 @@
 -- name: jobs_of_ids
--- Arrays are its own form of a list.
+-- An array is PostgreSQL's form of a list.
 SELECT {columns} FROM genba.job WHERE id = ANY(:ids);
+
+-- name: states(id)
+SELECT id, state FROM genba.job WHERE id = ANY(:id) AND namespace = :namespace;

@@ -1,14 +1,16 @@
 -- name: waiting_queues
--- From one queue to the next, however many jobs wait in each.
+-- Steps from one queue to the next in the index, however many jobs wait in each.
 WITH RECURSIVE queues (name) AS (
-    SELECT min(queue) FROM genba.job WHERE namespace = :namespace AND state = 'waiting' AND parked_on IS NULL
+    SELECT min(queue) FROM genba.job WHERE namespace = :namespace AND state = 'waiting'
+           AND parked_on IS NULL
      UNION ALL
     SELECT (SELECT min(j.queue) FROM genba.job j
-             WHERE j.namespace = :namespace AND j.state = 'waiting' AND j.parked_on IS NULL AND j.queue > queues.name)
+             WHERE j.namespace = :namespace AND j.state = 'waiting' AND j.parked_on IS NULL
+               AND j.queue > queues.name)
       FROM queues WHERE queues.name IS NOT NULL)
 SELECT name FROM queues WHERE name IS NOT NULL;
 
--- name: level_waiting
+-- name: count_waiting
 -- literal: limit
 SELECT CAST(:queue AS text), task, count(*), min(due_at)
   FROM (SELECT task, due_at FROM genba.job
@@ -16,27 +18,30 @@ SELECT CAST(:queue AS text), task, count(*), min(due_at)
          ORDER BY rank, id LIMIT :limit) AS front
  GROUP BY task;
 
--- name: level_parked
+-- name: count_parked
 -- literal: limit
 SELECT queue, task, count(*), min(due_at)
-  FROM (SELECT queue, task, due_at FROM genba.job WHERE namespace = :namespace AND parked_on IS NOT NULL
+  FROM (SELECT queue, task, due_at FROM genba.job WHERE namespace = :namespace
+        AND parked_on IS NOT NULL
          ORDER BY parked_on, rank, id LIMIT :limit) AS front
  GROUP BY queue, task;
 
--- name: level_scheduled
+-- name: count_scheduled
 -- literal: limit
 SELECT queue, task, count(*), min(due_at)
-  FROM (SELECT queue, task, due_at FROM genba.job WHERE namespace = :namespace AND state = 'scheduled'
+  FROM (SELECT queue, task, due_at FROM genba.job WHERE namespace = :namespace
+        AND state = 'scheduled'
          ORDER BY due_at LIMIT :limit) AS front
  GROUP BY queue, task;
 
--- name: level_running
+-- name: count_running
 -- literal: limit
 SELECT queue, task, count(*), min(due_at)
-  FROM (SELECT queue, task, due_at FROM genba.job WHERE node IS NOT NULL AND namespace = :namespace LIMIT :limit) AS front
+  FROM (SELECT queue, task, due_at FROM genba.job WHERE node IS NOT NULL AND namespace = :namespace
+        LIMIT :limit) AS front
  GROUP BY queue, task;
 
--- name: level_aside
+-- name: count_blocked_or_held
 -- literal: limit
 SELECT queue, task, count(*), min(due_at)
   FROM (SELECT queue, task, due_at FROM genba.job
@@ -44,8 +49,9 @@ SELECT queue, task, count(*), min(due_at)
          ORDER BY queue, task LIMIT :limit) AS front
  GROUP BY queue, task;
 
--- name: level_locks
+-- name: count_locks
 -- literal: limit
-SELECT (SELECT count(*) FROM (SELECT 1 FROM genba.lock WHERE namespace = :namespace LIMIT :limit) AS taken),
+SELECT (SELECT count(*) FROM (SELECT 1 FROM genba.lock WHERE namespace = :namespace
+                              LIMIT :limit) AS taken),
        count(*), min(since)
   FROM (SELECT since FROM genba.waiter WHERE namespace = :namespace LIMIT :limit) AS lines;
