@@ -106,22 +106,22 @@ class Failing:
         )  # there is nothing to be rolled back
         ways = {
             "transaction": WAYS,
-            "single": alone,
+            "single_write": alone,
             "statement": READ,
             "migrations": (REFUSED, LOST),
         }
         try:
             for name in ways:
                 setattr(database, name, lambda name=name: self._frame(real[name], ways[name]))
-            database.pipeline = lambda *steps: self._in_turn(real["in_turn"], *steps)
-            database.job_transaction = lambda within: self._joint(real["joint"], within)
+            database.pipeline = lambda *steps: self._in_turn(real["pipeline"], *steps)
+            database.job_transaction = lambda within: self._joint(real["job_transaction"], within)
             yield self
         finally:
             for name in _FRAMES:
                 delattr(database, name)
 
 
-_FRAMES = ("transaction", "single", "statement", "migrations", "in_turn", "joint")
+_FRAMES = ("transaction", "single_write", "statement", "migrations", "pipeline", "job_transaction")
 
 
 class FailingJoint:

@@ -119,18 +119,18 @@ def _(play: Play) -> Act:
     return other.upgrade
 
 
-@scene("Store.enqueue", "Intake.enqueue", unsynced=NEW)
+@scene("Store.enqueue", "Enqueuer.enqueue", unsynced=NEW)
 def _(play: Play) -> Act:
     return lambda: play.store.enqueue([a_job()])
 
 
-@scene("Store.enqueue", "Intake.enqueue", unsynced=(*NEW, "argument", "tag"))
+@scene("Store.enqueue", "Enqueuer.enqueue", unsynced=(*NEW, "argument", "tag"))
 def _(play: Play) -> Act:
     jobs = [a_job(args=b'{"text": "%s"}' % (b"x" * 2000), tags=("t",)), a_job()]
     return lambda: play.store.enqueue(jobs)
 
 
-@scene("Store.enqueue", "Intake.enqueue")
+@scene("Store.enqueue", "Enqueuer.enqueue")
 def _(play: Play) -> Act:
     parent = one(play.store)
     jobs = [
@@ -142,7 +142,7 @@ def _(play: Play) -> Act:
     return lambda: play.store.enqueue(jobs)
 
 
-@scene("Store.enqueue", "Intake.enqueue", unsynced=(*NEW, "cancelled"))
+@scene("Store.enqueue", "Enqueuer.enqueue", unsynced=(*NEW, "cancelled"))
 def _(play: Play) -> Act:
     one(play.store, identity="a")
     play.store.by = lambda: "me"
@@ -170,7 +170,7 @@ def _(play: Play) -> Act:
     return play.jobs_of_claim(lambda: play.store.claim(1, CLAIM, {"default": 2, "fair": 2}, [TASK]))
 
 
-@scene("Store.exchange")
+@scene("Store.finish_and_claim")
 def _(play: Play) -> Act:
     joined(play.store)
     job = running(play.store, **limited())
@@ -197,7 +197,7 @@ def _(play: Play) -> Act:
     return play.jobs_of_claim(lambda: play.store.claim_dedicated(1, CLAIM, ["default"], [TASK], 1))
 
 
-@scene("Store.claim_this")
+@scene("Store.claim_job")
 def _(play: Play) -> Act:
     joined(play.store)
     id = one(play.store, delay=HOUR)
@@ -254,13 +254,13 @@ def _(play: Play) -> Act:
     return lambda: play.store.end(1, ends)
 
 
-@scene("Store.mark", "Running.mark", twice=("running",))
+@scene("Store.mark", "Attempts.mark", twice=("running",))
 def _(play: Play) -> Act:
     jobs = _two_running(play)
     return lambda: play.store.mark([(job.id, job.attempt, CLAIM, 10) for job in jobs])
 
 
-@scene("Store.progress", "Running.progress", twice=("progress",))
+@scene("Store.progress", "Attempts.progress", twice=("progress",))
 def _(play: Play) -> Act:
     jobs = _two_running(play)
     return lambda: play.store.progress(
@@ -389,7 +389,7 @@ def _(play: Play) -> Act:
     return lambda: play.store.requeue_failed(ids)
 
 
-@scene("Store.ring_handed")
+@scene("Store.wake_for_granted")
 def _(play: Play) -> Act:
     jobs = _two_running(play)
     play.store.limits.lines.handed = bool(jobs)
@@ -399,26 +399,26 @@ def _(play: Play) -> Act:
 # many at once
 
 
-@scene("Bulk.hold")
+@scene("BulkChanges.hold")
 def _(play: Play) -> Act:
     ids = enqueued(play.store, 2, **limited())
     return lambda: play.store.bulk.hold(ids, "r")
 
 
-@scene("Bulk.resume")
+@scene("BulkChanges.resume")
 def _(play: Play) -> Act:
     ids = enqueued(play.store, 2, **limited())
     play.store.bulk.hold(ids, "r")
     return lambda: play.store.bulk.resume(ids)
 
 
-@scene("Bulk.requeue")
+@scene("BulkChanges.requeue")
 def _(play: Play) -> Act:
     id = _failed(play)
     return lambda: play.store.bulk.requeue([id])
 
 
-@scene("Bulk.delete")
+@scene("BulkChanges.delete")
 def _(play: Play) -> Act:
     id, other = enqueued(play.store, 2, **limited())
     one(play.store, after=after(id))
@@ -428,13 +428,13 @@ def _(play: Play) -> Act:
     )
 
 
-@scene("Bulk.kill", twice=("control", "stop_requested"))
+@scene("BulkChanges.kill", twice=("control", "stop_requested"))
 def _(play: Play) -> Act:
     jobs = _two_running(play)
     return lambda: play.store.bulk.kill([job.id for job in jobs], "r")
 
 
-@scene("Bulk.change", twice=("updated",))
+@scene("BulkChanges.change", twice=("updated",))
 def _(play: Play) -> Act:
     id = one(play.store, **limited())
     return lambda: play.store.bulk.change(id, {"priority": 7}, lambda old: '{"x":1}')
@@ -443,7 +443,7 @@ def _(play: Play) -> Act:
 # limits
 
 
-@scene("Limits.recheck")
+@scene("LimitSlots.recheck")
 def _(play: Play) -> Act:
     enqueued(play.store, 2, **limited())
     with play.store._db.transaction() as tx:
@@ -451,14 +451,14 @@ def _(play: Play) -> Act:
     return play.store.limits.recheck
 
 
-@scene("Limits.ripen")
+@scene("LimitSlots.serve_due_rates")
 def _(play: Play) -> Act:
     enqueued(play.store, 3, **rated(1, SECOND))
     play.clock.advance(1)
     return play.store.limits.serve_due_rates
 
 
-@scene("Limits.sweep")
+@scene("LimitSlots.sweep")
 def _(play: Play) -> Act:
     """A line that nobody has looked at."""
     enqueued(play.store, 2, **limited())
@@ -468,7 +468,7 @@ def _(play: Play) -> Act:
     return play.store.limits.sweep
 
 
-@scene("Limits.prune")
+@scene("LimitSlots.prune")
 def _(play: Play) -> Act:
     joined(play.store)
     job = running(play.store, **limited())
@@ -480,27 +480,27 @@ def _(play: Play) -> Act:
 # nodes
 
 
-@scene("Membership.join")
+@scene("Nodes.join")
 def _(play: Play) -> Act:
     node = a_node(1, tasks=({"name": TASK, "limits": [["b", 1]], "fair_by": "tenant"},))
     return lambda: play.store.nodes.join(node)
 
 
-@scene("Membership.declare")
+@scene("Nodes.declare")
 def _(play: Play) -> Act:
     joined(play.store)
     tasks = [{"name": "shop.other", "limits": [["b", 1]]}]
     return lambda: play.store.nodes.declare(1, tasks, ["default", "more"])
 
 
-@scene("Membership.renew")
+@scene("Nodes.renew")
 def _(play: Play) -> Act:
     joined(play.store)
     play.clock.advance(3)
     return lambda: play.store.nodes.renew(1)
 
 
-@scene("Membership.commands")
+@scene("Nodes.commands")
 def _(play: Play) -> Act:
     joined(play.store)
     job = running(play.store)
@@ -519,43 +519,43 @@ def _(play: Play) -> Act:
     return act
 
 
-@scene("Membership.hungry")
+@scene("Nodes.hungry")
 def _(play: Play) -> Act:
     joined(play.store)
     return lambda: play.store.nodes.hungry(1, True)
 
 
-@scene("Membership.drain")
+@scene("Nodes.drain")
 def _(play: Play) -> Act:
     joined(play.store)
     return lambda: play.store.nodes.drain(1)
 
 
-@scene("Membership.command", twice=("control",))
+@scene("Nodes.command", twice=("control",))
 def _(play: Play) -> Act:
     joined(play.store)
     return lambda: play.store.nodes.command(1, "drain")
 
 
-@scene("Membership.resize")
+@scene("Nodes.resize")
 def _(play: Play) -> Act:
     joined(play.store)
     return lambda: play.store.nodes.resize(1, 9, {"max": 9})
 
 
-@scene("Membership.tell", twice=("worker_started",))
+@scene("Nodes.tell", twice=("worker_started",))
 def _(play: Play) -> Act:
     joined(play.store)
     return lambda: play.store.nodes.tell(1, [("worker_started", {"pid": 3})])
 
 
-@scene("Membership.leave")
+@scene("Nodes.leave")
 def _(play: Play) -> Act:
     joined(play.store)
     return lambda: play.store.nodes.leave(1)
 
 
-@scene("Membership.bury")
+@scene("Nodes.declare_dead")
 def _(play: Play) -> Act:
     jobs = _two_running(play, **limited(2))
     play.store.mark([(jobs[0].id, jobs[0].attempt, CLAIM, 10)])
@@ -563,7 +563,7 @@ def _(play: Play) -> Act:
     return lambda: play.store.nodes.declare_dead(1, loss)
 
 
-@scene("Membership.orphans_of")
+@scene("Nodes.take_over_jobs")
 def _(play: Play) -> Act:
     joined(play.store)
     job = running(play.store, **limited())
@@ -573,7 +573,7 @@ def _(play: Play) -> Act:
     return lambda: play.store.nodes.take_over_jobs(1, judge_with_jitter)
 
 
-@scene("Membership.forget")
+@scene("Nodes.forget")
 def _(play: Play) -> Act:
     joined(play.store)
     play.store.nodes.leave(1)
@@ -584,14 +584,14 @@ def _(play: Play) -> Act:
 # operators
 
 
-@scene("Policies.switch", "Policies.park_task")
+@scene("Operators.switch", "Operators.park_task")
 def _(play: Play) -> Act:
     joined(play.store)
     enqueued(play.store, 2, **limited())
     return lambda: play.store.policy.switch(TASK, False, "me", "r", None)
 
 
-@scene("Policies.switch", "Policies.unpark_task", "Policies.unpark")
+@scene("Operators.switch", "Operators.unpark_task", "Operators.unpark")
 def _(play: Play) -> Act:
     joined(play.store)
     enqueued(play.store, 2, **limited())
@@ -599,7 +599,7 @@ def _(play: Play) -> Act:
     return lambda: play.store.policy.switch(TASK, True, "me", "r", None)
 
 
-@scene("Policies.keep_parked")
+@scene("Operators.keep_parked")
 def _(play: Play) -> Act:
     """An operator's program was stopped half-way, twice."""
     joined(play.store, tasks=({"name": TASK}, {"name": "shop.other"}))
@@ -614,7 +614,7 @@ def _(play: Play) -> Act:
     return play.store.policy.keep_parked
 
 
-@scene("Policies.override", twice=("task_changed",))
+@scene("Operators.override", twice=("task_changed",))
 def _(play: Play) -> Act:
     joined(play.store)
     enqueued(play.store, 2, **limited(1, f"running {TASK}"))
@@ -623,27 +623,27 @@ def _(play: Play) -> Act:
     )
 
 
-@scene("Policies.pause", twice=("queue_paused",))
+@scene("Operators.pause", twice=("queue_paused",))
 def _(play: Play) -> Act:
     joined(play.store)
     return lambda: play.store.policy.pause("default", None, "me", "r")
 
 
-@scene("Policies.resume")
+@scene("Operators.resume")
 def _(play: Play) -> Act:
     joined(play.store)
     play.store.policy.pause("default", None, "me", "r")
     return lambda: play.store.policy.resume("default", "me")
 
 
-@scene("Policies.set_limit", twice=("limit_changed",))
+@scene("Operators.set_limit", twice=("limit_changed",))
 def _(play: Play) -> Act:
     joined(play.store)
     enqueued(play.store, 3, **limited())
     return lambda: play.store.policy.set_limit("b", 2, "me")
 
 
-@scene("Policies.end_pauses")
+@scene("Operators.end_pauses")
 def _(play: Play) -> Act:
     joined(play.store)
     play.store.policy.pause("default", play.clock.now() + SECOND, "me", "r")
@@ -678,13 +678,13 @@ def _one_running(play: Play, **given: Any) -> Claimed:
     return running(play.store, **given)
 
 
-@scene("Inside.save")
+@scene("OwnWrites.save")
 def _(play: Play) -> Act:
     job = _one_running(play)
     return lambda: play.store.inside.save(fence(job), b'{"at":1}')
 
 
-@scene("Inside.end", over=(LeaseLost,))
+@scene("OwnWrites.end", over=(LeaseLost,))
 def _(play: Play) -> Act:
     job = _one_running(play, **limited())
     one(play.store, after=after(job.id))
@@ -692,7 +692,7 @@ def _(play: Play) -> Act:
     return lambda: play.store.inside.end(fence(job), DONE, REPORT, 0.0)
 
 
-@scene("Inside.transaction", "Inside.open", "Inside.close", over=(LeaseLost,))
+@scene("OwnWrites.transaction", "OwnWrites.open", "OwnWrites.close", over=(LeaseLost,))
 def _(play: Play) -> Act:
     job = _one_running(play)
     play.then(lambda: _is_over(play, [job]))
@@ -704,7 +704,7 @@ def _(play: Play) -> Act:
     return act
 
 
-@scene("Inside.afterwards", twice=("error_after_end",))
+@scene("OwnWrites.afterwards", twice=("error_after_end",))
 def _(play: Play) -> Act:
     job = _one_running(play)
     play.store.inside.end(fence(job), DONE, REPORT, 0.0)
@@ -831,7 +831,7 @@ def _(play: Play) -> Act:
     return lambda: play.store.sessions.open(5)
 
 
-@scene("Ear.session")
+@scene("ClientListener.session")
 def _(play: Play) -> Act:
     play.store.listener.id = 5
     return play.store.listener.session
@@ -949,7 +949,7 @@ def _(play: Play) -> Act:
 # the clock, and what is old
 
 
-@scene("Setback.mend")
+@scene("ClockSetBack.repair")
 def _(play: Play) -> Act:
     job = _one_running(play)
     play.store.end(1, [ending(job, "scheduled", wait=10 * SECOND)])
@@ -958,7 +958,7 @@ def _(play: Play) -> Act:
     return play.store.clock_set_back.repair
 
 
-@scene("Setback.mend_ranks")
+@scene("ClockSetBack.repair_ranks")
 def _(play: Play) -> Act:
     enqueued(play.store, 2)
     play.clock.set(play.clock.now() - DAY)
@@ -1098,13 +1098,13 @@ def _asking(play: Play, count: int = 2, **given: Any) -> None:
     enqueued(play.store, count, ready=READY, options=OPTIONS, **given)
 
 
-@scene("Questions.look")
+@scene("Conditions.look")
 def _(play: Play) -> Act:
     _asking(play)
     return play.store.conditions.look
 
 
-@scene("Questions.answered")
+@scene("Conditions.answered")
 def _(play: Play) -> Act:
     """It is told once how often was asked, and how often that raised."""
     _asking(play)
@@ -1113,7 +1113,7 @@ def _(play: Play) -> Act:
     return lambda: play.store.conditions.answered(1, [no(job, error="ValueError: sim")])
 
 
-@scene("Questions.take")
+@scene("Conditions.take")
 def _(play: Play) -> Act:
     """Slots for one of two: the other one stands in line."""
     _asking(play)
@@ -1130,7 +1130,7 @@ def _has_slot(play: Play, asked: Sequence[SlotRequest]) -> None:
     assert play.store.conditions.take(1, asked) == {asked[0].answer.ending.id}
 
 
-@scene("Questions.opened")
+@scene("Conditions.opened")
 def _(play: Play) -> Act:
     _asking(play, 3)
     play.store.conditions.look()

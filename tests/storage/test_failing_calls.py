@@ -26,28 +26,28 @@ from genba.storage.engines.database import TABLES
 from genba.storage.store import LEASE_US, Store, open_store
 
 START = 1_767_225_600_000_000
-SILENT = {"_db", "presence", "_bells"}  # parts that write no rows of ours
+SILENT = {"_db", "node_wakeups", "_bells"}  # parts that write no rows of ours
 # What only reads, or changes nothing but what is in memory.
 READS = {
-    "Store": "objects verify now mark_of_writes close of_claim next_due parked_on job attempts states definitions "
+    "Store": "objects verify now write_marker close jobs_of_claim next_due parked_on job attempts states definitions "
     "ahead writer",
     "Events": "page end tasks_of",
-    "Limits": "rules line",
-    "Membership": "chores live past silence suspects left_behind names known_tasks",
-    "Policies": "rules refresh tasks task queues waiting parked",
-    "Search": "jobs ids count usual_run busy_nodes",
-    "Gauge": "look",
-    "Checkup": "vitals",
-    "Bulk": "each",
-    "Running": "forget",
-    "Inside": "ended",
+    "LimitSlots": "rules line",
+    "Nodes": "due_work live ended_on_host silence suspects left_behind names known_tasks",
+    "Operators": "rules refresh tasks task queues waiting parked",
+    "Search": "jobs ids count usual_duration busy_nodes",
+    "JobCounts": "look",
+    "DoctorFacts": "collect",
+    "BulkChanges": "each",
+    "Attempts": "forget",
+    "OwnWrites": "ended",
     "Dependencies": "asked open_parents results_of_parents",
     "Locks": "look held assert_held ring holders waiters nodes_in_the_way",
     "Pruner": "begin",
-    "Sessions": "all tidy",
-    "Ear": "listening enter leave mark wait await_ lost forget later close",
+    "Sessions": "all remove_stale",
+    "ClientListener": "listening enter leave mark wait await_ lost forget later close",
     "Schedules": "all named open_runs ticks abandoned",
-    "Questions": "question",
+    "Conditions": "question",
 }
 ELSEWHERE = {"Store.uninstall"}  # below
 
@@ -101,7 +101,7 @@ def _writes(part: type, method: Any) -> bool:
         tree = ast.parse(dedent(inspect.getsource(inspect.unwrap(pending.pop()))))
         for node in ast.walk(tree):
             if isinstance(node, ast.Attribute):
-                if node.attr in ("transaction", "single", "in_turn", "joint"):
+                if node.attr in ("transaction", "single_write", "pipeline", "job_transaction"):
                     return True
                 own = isinstance(node.value, ast.Name) and node.value.id == "self"
                 called = vars(part).get(node.attr) if own and node.attr not in seen else None

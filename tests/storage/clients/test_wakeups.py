@@ -20,8 +20,8 @@ from genba.storage.store import Store, open_store
 _DIES = """
 import os, sys
 from pathlib import Path
-from genba.storage.clients.wakeups import FileBells
-FileBells(Path(sys.argv[1])).hang(7)
+from genba.storage.clients.wakeups import SqliteClientWakeups
+SqliteClientWakeups(Path(sys.argv[1])).open_receiver(7)
 os._exit(0)
 """
 

@@ -454,7 +454,7 @@ def test_the_look_at_who_writes_reads_all_locks_of_the_machine_only_if_we_are_he
 ):
     """While they are read nobody can take one, for some 15 ms."""
     read: list[Path] = []
-    monkeypatch.setattr(database, "locked_by", lambda path, *of: read.append(path))
+    monkeypatch.setattr(database, "lock_holder", lambda path, *of: read.append(path))
     with closing(open_store(f"sqlite:///{path}")) as store:
         for _ in range(3):
             one(store)
@@ -465,8 +465,11 @@ def test_the_look_at_who_writes_reads_all_locks_of_the_machine_only_if_we_are_he
             store.writer()
             assert read
         read.clear()
-        take = f"Turns.of(Path({str(path)!r})).take(9)"
-        imports = "import sys\nfrom pathlib import Path\nfrom genba.storage.engines.sqlite.write_queue import Turns"
+        take = f"WriteQueue.of(Path({str(path)!r})).take(9)"
+        imports = (
+            "import sys\nfrom pathlib import Path\n"
+            "from genba.storage.engines.sqlite.write_queue import WriteQueue"
+        )
         code = f"{imports}\n{take}\nprint(1, flush=True)\nsys.stdin.read()"
         with subprocess.Popen(
             [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
