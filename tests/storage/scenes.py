@@ -447,7 +447,7 @@ def _(play: Play) -> Act:
 def _(play: Play) -> Act:
     enqueued(play.store, 2, **limited())
     with play.store._db.transaction() as tx:
-        tx.batch("ask_recheck", [("b", "b", 2, 0, None, None)], namespace="default")
+        tx.batch("insert_rechecks", [("b", "b", 2, 0, None, None)], namespace="default")
     return play.store.limits.recheck
 
 
