@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import time
 from contextlib import closing
 from pathlib import Path
 
 import pytest
-from tests.support import eventually, genba_command, load_jobs, without_settings
+from tests.support import eventually, load_jobs, run_genba
 
 from genba import (
     BadArguments,
@@ -23,14 +22,6 @@ from genba import (
     StoreError,
     StoreUnreachable,
 )
-
-
-def genba(url: str, *args: str, cwd: Path, within: float = 20) -> subprocess.CompletedProcess[str]:
-    """The command line; it must come back by itself."""
-    env = {**without_settings(os.environ), "GENBA_URL": url}
-    return subprocess.run(
-        genba_command(*args), cwd=cwd, env=env, capture_output=True, text=True, timeout=within
-    )
 
 
 @pytest.fixture
@@ -275,7 +266,7 @@ def test_an_unreachable_server_is_told_at_once_and_without_the_password(tmp_path
     assert "127.0.0.1" in str(caught.value)
     assert "secret" not in str(caught.value)
 
-    ran = genba(url, "job", "ls", cwd=tmp_path)
+    ran = run_genba(url, "job", "ls", cwd=tmp_path)
     assert ran.returncode == 3
     assert len(ran.stderr.strip().splitlines()) == 1
     assert "secret" not in ran.stderr
@@ -296,7 +287,7 @@ def test_a_read_only_folder_is_told(tmp_path):
 def test_a_folder_in_which_nothing_can_be_made_is_told(tmp_path, place):
     with closing(Genba(f"sqlite:///{place}")) as app, pytest.raises(StoreError, match=place):
         app.enqueue("a.b")
-    ran = genba(f"sqlite:///{place}", "job", "ls", cwd=tmp_path)
+    ran = run_genba(f"sqlite:///{place}", "job", "ls", cwd=tmp_path)
     assert (ran.returncode, len(ran.stderr.strip().splitlines())) == (3, 1)
     assert place in ran.stderr
 
@@ -365,7 +356,7 @@ def test_a_node_whose_module_does_not_import_says_so_and_ends(tmp_path, source, 
     if source is not None:
         (tmp_path / "broken.py").write_text(source + "\n")
 
-    ran = genba(f"sqlite:///{tmp_path}/genba.db", "node", "start", target, cwd=tmp_path)
+    ran = run_genba(f"sqlite:///{tmp_path}/genba.db", "node", "start", target, cwd=tmp_path)
 
     assert ran.returncode not in (0, None)
     assert told in ran.stderr
@@ -375,7 +366,7 @@ def test_a_node_whose_module_does_not_import_says_so_and_ends(tmp_path, source, 
 
 def test_a_second_node_of_the_same_name_ends_and_the_first_goes_on(shop, tmp_path):
     load_jobs(shop.url, tmp_path)
-    ran = genba(shop.url, "node", "start", "jobs:app", "--name", "shop", cwd=tmp_path)
+    ran = run_genba(shop.url, "node", "start", "jobs:app", "--name", "shop", cwd=tmp_path)
 
     assert ran.returncode != 0
     assert "'shop'" in ran.stderr

@@ -10,11 +10,12 @@ import subprocess
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support import eventually, genba_command, lines, load_module, without_settings
+from tests.support import eventually, genba_command, lines, load_module, run_genba, without_settings
 
 _FIRST = """
 import os, sys, time
@@ -99,15 +100,7 @@ def desk(url, start_node, tmp_path):
 
 @pytest.fixture
 def genba(url, tmp_path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    def run(*args: str) -> subprocess.CompletedProcess[str]:
-        env = {**without_settings(os.environ), "GENBA_URL": url}
-        done = subprocess.run(
-            genba_command(*args), cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60
-        )
-        print(done.stdout, done.stderr)  # pytest shows it when the test has failed
-        return done
-
-    return run
+    return partial(run_genba, url, cwd=tmp_path)
 
 
 # --reload

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.support import ROOT, NodeProcess, sqlite_url, without_settings
+from tests.support import ROOT, NodeProcess, run_python, sqlite_url
 
 HOWTO = ROOT / "docs" / "howto"
 PYTHON = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -25,13 +22,6 @@ def test_the_examples_are_true(
     (tmp_path / "tasks.py").write_text("\n\n".join([code, *more]))
     start_node("tasks:app", url)
 
-    ran = subprocess.run(
-        [sys.executable, "-m", "doctest", HOWTO / document],
-        cwd=tmp_path,
-        env={**without_settings(os.environ), "GENBA_URL": url},
-        capture_output=True,
-        text=True,
-        timeout=90,
-    )
+    ran = run_python(url, "-m", "doctest", str(HOWTO / document), cwd=tmp_path)
 
     assert (ran.stdout, ran.returncode) == ("", 0), ran.stderr

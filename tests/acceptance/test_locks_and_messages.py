@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
-from tests.support import ROOT, NodeProcess, genba_command, without_settings
+from tests.support import ROOT, NodeProcess, run_genba, without_settings
 
 from genba import Genba
 
@@ -62,14 +62,8 @@ def test_the_examples_about_messages_are_true(
 
 
 def genba(url: str, *words: str) -> tuple[int, str]:
-    ran = subprocess.run(
-        genba_command(*words, "--url", url),
-        env=without_settings(os.environ),
-        capture_output=True,
-        text=True,
-        timeout=30,
-    )
-    return ran.returncode, ran.stdout
+    done = run_genba(url, *words)
+    return done.returncode, done.stdout
 
 
 def test_the_command_line_shows_who_holds_a_lock_and_takes_it_away(url: str) -> None:

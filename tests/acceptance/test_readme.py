@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.support import ROOT, NodeProcess, without_settings
+from tests.support import ROOT, NodeProcess, run_python, without_settings
 
 DOCUMENTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -75,14 +75,7 @@ def test_the_tutorial_is_true(
     (tmp_path / "tasks.py").write_text(blocks("python", tutorial)[0])
 
     start_node("tasks:app", url)
-    ran = subprocess.run(
-        [sys.executable, "-m", "doctest", "-o", "ELLIPSIS", tutorial],
-        cwd=tmp_path,
-        env={**without_settings(os.environ), "GENBA_URL": url},
-        capture_output=True,
-        text=True,
-        timeout=90,
-    )
+    ran = run_python(url, "-m", "doctest", "-o", "ELLIPSIS", str(tutorial), cwd=tmp_path)
 
     assert (ran.stdout, ran.returncode) == ("", 0), ran.stderr
 

@@ -19,9 +19,8 @@ from typing import Any, NamedTuple
 
 import psutil
 import pytest
-from tests.support import APPS, NodeProcess, eventually, lines, load_module
+from tests.support import NodeProcess, eventually, lines, load_app
 
-SOURCE = APPS / "striped.py"
 NODES = 4
 
 
@@ -121,13 +120,12 @@ class Place:
 @pytest.fixture(scope="module")
 def place(home: tuple[str, Path]) -> Iterator[Place]:
     url, folder = home
-    (folder / "striped.py").write_bytes(SOURCE.read_bytes())
     with ExitStack() as stack:
-        tasks = load_module("striped", folder, url)
+        tasks = load_app("ordered_units", url, folder)
         stack.callback(tasks.app.close)
 
         def start() -> NodeProcess:
-            node = NodeProcess.start("striped:app", url, "--max", "2", cwd=folder)
+            node = NodeProcess.start("ordered_units:app", url, "--max", "2", cwd=folder)
             stack.callback(node.end)
             return node
 
@@ -179,7 +177,8 @@ def test_usecase_52_message_groups_are_stripes_through_retries_and_kills(place, 
     place.finish(size._replace(node_kills=size.node_kills or 1))
     place.check(size)
     assert any(
-        job.retries for job in place.app.jobs(state="succeeded", task="striped.message", limit=100)
+        job.retries
+        for job in place.app.jobs(state="succeeded", task="ordered_units.message", limit=100)
     )
 
 

@@ -8,7 +8,6 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from statistics import median
 from typing import Any
@@ -18,7 +17,6 @@ from urllib.request import urlopen
 import psutil
 import psycopg
 import pytest
-from tests.chaos.network import Proxy
 from tests.support import NodeProcess, eventually, lines, load_jobs, load_module, without_settings
 
 HOLDERS = """
@@ -37,16 +35,6 @@ def hold(path: str) -> int:
             time.sleep(0.02)
         return lock.token
 """
-
-
-@pytest.fixture
-def proxied(databases: Any, template: str) -> Iterator[tuple[Proxy, str]]:
-    with databases.fresh(template) as name:
-        proxy = Proxy(databases.url(name))
-        try:
-            yield proxy, databases.url(name)
-        finally:
-            proxy.close()
 
 
 def test_what_a_lost_machine_had_is_with_others_within_twenty_seconds(url, start_node, tmp_path):

@@ -20,14 +20,7 @@ import psycopg
 import pytest
 from tests.chaos.fire import Disk, Producer, load
 from tests.storage.builders import one
-from tests.support import (
-    eventually,
-    genba_command,
-    lines,
-    load_module,
-    sqlite_url,
-    without_settings,
-)
+from tests.support import eventually, lines, load_module, run_genba, sqlite_url, without_settings
 from tests.support.postgres_server import a_server
 
 from genba.errors import StoreError, StoreUnreachable
@@ -320,10 +313,7 @@ def test_beside_a_producer_stopped_in_a_sqlite_write_new_processes_read_at_once_
 
     def run(*words: str) -> tuple[float, int, str]:
         began = time.monotonic()
-        done = subprocess.run(
-            genba_command(*words), cwd=tmp_path, env={**without_settings(os.environ), "GENBA_URL": url},
-            capture_output=True, text=True, timeout=60, check=False,
-        )  # fmt: skip
+        done = run_genba(url, *words, cwd=tmp_path)
         return time.monotonic() - began, done.returncode, done.stdout + done.stderr
 
     listing, code, told = run("job", "ls")

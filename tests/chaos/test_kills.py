@@ -13,19 +13,11 @@ from statistics import median
 
 import psutil
 import pytest
-from tests.support import NodeProcess, eventually, lines
+from tests.support import NodeProcess, eventually, lines, started
 
 JOBS = 2_000
 KILLS = 40
 NODE_KILLS = 4
-
-
-def started(path: Path, count: int, within: float = 10) -> list[list[str]]:
-    """Id, attempt and pid of the jobs that have started on `path`, once there are so many."""
-    return eventually(
-        lambda: (told := lines(f"{path}.started"))[: len(told) * (len(told) >= count)],
-        within=within,
-    )
 
 
 @pytest.mark.parametrize("kills", [10, pytest.param(100, marks=pytest.mark.soak)])

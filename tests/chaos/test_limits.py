@@ -9,22 +9,21 @@ from typing import Any
 import pytest
 from tests.chaos.test_kills import Killer
 from tests.storage.builders import rows
-from tests.support import APPS, eventually, lines, load_module
-
-SOURCE = APPS / "narrow.py"
+from tests.support import eventually, lines, load_app
 
 
 @pytest.fixture
-def narrow(url: str, tmp_path: Path) -> Any:
-    (tmp_path / "narrow.py").write_bytes(SOURCE.read_bytes())
-    module = load_module("narrow", tmp_path, url)
+def limited_tasks(url: str, tmp_path: Path) -> Any:
+    module = load_app("limited_tasks", url, tmp_path)
     yield module
     module.app.close()
 
 
-def under_fire(narrow: Any, killer: Killer, calls: list[Any], kills: int, node_kills: int) -> None:
+def under_fire(
+    limited_tasks: Any, killer: Killer, calls: list[Any], kills: int, node_kills: int
+) -> None:
     """Enqueues them, and kills while they run, spread over all of it."""
-    app = narrow.app
+    app = limited_tasks.app
     eventually(lambda: len(app.nodes()) == 2, within=15)
     group = app.enqueue_many(calls)
     turns = [
@@ -53,16 +52,16 @@ def slots(url: str) -> set[tuple[Any, ...]]:
     [(500, 8, 1), pytest.param(5_000, 100, 10, marks=pytest.mark.soak)],
 )
 def test_no_limit_is_ever_exceeded_whatever_is_killed(
-    narrow, url, start_node, tmp_path, count, kills, node_kills
+    limited_tasks, url, start_node, tmp_path, count, kills, node_kills
 ):
     """A hundred buckets with limits of 1 to 5; each job tries its limit with locks of the kernel."""
-    killer = Killer(7, lambda: start_node("narrow:app", url, "--max", "6"))
+    killer = Killer(7, lambda: start_node("limited_tasks:app", url, "--max", "6"))
     calls = [
-        narrow.app.call(f"narrow.crowd{1 + i % 5}", (str(tmp_path), i % 20, 0.01), {})
+        limited_tasks.app.call(f"limited_tasks.crowd{1 + i % 5}", (str(tmp_path), i % 20, 0.01), {})
         for i in range(count)
     ]
 
-    under_fire(narrow, killer, calls, kills, node_kills)
+    under_fire(limited_tasks, killer, calls, kills, node_kills)
 
     assert lines(tmp_path / "broken") == []
     assert slots(url) <= {(0, None)}

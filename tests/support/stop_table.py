@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.support import APPS, ROOT, NodeProcess, eventually, lines, load_module, sqlite_url
+from tests.support import ROOT, Databases, NodeProcess, eventually, lines, load_app, sqlite_url
 
 DOCUMENT = ROOT / "docs" / "explanation" / "processes.md"
 BEGIN, END = "<!-- stop table: python -m tests.support.stop_table -->", "<!-- end of stop table -->"
@@ -99,16 +99,14 @@ class Ward:
     """Three nodes: one stays, one is killed, one drains."""
 
     def __init__(self, url: str, folder: Path) -> None:
-        source = APPS / "stubborn.py"
-        (folder / "stubborn.py").write_bytes(source.read_bytes())
-        self._module = load_module("stubborn", folder, url, source)
+        self._module = load_app("hard_to_stop", url, folder)
         self.app = self._module.app
         self._told = folder / "told"
         many = ["--max", str(len(JOBS) * 3)]
         settings = {"stays": many, "dies": many, "drains": [*many, "--grace", f"{DRAIN_GRACE}s"]}
         self.nodes = {
             name: NodeProcess.start(
-                "stubborn:app", url, "--name", name, "-q", name, *more, cwd=folder
+                "hard_to_stop:app", url, "--name", name, "-q", name, *more, cwd=folder
             )
             for name, more in settings.items()
         }
@@ -275,7 +273,6 @@ def faults(name: str, way: str, cell: Cell, slack: float = 0.0) -> list[str]:
 
 @contextmanager
 def _databases() -> Iterator[dict[str, tuple[str, Path]]]:
-    from tests.support import Databases
     from tests.support.postgres_server import own_server
 
     with ExitStack() as stack:

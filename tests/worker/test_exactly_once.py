@@ -10,13 +10,7 @@ from collections import Counter
 
 import psycopg
 import pytest
-from tests.support import eventually, lines
-
-_REST = ("succeeded", "failed", "timed_out", "cancelled", "held")
-
-
-def ended(job):
-    return eventually(lambda: job if job.refresh().state in _REST else None, within=20)
+from tests.support import ended, eventually, lines
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.support import reaped
 
 from genba import wire
 from genba.node.processes.channel import Channel
@@ -237,14 +238,14 @@ def test_the_job_of_a_killed_worker_goes_with_the_sweep(ward):
     ward.pool.sweep(5)
 
     assert ward.next(LeftoversSwept).token == 5
-    assert gone(pid)
+    assert reaped(pid)
 
 
 def test_what_a_forked_job_leaves_behind_is_killed_before_its_result_is_told(ward):
     ward.run(("leave_behind", {}), ("who", {}))
     first = ward.until(1)[0]
 
-    assert gone(int(first.payload or b"0"))
+    assert reaped(int(first.payload or b"0"))
     assert first.extra["strays"] == 1
 
 
@@ -278,7 +279,3 @@ def used(pid: int) -> int:
         fields = stat.read().rpartition(")")[2].split()
         return int(fields[11]) + int(fields[12])
     return 0
-
-
-def gone(pid: int) -> bool:
-    return not os.path.exists(f"/proc/{pid}")

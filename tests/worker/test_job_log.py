@@ -6,14 +6,7 @@ import time
 
 import psutil
 import pytest
-from tests.support import eventually, lines
-
-_REST = ("succeeded", "failed", "timed_out", "cancelled", "held")
-
-
-def ended(job):
-    return eventually(lambda: job if job.refresh().state in _REST else None, within=30)
-
+from tests.support import ended, eventually, lines
 
 # logs
 

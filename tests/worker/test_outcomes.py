@@ -6,15 +6,7 @@ import json
 import time
 
 import pytest
-from tests.support import eventually, lines
-
-
-def ended(job):
-    """The job, when it has come to rest."""
-    return eventually(lambda: job if job.refresh().state in _REST else None, within=15)
-
-
-_REST = ("succeeded", "failed", "timed_out", "cancelled", "held")
+from tests.support import ended, eventually, lines
 
 
 def events(shop, job):

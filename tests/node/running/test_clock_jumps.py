@@ -11,21 +11,19 @@ from typing import Any
 import psutil
 import psycopg
 import pytest
-from tests.support import APPS, NodeProcess, eventually, lines, load_module
+from tests.support import NodeProcess, eventually, lines, load_app
 from tests.support.moved_clock import MovedClock, moved_clock
 
-HANDS = APPS / "hands.py"
 HOUR, DAY, DECADE = 3600.0, 86_400.0, 3653 * 86_400.0
 RECOVERY = 60  # seconds, as promised; it takes about three
 
 
-class Hands:
-    """Two nodes with the app of tests/apps/hands.py, and the clock that all of them see."""
+class Cluster:
+    """Two nodes with the app timestamped_tasks, on one clock that the test moves."""
 
     def __init__(self, url: str, folder: Path, clock: MovedClock, stack: ExitStack) -> None:
-        (folder / "hands.py").write_bytes(HANDS.read_bytes())
         self.folder, self.clock = folder, clock
-        self.module: Any = load_module("hands", folder, url)
+        self.module: Any = load_app("timestamped_tasks", url, folder)
         self.app = self.module.app
         stack.callback(self.app.close)
         self._url, self._stack = url, stack
@@ -35,7 +33,14 @@ class Hands:
     def start(self, name: str) -> NodeProcess:
         env = {**self.clock.env, "GENBA_LEASE": "10"}
         node = NodeProcess.start(
-            "hands:app", self._url, "--max", "3", "--name", name, cwd=self.folder, env=env
+            "timestamped_tasks:app",
+            self._url,
+            "--max",
+            "3",
+            "--name",
+            name,
+            cwd=self.folder,
+            env=env,
         )
         self._stack.callback(end, node)
         return node
@@ -57,35 +62,35 @@ def end(node: NodeProcess) -> None:
 
 
 @pytest.fixture
-def hands(url: str, tmp_path: Path) -> Iterator[Hands]:
+def cluster(url: str, tmp_path: Path) -> Iterator[Cluster]:
     with moved_clock(url, tmp_path) as clock, ExitStack() as stack:
-        yield Hands(url, tmp_path, clock, stack)
+        yield Cluster(url, tmp_path, clock, stack)
 
 
-def jump(hands: Hands, by: float) -> None:
+def jump(cluster: Cluster, by: float) -> None:
     """Set the clock to just before a minute, and see that all goes on as before."""
-    before = {word: len(hands.runs(word)) for word in ("minute", "second")}
+    before = {word: len(cluster.runs(word)) for word in ("minute", "second")}
     began = time.monotonic()
-    hands.clock.jump_to_just_before_a_minute(by)
-    due = (hands.clock.now() // 60 + 1) * 60
+    cluster.clock.jump_to_just_before_a_minute(by)
+    due = (cluster.clock.now() // 60 + 1) * 60
     eventually(
-        lambda: any(at >= due for _, at in hands.runs("minute")[before["minute"] :]),
+        lambda: any(at >= due for _, at in cluster.runs("minute")[before["minute"] :]),
         within=RECOVERY,
     )
     for word in ("second", "again"):
-        hands.more(word)
-    hands.module.slowly.enqueue(1).wait(timeout=RECOVERY)
+        cluster.more(word)
+    cluster.module.slowly.enqueue(1).wait(timeout=RECOVERY)
     took = time.monotonic() - began
     print(f"{by:+.0f} s: all is as before after {took:.1f} s")
 
-    ran = {word: hands.runs(word)[before[word] :] for word in before}
+    ran = {word: cluster.runs(word)[before[word] :] for word in before}
     assert len(ran["minute"]) <= 2 + took / 60, (
         ran
     )  # what was missed once, and the minutes that have passed
     assert len(ran["second"]) <= 2 + took, ran
     moments = {
         job.id: job.record.moment / 1e6
-        for job in hands.app.jobs(task=list(ran), state="any", limit=500)
+        for job in cluster.app.jobs(task=list(ran), state="any", limit=500)
     }
     for word, found in ran.items():
         for id, at in found:
@@ -98,109 +103,111 @@ def jump(hands: Hands, by: float) -> None:
             )  # earlier by far: before the clock was set
 
 
-def through(hands: Hands, jumps: Sequence[float]) -> None:
+def through(cluster: Cluster, jumps: Sequence[float]) -> None:
     """Everything goes on, jump after jump; and nobody has died."""
-    far = hands.module.late.using(at=hands.clock.now() + 3 * DAY).enqueue("far")
-    again, asked = hands.module.again.enqueue(), hands.module.asked.enqueue()
+    far = cluster.module.late.using(at=cluster.clock.now() + 3 * DAY).enqueue("far")
+    again, asked = cluster.module.again.enqueue(), cluster.module.asked.enqueue()
     for word in ("second", "again"):
-        hands.more(word)
-    ids = {node.id for node in hands.app.nodes()}
-    memory = [psutil.Process(node.pid).memory_info().rss for node in hands.nodes]
+        cluster.more(word)
+    ids = {node.id for node in cluster.app.nodes()}
+    memory = [psutil.Process(node.pid).memory_info().rss for node in cluster.nodes]
     for by in jumps:
-        jump(hands, by)
+        jump(cluster, by)
         assert (far.refresh().state == "scheduled") == (by < DECADE)
-    (hands.folder / "enough").touch()
+    (cluster.folder / "enough").touch()
     assert again.wait(timeout=RECOVERY).state == "succeeded"
     assert asked.wait(timeout=RECOVERY).state == "succeeded"
 
-    assert {node.id for node in hands.app.nodes()} == ids
-    assert not list(hands.app.events(kinds=["node_lost"]))
-    after = [psutil.Process(node.pid).memory_info().rss for node in hands.nodes]
+    assert {node.id for node in cluster.app.nodes()} == ids
+    assert not list(cluster.app.events(kinds=["node_lost"]))
+    after = [psutil.Process(node.pid).memory_info().rss for node in cluster.nodes]
     assert all(more - less < 20_000_000 for less, more in zip(memory, after, strict=True)), (
         memory,
         after,
     )
 
 
-def test_after_a_jump_of_the_clock_all_goes_on_within_a_minute_without_a_storm(hands):
-    through(hands, [-DAY, DECADE])
+def test_after_a_jump_of_the_clock_all_goes_on_within_a_minute_without_a_storm(cluster):
+    through(cluster, [-DAY, DECADE])
 
 
 @pytest.mark.soak
-def test_after_every_kind_of_jump_all_goes_on_within_a_minute_without_a_storm(hands):
-    through(hands, [HOUR, -HOUR, DAY, -DAY, -DAY, -HOUR, HOUR, DECADE])
+def test_after_every_kind_of_jump_all_goes_on_within_a_minute_without_a_storm(cluster):
+    through(cluster, [HOUR, -HOUR, DAY, -DAY, -DAY, -HOUR, HOUR, DECADE])
 
 
 @pytest.mark.soak
-def test_what_was_asked_for_while_the_clock_was_ten_years_ahead_does_not_wait_for_ten_years(hands):
-    again = hands.module.again.enqueue()
-    hands.more("again")
-    jump(hands, DECADE)
-    delayed = hands.module.late.using(delay="15s").enqueue("delayed")
-    jump(hands, -DECADE)
+def test_what_was_asked_for_while_the_clock_was_ten_years_ahead_does_not_wait_for_ten_years(
+    cluster,
+):
+    again = cluster.module.again.enqueue()
+    cluster.more("again")
+    jump(cluster, DECADE)
+    delayed = cluster.module.late.using(delay="15s").enqueue("delayed")
+    jump(cluster, -DECADE)
 
     assert delayed.wait(timeout=RECOVERY).state == "succeeded"
-    (hands.folder / "enough").touch()
+    (cluster.folder / "enough").touch()
     assert again.wait(timeout=RECOVERY).state == "succeeded"
-    assert not list(hands.app.events(kinds=["node_lost"]))
-    assert hands.app.verify().faults == []
+    assert not list(cluster.app.events(kinds=["node_lost"]))
+    assert cluster.app.verify().faults == []
 
 
 def test_what_was_to_happen_soon_happens_soon_also_if_the_clock_was_set_back_while_no_node_ran(
-    hands,
+    cluster,
 ):
-    retried = hands.module.twice.enqueue()
+    retried = cluster.module.twice.enqueue()
     eventually(lambda: retried.refresh().state == "scheduled", within=RECOVERY)
-    for node in hands.nodes:
+    for node in cluster.nodes:
         node.kill9()
-    delayed = hands.module.late.using(delay="10s").enqueue("delayed")
-    named = hands.module.late.using(at=hands.clock.now() + 10).enqueue("named")
-    hands.clock.jump(-DAY)
+    delayed = cluster.module.late.using(delay="10s").enqueue("delayed")
+    named = cluster.module.late.using(at=cluster.clock.now() + 10).enqueue("named")
+    cluster.clock.jump(-DAY)
 
-    hands.start("three")
+    cluster.start("three")
 
     assert retried.wait(timeout=RECOVERY).state == "failed"
     assert delayed.wait(timeout=RECOVERY).state == "succeeded"
-    assert len(hands.runs("twice")) == 2
+    assert len(cluster.runs("twice")) == 2
     assert named.refresh().state == "scheduled"
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("jump", [HOUR, -HOUR, -DAY])
-def test_a_node_that_dies_with_a_jump_of_the_clock_is_found_dead_in_time(hands, jump):
-    hands.more("second")
-    one, two = hands.nodes
-    stuck = hands.module.stay.using(priority=9).enqueue()
+def test_a_node_that_dies_with_a_jump_of_the_clock_is_found_dead_in_time(cluster, jump):
+    cluster.more("second")
+    one, two = cluster.nodes
+    stuck = cluster.module.stay.using(priority=9).enqueue()
     (holder,) = eventually(
-        lambda: [node for node in hands.app.nodes() if node.id == stuck.refresh().record.node],
+        lambda: [node for node in cluster.app.nodes() if node.id == stuck.refresh().record.node],
         within=60,
     )
-    hands.clock.jump(jump)
+    cluster.clock.jump(jump)
     (one if holder.name == "one" else two).kill9()
-    hands.more("stay", within=30)  # as without a jump
-    (hands.folder / "enough").touch()
+    cluster.more("stay", within=30)  # as without a jump
+    (cluster.folder / "enough").touch()
     assert stuck.wait(timeout=20).state == "succeeded"
-    hands.more("second")
+    cluster.more("second")
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("wrong_by", [HOUR, -HOUR])
 def test_a_node_whose_machine_has_the_wrong_time_starts_and_repeats_nothing_early(
-    hands, url, wrong_by
+    cluster, url, wrong_by
 ):
     if url.startswith("sqlite"):
         pytest.skip("on SQLite all are on one machine, whose clock is that of the store")
-    hands.module.again.enqueue()
-    hands.clock.jump(wrong_by, server=False)
-    hands.more("again", 5, within=60)  # the skew is known after a beat
+    cluster.module.again.enqueue()
+    cluster.clock.jump(wrong_by, server=False)
+    cluster.more("again", 5, within=60)  # the skew is known after a beat
     with psycopg.connect(url) as conn:
         now = conn.execute("SELECT extract(epoch FROM statement_timestamp())").fetchone()
     assert now is not None
     moments = [float(now[0]) + 0.5 + 0.1 * i for i in range(40)]
-    jobs = hands.app.enqueue_many(
-        [hands.module.late.using(at=moment).call("due") for moment in moments]
+    jobs = cluster.app.enqueue_many(
+        [cluster.module.late.using(at=moment).call("due") for moment in moments]
     )
-    hands.app.wait(jobs, timeout=30)
+    cluster.app.wait(jobs, timeout=30)
     late = sorted(
         job.attempts[0].started.timestamp() - at for job, at in zip(jobs, moments, strict=True)
     )
@@ -209,4 +216,4 @@ def test_a_node_whose_machine_has_the_wrong_time_starts_and_repeats_nothing_earl
     )
     assert late[0] >= -0.06  # what the skew of a node is known to
     assert late[-1] < 2
-    assert not list(hands.app.events(kinds=["node_lost"]))
+    assert not list(cluster.app.events(kinds=["node_lost"]))

@@ -1,6 +1,6 @@
 """A limit holds while its worker, its node, or a whole machine is paused, and while the database is away.
 
-Each job tries the limit with a lock of the kernel (narrow.py): a paused process keeps that, a dead one does not.
+Each job tries the limit with a lock of the kernel (limited_tasks.py): a paused process keeps that, a dead one does not.
 """
 
 from __future__ import annotations
@@ -14,67 +14,49 @@ from typing import Any
 
 import psutil
 import pytest
-from tests.support import APPS, NodeProcess, eventually, lines, load_module
+from tests.support import NodeProcess, eventually, gone, lines, load_app, started
 from tests.support.postgres_server import a_server
 
 from genba.errors import StoreError
 
-SOURCE = APPS / "narrow.py"
 LEASE = {"GENBA_LEASE": "2"}
 
 
-def load(url: str, folder: Path) -> Any:
-    (folder / "narrow.py").write_bytes(SOURCE.read_bytes())
-    return load_module("narrow", folder, url)
-
-
 @pytest.fixture
-def narrow(url: str, tmp_path: Path) -> Iterator[Any]:
-    module = load(url, tmp_path)
+def limited_tasks(url: str, tmp_path: Path) -> Iterator[Any]:
+    module = load_app("limited_tasks", url, tmp_path)
     yield module
     module.app.close()
 
 
-def started(path: Path, count: int, within: float = 30) -> list[list[str]]:
-    """Job, attempt and pid of the runs so far, once there are so many."""
-    return eventually(
-        lambda: (told := lines(f"{path}.started"))[: len(told) * (len(told) >= count)],
-        within=within,
-    )
-
-
-def gone(pid: str | int) -> bool:
-    with suppress(psutil.NoSuchProcess):
-        return psutil.Process(int(pid)).status() == psutil.STATUS_ZOMBIE
-    return True
-
-
-def test_a_paused_worker_keeps_its_slot_until_it_is_dead(narrow, url, start_node, tmp_path, path):
-    start_node("narrow:app", url, "--max", "3")
-    first = narrow.solo.using(timeout="1s", grace="100ms").enqueue(str(tmp_path), str(path))
+def test_a_paused_worker_keeps_its_slot_until_it_is_dead(
+    limited_tasks, url, start_node, tmp_path, path
+):
+    start_node("limited_tasks:app", url, "--max", "3")
+    first = limited_tasks.solo.using(timeout="1s", grace="100ms").enqueue(str(tmp_path), str(path))
     [(_, _, pid)] = started(path, 1)
     os.kill(int(pid), signal.SIGSTOP)
-    others = [narrow.solo.enqueue(str(tmp_path), str(path)) for _ in range(2)]
+    others = [limited_tasks.solo.enqueue(str(tmp_path), str(path)) for _ in range(2)]
     assert [job.refresh().record.parked_on for job in others] == ["limit solo"] * 2
 
     second = started(path, 2)[1]
     assert second[0] == str(others[0].id)
     assert gone(pid)  # stopped, it could not end by itself: it was killed first
     path.touch()
-    narrow.app.wait([first, *others], timeout=20)
+    limited_tasks.app.wait([first, *others], timeout=20)
     assert (first.refresh().state, others[1].refresh().state) == ("timed_out", "succeeded")
     assert lines(tmp_path / "broken") == []
 
 
 def test_of_a_paused_node_the_tree_is_dead_before_another_has_the_slot(
-    narrow, url, start_node, tmp_path, path
+    limited_tasks, url, start_node, tmp_path, path
 ):
-    first = start_node("narrow:app", url, "--max", "2", env=LEASE)
-    job = narrow.solo.enqueue(str(tmp_path), str(path))
-    other = narrow.solo.enqueue(str(tmp_path), str(path))
+    first = start_node("limited_tasks:app", url, "--max", "2", env=LEASE)
+    job = limited_tasks.solo.enqueue(str(tmp_path), str(path))
+    other = limited_tasks.solo.enqueue(str(tmp_path), str(path))
     [(_, _, pid)] = started(path, 1)
-    start_node("narrow:app", url, "--max", "2", env=LEASE)
-    eventually(lambda: len(narrow.app.nodes()) == 2, within=15)
+    start_node("limited_tasks:app", url, "--max", "2", env=LEASE)
+    eventually(lambda: len(limited_tasks.app.nodes()) == 2, within=15)
 
     first.signal(signal.SIGSTOP)
     again = started(path, 2)[1]
@@ -82,7 +64,7 @@ def test_of_a_paused_node_the_tree_is_dead_before_another_has_the_slot(
     first.signal(signal.SIGCONT)
     path.touch()
 
-    narrow.app.wait([job, other], timeout=30)
+    limited_tasks.app.wait([job, other], timeout=30)
     assert {job.refresh().state, other.refresh().state} == {"succeeded"}
     assert int(again[2]) not in first.tree()
     assert lines(tmp_path / "broken") == []
@@ -90,14 +72,14 @@ def test_of_a_paused_node_the_tree_is_dead_before_another_has_the_slot(
 
 @pytest.mark.parametrize("engine", ["sqlite", pytest.param("postgres", marks=pytest.mark.soak)])
 def test_a_tree_that_wakes_past_its_lease_dies_at_once_and_writes_nothing(
-    narrow, url, start_node, tmp_path, path
+    limited_tasks, url, start_node, tmp_path, path
 ):
     """A whole machine is frozen: nobody there can end anything, and a slot cannot be kept for it for ever."""
-    first = start_node("narrow:app", url, "--max", "1", env=LEASE)
-    job = narrow.solo.enqueue(str(tmp_path), str(path))
+    first = start_node("limited_tasks:app", url, "--max", "1", env=LEASE)
+    job = limited_tasks.solo.enqueue(str(tmp_path), str(path))
     [(_, _, pid)] = started(path, 1)
     frozen = freeze(first)
-    start_node("narrow:app", url, "--max", "2", env=LEASE)
+    start_node("limited_tasks:app", url, "--max", "2", env=LEASE)
     runs = started(path, 2, within=40)
     assert runs[1][:2] == [str(job.id), "2"]
 
@@ -125,25 +107,27 @@ def freeze(node: NodeProcess) -> list[psutil.Process]:
 
 def test_a_limit_holds_when_the_database_crashes_and_comes_back(start_node, tmp_path):
     with a_server() as server:
-        narrow = load(server.url, tmp_path)
+        limited_tasks = load_app("limited_tasks", server.url, tmp_path)
         for _ in "ab":
-            start_node("narrow:app", server.url, "--max", "3")
-        eventually(lambda: len(narrow.app.nodes()) == 2, within=20)
+            start_node("limited_tasks:app", server.url, "--max", "3")
+        eventually(lambda: len(limited_tasks.app.nodes()) == 2, within=20)
         calls = [
-            narrow.app.call(f"narrow.crowd{1 + i % 3}", (str(tmp_path), i % 4, 0.02), {})
+            limited_tasks.app.call(
+                f"limited_tasks.crowd{1 + i % 3}", (str(tmp_path), i % 4, 0.02), {}
+            )
             for i in range(240)
         ]
-        group = narrow.app.enqueue_many(calls)
-        eventually(lambda: narrow.app.count(state="succeeded") >= 40, within=30)
+        group = limited_tasks.app.enqueue_many(calls)
+        eventually(lambda: limited_tasks.app.count(state="succeeded") >= 40, within=30)
 
         server.start(server.crash())
 
-        eventually(lambda: ended(narrow, group), within=60, every=0.1)
-        narrow.app.close()
+        eventually(lambda: ended(limited_tasks, group), within=60, every=0.1)
+        limited_tasks.app.close()
     assert lines(tmp_path / "broken") == []
 
 
-def ended(narrow: Any, group: Any) -> bool:
+def ended(limited_tasks: Any, group: Any) -> bool:
     with suppress(StoreError):  # connections that the crash has cut
-        return bool(narrow.app.count(state="succeeded") == len(group))
+        return bool(limited_tasks.app.count(state="succeeded") == len(group))
     return False

@@ -7,12 +7,11 @@ import signal
 import time
 from collections import Counter
 from datetime import timedelta
-from pathlib import Path
 
 import psutil
 import pytest
 from tests.storage.builders import rows
-from tests.support import eventually, lines, load_module
+from tests.support import eventually, gone, lines, load_module, started
 
 _OTHER = """
 from genba import Genba
@@ -47,24 +46,6 @@ def node(jobs, url, start_node):
         return started
 
     return start
-
-
-def started(path: Path, count: int = 1) -> list[list[str]]:
-    """Id, attempt and pid of the jobs that have started on `path`, once there are so many."""
-    return eventually(
-        lambda: (told := lines(f"{path}.started"))[: len(told) * (len(told) >= count)], within=10
-    )
-
-
-def gone(*pids: int | str) -> bool:
-    return not any(psutil.pid_exists(int(pid)) and _alive(int(pid)) for pid in pids)
-
-
-def _alive(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 # what runs

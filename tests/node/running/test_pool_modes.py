@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import time
+from functools import partial
 
 import pytest
-from tests.support import eventually, genba_command, lines, without_settings
+from tests.support import eventually, lines, run_genba, started
 
 from genba import BadOption
 
@@ -27,21 +27,8 @@ def node(jobs, url, start_node):
 
 @pytest.fixture
 def genba(url, tmp_path):
-    """The command line, on the same database."""
-
-    def call(*words: str) -> subprocess.CompletedProcess[str]:
-        env = {**without_settings(os.environ), "GENBA_URL": url}
-        return subprocess.run(
-            genba_command(*words), cwd=tmp_path, env=env, capture_output=True, text=True, timeout=30
-        )
-
-    return call
-
-
-def started(path, count: int = 1) -> list[list[str]]:
-    return eventually(
-        lambda: (told := lines(f"{path}.started"))[: len(told) * (len(told) >= count)], within=10
-    )
+    """Run `genba` on the same database."""
+    return partial(run_genba, url, cwd=tmp_path)
 
 
 def workers(node) -> int:

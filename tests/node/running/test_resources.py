@@ -9,7 +9,7 @@ import msgspec
 import psutil
 import pytest
 from tests.storage.builders import rows, transaction
-from tests.support import eventually, lines
+from tests.support import eventually, lines, reaped, started
 
 
 @pytest.fixture
@@ -23,16 +23,6 @@ def node(jobs, url, start_node):
         return started
 
     return start
-
-
-def started(path, count: int = 1) -> list[list[str]]:
-    return eventually(
-        lambda: (told := lines(f"{path}.started"))[: len(told) * (len(told) >= count)], within=10
-    )
-
-
-def gone(*pids: str) -> bool:
-    return not any(psutil.pid_exists(int(pid)) for pid in pids)
 
 
 def events(url: str, *kinds: str) -> list[tuple[str, dict]]:
@@ -61,7 +51,7 @@ def test_what_a_job_starts_counts_for_its_memory_and_ends_with_it(shop, path):
     eventually(lambda: job.refresh().state == "held", within=10)
     assert job.attempts[-1].cause == "out of memory"
     assert job.attempts[-1].peak_memory > 150 << 20
-    assert gone(*(child for (child,) in lines(f"{path}.children")))
+    assert reaped(*(child for (child,) in lines(f"{path}.children")))
 
 
 def test_a_job_within_its_limits_is_left_alone(shop, path):
@@ -168,7 +158,7 @@ def test_regression_21_a_node_stopped_past_its_lease_is_another_one_and_writes_n
     eventually(lambda: job.refresh().record.started_mark)
 
     first.signal(signal.SIGSTOP)
-    eventually(lambda: gone(pid), within=10)  # the guard's deed: the node cannot do it
+    eventually(lambda: reaped(pid), within=10)  # the guard's deed: the node cannot do it
     assert started(path, 2)[1][:2] == [str(job.id), "2"]
     first.signal(signal.SIGCONT)
 

@@ -12,16 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support import APPS, NodeProcess, eventually, lines, load_module, sqlite_url
-
-CLOCKWORK = APPS / "clockwork.py"
+from tests.support import NodeProcess, eventually, lines, load_app, sqlite_url
 
 
 class Works:
     def __init__(self, url: str, folder: Path) -> None:
         self.url, self.folder = url, folder
-        (folder / "clockwork.py").write_bytes(CLOCKWORK.read_bytes())
-        self.module: Any = load_module("clockwork", folder, url)
+        self.module: Any = load_app("scheduled_tasks", url, folder)
         self.app: Any = self.module.app
 
     def more(self, word: str, count: int) -> None:
@@ -36,7 +33,7 @@ class Works:
 
     def node(self, name: str) -> NodeProcess:
         return NodeProcess.start(
-            "clockwork:app", self.url, "--max", "2", "--name", name, cwd=self.folder
+            "scheduled_tasks:app", self.url, "--max", "2", "--name", name, cwd=self.folder
         )
 
 

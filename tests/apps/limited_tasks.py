@@ -92,7 +92,9 @@ def delegate(count: int, path: str) -> int:
 
 
 def crowded(n: int) -> None:
-    @app.task(name=f"narrow.crowd{n}", limits=[Limit(f"crowd{n}:{{bucket}}", n)], max_crashes=1000)
+    @app.task(
+        name=f"limited_tasks.crowd{n}", limits=[Limit(f"crowd{n}:{{bucket}}", n)], max_crashes=1000
+    )
     def crowd(folder: str, bucket: int, seconds: float) -> None:
         with Room(folder, f"{n}-{bucket}", n):
             time.sleep(seconds)
