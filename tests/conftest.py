@@ -74,6 +74,7 @@ def _no_settings_of_the_developer() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for name in os.environ.keys() - without_settings(os.environ).keys():
             patch.delenv(name)
+        patch.delenv("PYTHONUNBUFFERED", raising=False)  # most machines do not set it
         yield
 
 

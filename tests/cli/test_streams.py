@@ -40,8 +40,22 @@ def test_a_disk_that_is_full_is_told_as_json_too(tmp_path):
     }
 
 
-def test_where_nothing_can_be_said_the_code_says_it(tmp_path):
-    assert sh(tmp_path, "> /dev/full 2> /dev/full", "node", "ls").returncode == 1
+@pytest.mark.parametrize(
+    ("code", "words", "unbuffered"),
+    [
+        (1, ("node", "ls"), ""),
+        (1, ("node", "ls"), "1"),
+        (2, ("job", "show", "nonsense"), ""),
+        (4, ("job", "show", "77"), ""),
+        (3, ("job", "ls", "--url", "sqlite:////proc/no.db"), "1"),
+    ],
+)
+def test_the_exit_code_is_right_where_neither_stream_can_be_written(
+    tmp_path, monkeypatch, code, words, unbuffered
+):
+    monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
+
+    assert sh(tmp_path, "> /dev/full 2> /dev/full", *words).returncode == code
 
 
 @pytest.mark.parametrize("ending", [">&-", "2>&-", "<&-", "<&- >&- 2>&-"])

@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -87,31 +87,25 @@ class Program(click.Group):
                 raise click.UsageError("the command line has bytes that are no UTF-8 text")
             code = super().main(words, *more, **options)
         except click.Abort:
-            note("genba: interrupted")
+            with _full_stderr_ignored():
+                note("genba: interrupted")
             sys.exit(INTERRUPTED)
         except click.ClickException as error:
-            if as_json:
-                _say_error(type(error).__name__, error.format_message())
-            else:
-                error.show()
+            with _full_stderr_ignored():
+                if as_json:
+                    _say_error(type(error).__name__, error.format_message())
+                else:
+                    error.show()
             sys.exit(error.exit_code)
         except GenbaError as error:
-            if os.environ.get("GENBA_TRACEBACK") == "1":
-                traceback.print_exc()
             text = " ".join(str(error).split()) or type(error).__name__
-            if as_json:
-                _say_error(type(error).__name__, text)
-            else:
-                note(f"genba: {text}")
+            _report(error, text, as_json=as_json)
             sys.exit(exit_code(error))
-        except OSError as error:  # mostly of what reads our output: a full disk
-            if os.environ.get("GENBA_TRACEBACK") == "1":
-                traceback.print_exc()
-            _give_up_output()
+        except OSError as error:  # usually on writing our output: a full disk
+            _discard(1)
             where = f"{error.filename}: " if error.filename else ""
-            with suppress(OSError):  # it may be the same disk
-                text = f"cannot read or write: {where}{error.strerror or error}"
-                _say_error(type(error).__name__, text) if as_json else note(f"genba: {text}")
+            text = f"cannot read or write: {where}{error.strerror or error}"
+            _report(error, text, as_json=as_json)
             sys.exit(1)
         sys.exit(code if isinstance(code, int) else 0)
 
@@ -127,10 +121,23 @@ def _open_streams() -> None:
             setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))  # noqa: SIM115
 
 
-def _give_up_output() -> None:
-    """What could not be written must not be tried again when Python ends."""
+@contextmanager
+def _full_stderr_ignored() -> Iterator[None]:
+    """Keep the exit code when stderr cannot be written either: it may be on the same disk."""
+    try:
+        yield
+        sys.stderr.flush()
+    except OSError:
+        _discard(2)
+
+
+def _discard(descriptor: int) -> None:
+    """Send the stream to /dev/null.
+
+    Python writes what is still in its buffers when it ends. If that fails, it exits with 120.
+    """
     with open(os.devnull, "w") as nowhere, suppress(OSError):
-        os.dup2(nowhere.fileno(), 1)
+        os.dup2(nowhere.fileno(), descriptor)
 
 
 def _is_text(word: str) -> bool:
@@ -139,6 +146,16 @@ def _is_text(word: str) -> bool:
 
 def exit_code(error: GenbaError) -> int:
     return next((code for kind, code in CODES if isinstance(error, kind)), 1)
+
+
+def _report(error: Exception, text: str, *, as_json: bool) -> None:
+    with _full_stderr_ignored():
+        if os.environ.get("GENBA_TRACEBACK") == "1":
+            traceback.print_exc()
+        if as_json:
+            _say_error(type(error).__name__, text)
+        else:
+            note(f"genba: {text}")
 
 
 def _say_error(kind: str, message: str) -> None:
