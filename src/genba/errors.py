@@ -1,32 +1,33 @@
-"""Every exception a user can catch.
+"""Every exception that a user can catch.
 
 GenbaError
-├── JobFailed            the job ended failed; carries the remote error
-│   └── JobTimedOut      ... because its time was over
+├── JobFailed            the job failed; carries the remote error
+│   └── JobTimedOut      ... because it ran out of time
 ├── JobCancelled         the job was cancelled
 ├── JobNotFound          no job has this id or key
-│   └── JobGone          it was there, and has been pruned or deleted
+│   └── JobGone          ... because it has been pruned or deleted
 ├── ScheduleNotFound     no schedule has this name (also a LookupError)
-├── WaitTimeout          the wait was over before the job (also a TimeoutError)
-├── WaitWouldDeadlock    a job waited for one that could never start
+├── WaitTimeout          the wait ended before the job did (also a TimeoutError)
+├── WaitWouldDeadlock    a job waited for a job that could never start
 ├── BadArguments         arguments that do not fit the task, or cannot be stored (also a TypeError)
 │   └── PayloadTooLarge  ... because they are too large
 ├── BadOption            an unknown, ill-typed or contradictory option (also a ValueError)
 ├── BadTask              a task that cannot be registered (also a ValueError)
 ├── UnknownTask          a task that this app does not know (also a LookupError)
-├── TaskDisabled         an operator has switched the task off
+├── TaskDisabled         an operator has disabled the task
 ├── TaskFull             `max_waiting` jobs of the task wait already
 ├── KeyTaken             an open job has this key already, and `on_conflict="raise"`
-├── IllegalMove          the job's state does not allow that
+├── IllegalMove          the job's state does not allow the action
 ├── LeaseLost            this attempt is no longer the owner of its job
 ├── LockTimeout, LockLost
-├── CursorExpired        the events after this cursor are gone
+├── CursorExpired        the events after this cursor have been pruned
 ├── RetryJob, FailJob    raised by a job to say how it ends
-└── StoreError           the database said no
-    ├── StoreUnreachable it could not be reached, or not in time
-    └── SchemaTooNew     a newer genba has upgraded it
+└── StoreError           the database refused or failed
+    ├── StoreUnreachable ... because it could not be reached, or not in time
+    └── SchemaTooNew     ... because a newer genba has upgraded it
 
-Stopped is a BaseException: it ends a job that is being stopped, and must not be caught by `except Exception`.
+Stopped is a BaseException: it ends a job that is being stopped, and `except Exception` must not
+catch it.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class JobFailed(GenbaError):
 
     @property
     def type(self) -> str | None:
-        """The name of the exception's class, as the worker saw it."""
+        """The class name of the exception in the worker."""
         return self.error.get("type")
 
     @property
@@ -75,7 +76,7 @@ class JobNotFound(GenbaError, LookupError):
 
 
 class JobGone(JobNotFound):
-    """The job was there, and has been pruned or deleted."""
+    """The job has been pruned or deleted."""
 
 
 class ScheduleNotFound(GenbaError, LookupError):
@@ -83,7 +84,7 @@ class ScheduleNotFound(GenbaError, LookupError):
 
 
 class WaitTimeout(GenbaError, TimeoutError):
-    """The job was not final when the wait was over."""
+    """The wait ended before the job was final."""
 
 
 class WaitWouldDeadlock(GenbaError):
@@ -107,19 +108,19 @@ class BadTask(GenbaError, ValueError):
 
 
 class UnknownTask(GenbaError, LookupError):
-    """This app has no task of that name."""
+    """This app has no task with that name."""
 
 
 class TaskDisabled(GenbaError):
-    """An operator has switched this task off."""
+    """An operator has disabled this task."""
 
 
 class TaskFull(GenbaError):
-    """As many jobs of this task wait already as its `max_waiting` allows."""
+    """`max_waiting` jobs of this task wait already."""
 
 
 class KeyTaken(GenbaError):
-    """An open job has this identity already."""
+    """An open job has this key, or this identity, already."""
 
     def __init__(self, message: str, *, job_id: int | None = None) -> None:
         super().__init__(message)
@@ -127,19 +128,19 @@ class KeyTaken(GenbaError):
 
 
 class IllegalMove(GenbaError):
-    """The job's present state does not allow what was asked."""
+    """The job's present state does not allow the action."""
 
 
 class LeaseLost(GenbaError):
-    """This attempt does not own its job any more; nothing it writes counts."""
+    """This attempt does not own its job any more; the store ignores all that it writes."""
 
 
 class LockTimeout(GenbaError, TimeoutError):
-    """The lock was not free in time."""
+    """The lock was not free before the wait ended."""
 
 
 class LockLost(GenbaError):
-    """The lock is no longer ours."""
+    """This process does not hold the lock any more."""
 
 
 class CursorExpired(GenbaError):
@@ -159,7 +160,7 @@ class SchemaTooNew(StoreError):
 
 
 class RetryJob(GenbaError):
-    """Raise it in a job to end this attempt and try again, if the budget allows it."""
+    """Raise it in a job to end this attempt and retry, if the retry budget allows it."""
 
     def __init__(self, reason: str = "", *, delay: Any = None, at: Any = None) -> None:
         super().__init__(reason)
@@ -168,7 +169,7 @@ class RetryJob(GenbaError):
 
 
 class FailJob(GenbaError):
-    """Raise it in a job to fail for good, whatever the retry budget says."""
+    """Raise it in a job to fail without a retry, whatever the retry budget says."""
 
 
 class Stopped(BaseException):

@@ -1,10 +1,10 @@
-"""Log lines of nodes and of the jobs in them: a record is one line and one write, and says where it comes from.
+"""Log lines of nodes and their jobs: each record is one line, one write, and names its origin.
 
-json    one object; what a program reads
-pretty  for a person; the traceback of an error follows on lines of its own
+json    one object, for programs
+pretty  for people; the traceback of an error follows on separate lines
 pipe    time|level|host|pid|job|task|logger|message
 
-No line is longer than LONGEST: what is left out is marked.  Nothing in it can steer a terminal.
+No line is longer than MAX_LINE_BYTES; omitted text is marked.  Control characters are escaped.
 """
 
 from __future__ import annotations
@@ -23,144 +23,149 @@ from genba.domain.duration import to_datetime
 from genba.domain.terminal_text import clean, clean_json
 
 FORMATS = ("json", "pretty", "pipe")
-MAX_LINE_BYTES = 4096  # bytes: a pipe takes so much as one piece, whoever else writes into it
-JOB_LOG_VARIABLE = (
-    "GENBA_LOG_JOBS"  # in the environment of workers: a format, and the name of their node
-)
-CHAIN = 20  # causes of an error
-_CUTS = (1500, 600, 200, 60, 20)  # characters that a text keeps, until the line is short enough
+MAX_LINE_BYTES = 4096  # a write of at most this size into a pipe is not mixed with other writes
+JOB_LOG_VARIABLE = "GENBA_LOG_JOBS"  # in workers' environment: a format and the name of their node
+MAX_CAUSES = 20  # of an error
+_TEXT_LENGTHS = (1500, 600, 200, 60, 20)  # tried in this order until the line is short enough
 _KNOWN = frozenset(
     {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"}
 )  # the rest is `extra`
 _LONG = ("message", "error", "data")
-_OF_JOB = ("job", "task", "attempt")
+_JOB_FIELDS = ("job", "task", "attempt")
 
 CurrentJobFields = Callable[[], Mapping[str, Any]]
 
 
 class LineFormatter(logging.Formatter):
-    """`about` is in every line; `inside` is asked which job a record comes from, if it does not say so itself."""
+    """Formats a record as one line.
+
+    `constant` fields are in every line; `job_fields` returns the fields of the current job, for
+    records that do not name their job.
+    """
 
     def __init__(
-        self, form: str, about: Mapping[str, Any], inside: CurrentJobFields = dict
+        self, form: str, constant: Mapping[str, Any], job_fields: CurrentJobFields = dict
     ) -> None:
         super().__init__()
         self._write = {"json": _json, "pretty": _pretty, "pipe": _pipe}[form]
-        self._about = {"host": socket.gethostname(), **about}
-        self._inside = inside
+        self._constant = {"host": socket.gethostname(), **constant}
+        self._job_fields = job_fields
 
     def format(self, record: logging.LogRecord) -> str:
-        return fit_line(self._write, self._told(record))
+        return fit_line(self._write, self._fields(record))
 
-    def _told(self, record: logging.LogRecord) -> dict[str, Any]:
-        more = {name: value for name, value in vars(record).items() if name not in _KNOWN}
-        told: dict[str, Any] = {
+    def _fields(self, record: logging.LogRecord) -> dict[str, Any]:
+        extra = {name: value for name, value in vars(record).items() if name not in _KNOWN}
+        line: dict[str, Any] = {
             "time": to_datetime(int(record.created * 1_000_000)).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "message": _message(record),
             "logger": record.name,
-            **self._about,
+            **self._constant,
             "pid": record.process or os.getpid(),
-            **{name: value for name, value in self._inside().items() if value is not None},
-            **{name: more.pop(name) for name in (*_OF_JOB, "error") if name in more},
+            **{name: value for name, value in self._job_fields().items() if value is not None},
+            **{name: extra.pop(name) for name in (*_JOB_FIELDS, "error") if name in extra},
         }
         if record.exc_info and record.exc_info[1] is not None:
-            told["error"] = describe_error(record.exc_info[1])
-        if more:
-            told["data"] = _plain(more)
-        return told
+            line["error"] = describe_error(record.exc_info[1])
+        if extra:
+            line["data"] = _plain(extra)
+        return line
 
 
-def fit_line(write: Callable[[Mapping[str, Any]], str], told: Mapping[str, Any]) -> str:
-    """The line, its texts cut until it is no longer than LONGEST with its end."""
-    line = write(told)
-    for most in _CUTS:
+def fit_line(write: Callable[[Mapping[str, Any]], str], fields: Mapping[str, Any]) -> str:
+    """Write the line; shorten its texts until it fits MAX_LINE_BYTES with its line end."""
+    line = write(fields)
+    for length in _TEXT_LENGTHS:
         if len(line.encode(errors="replace")) < MAX_LINE_BYTES:
             return line
         line = write(
-            {name: _cut(value, most) if name in _LONG else value for name, value in told.items()}
+            {
+                name: _shortened(value, length) if name in _LONG else value
+                for name, value in fields.items()
+            }
         )
     if len(line.encode(errors="replace")) < MAX_LINE_BYTES:
         return line
-    bare = {name: value for name, value in told.items() if name not in _LONG}
-    return write({**bare, "message": _cut(str(told["message"]), _CUTS[-1])})
+    bare = {name: value for name, value in fields.items() if name not in _LONG}
+    return write({**bare, "message": _shortened(str(fields["message"]), _TEXT_LENGTHS[-1])})
 
 
-def _cut(value: Any, most: int) -> Any:
-    """Of a long text the beginning, of a traceback the end: there it says what happened."""
+def _shortened(value: Any, length: int) -> Any:
+    """Keep the beginning of a long text and the end of a traceback, where the error is."""
     match value:
-        case str() if len(value) > most:
-            return f"{value[:most]}… [{len(value) - most} characters left out]"
-        case {"traceback": str(trace), **others} if len(trace) > most:
+        case str() if len(value) > length:
+            return f"{value[:length]}… [{len(value) - length} characters left out]"
+        case {"traceback": str(trace), **others} if len(trace) > length:
             return {
-                **_cut(others, most),
-                "traceback": f"[{len(trace) - most} characters left out] …{trace[-most:]}",
+                **_shortened(others, length),
+                "traceback": f"[{len(trace) - length} characters left out] …{trace[-length:]}",
             }
         case Mapping():
-            rest = {"…": f"[{len(value) - most} left out]"} if len(value) > most else {}
+            items = list(value.items())[:length]
+            rest = {"…": f"[{len(value) - length} left out]"} if len(value) > length else {}
             return {
-                **{_cut(name, most): _cut(one, most) for name, one in list(value.items())[:most]},
+                **{_shortened(name, length): _shortened(item, length) for name, item in items},
                 **rest,
             }
         case list() | tuple():
-            left_out = [f"[{len(value) - most} left out]"] if len(value) > most else []
-            return [*(_cut(one, most) for one in value[:most]), *left_out]
+            left_out = [f"[{len(value) - length} left out]"] if len(value) > length else []
+            return [*(_shortened(item, length) for item in value[:length]), *left_out]
         case _:
             return value
 
 
 def describe_error(error: BaseException) -> dict[str, Any]:
-    """Its type, text and traceback, and the chain of what it came from, the nearest first."""
+    """Return the type, text and traceback of an error, and the chain of its causes."""
     causes: list[str] = []
     seen = {id(error)}
     cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-    while cause is not None and id(cause) not in seen and len(causes) < CHAIN:
+    while cause is not None and id(cause) not in seen and len(causes) < MAX_CAUSES:
         seen.add(id(cause))
         causes.append(f"{type(cause).__name__}: {_text(cause)}")
         cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
-    told = {"type": type(error).__name__, "message": _text(error)}
+    described: dict[str, Any] = {"type": type(error).__name__, "message": _text(error)}
     if causes:
-        told["causes"] = causes  # type: ignore[assignment]
+        described["causes"] = causes
     trace = "".join(traceback.format_tb(error.__traceback__, limit=-20))
-    return {**told, "traceback": trace} if trace else told
+    return {**described, "traceback": trace} if trace else described
 
 
 def _text(error: BaseException) -> str:
     try:
         return str(error)
-    except Exception as broken:  # noqa: BLE001  an exception that cannot tell its text must still be told of
-        return f"(its text could not be had: {type(broken).__name__})"
+    except Exception as broken:  # noqa: BLE001  an error whose __str__ raises must be logged, too
+        return f"(its text could not be read: {type(broken).__name__})"
 
 
 def _message(record: logging.LogRecord) -> str:
     try:
         return record.getMessage()
-    except Exception as broken:  # noqa: BLE001  a wrong call of the user's logger must not cost the line
+    except Exception as broken:  # noqa: BLE001  a wrong call of the logger must not lose the line
         return f"{record.msg!r} with {record.args!r}: {type(broken).__name__}: {broken}"
 
 
-def _plain(more: Mapping[str, Any]) -> Any:
+def _plain(extra: Mapping[str, Any]) -> Any:
     try:
-        return msgspec.to_builtins(more, enc_hook=str, str_keys=True)
-    except Exception:  # noqa: BLE001  circles, objects that cannot tell their text: the record matters more
-        return {str(name): repr(type(value)) for name, value in more.items()}
+        return msgspec.to_builtins(extra, enc_hook=str, str_keys=True)
+    except Exception:  # noqa: BLE001  cycles, or a __str__ that raises: the record matters more
+        return {str(name): repr(type(value)) for name, value in extra.items()}
 
 
-def _json(told: Mapping[str, Any]) -> str:
+def _json(fields: Mapping[str, Any]) -> str:
     try:
-        text = msgspec.json.encode(told, enc_hook=str).decode()
-    except UnicodeEncodeError:  # half a letter
-        text = json.dumps(told, default=str)
+        text = msgspec.json.encode(fields, enc_hook=str).decode()
+    except UnicodeEncodeError:  # a lone surrogate
+        text = json.dumps(fields, default=str)
     return text if text.isprintable() else clean_json(text)
 
 
-def _pretty(told: Mapping[str, Any]) -> str:
-    where = "".join(f" {name}={clean(told[name])}" for name in _OF_JOB if name in told)
-    more = f" {_json(told['data'])}" if "data" in told else ""
-    head = (
-        f"{told['time']} {told['level'].upper()} {told['logger']}: {told['message']}{where}{more}"
-    )
-    return clean(head + _error_lines(told.get("error")), lines=True).replace("\n", "\n  ")
+def _pretty(fields: Mapping[str, Any]) -> str:
+    job = "".join(f" {name}={clean(fields[name])}" for name in _JOB_FIELDS if name in fields)
+    data = f" {_json(fields['data'])}" if "data" in fields else ""
+    level = fields["level"].upper()
+    head = f"{fields['time']} {level} {fields['logger']}: {fields['message']}{job}{data}"
+    return clean(head + _error_lines(fields.get("error")), lines=True).replace("\n", "\n  ")
 
 
 def _error_lines(error: Any) -> str:
@@ -171,16 +176,17 @@ def _error_lines(error: Any) -> str:
     return f"{trace}\n{error.get('type')}: {error.get('message')}{causes}"
 
 
-def _pipe(told: Mapping[str, Any]) -> str:
-    error = told.get("error")
-    why = f" ({error.get('type')}: {error.get('message')})" if isinstance(error, Mapping) else ""
+def _pipe(fields: Mapping[str, Any]) -> str:
+    error = fields.get("error")
+    cause = f" ({error.get('type')}: {error.get('message')})" if isinstance(error, Mapping) else ""
     names = ("time", "level", "host", "pid", "job", "task", "logger", "message")
-    cells = {**{name: told.get(name, "") for name in names}, "message": f"{told['message']}{why}"}
+    cells = {name: fields.get(name, "") for name in names}
+    cells["message"] = f"{fields['message']}{cause}"
     return "|".join(clean(cells[name]).replace("|", "\\|") for name in names)
 
 
 class LineHandler(logging.Handler):
-    """Writes to a descriptor: a line at a time, whole, and never waiting for a lock that a dead process holds."""
+    """Writes each line to a descriptor in one call; no lock that a dead process could still hold."""
 
     def __init__(self, fd: int, line: LineFormatter) -> None:
         super().__init__()
@@ -191,6 +197,6 @@ class LineHandler(logging.Handler):
         try:
             os.write(self._fd, self.format(record).encode(errors="replace") + b"\n")
         except OSError:
-            return  # nobody reads it any more
-        except Exception:  # noqa: BLE001  a line that cannot be written must not harm who wrote it
+            return  # the reader has gone
+        except Exception:  # noqa: BLE001  a line that cannot be written must not fail its caller
             self.handleError(record)

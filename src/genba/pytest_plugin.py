@@ -1,4 +1,4 @@
-"""Fixtures for the tests of users: `genba_queue` is an empty queue, and a clock to move by hand."""
+"""Fixtures for users' tests: `genba_queue` is an empty queue with a clock that the test moves."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ def pytest_addoption(parser: Any) -> None:
 
 @pytest.fixture
 def genba_app(request: pytest.FixtureRequest) -> Genba:
-    """The app under test: what `genba_app` in the settings of pytest names, or what your own fixture gives."""
+    """Return the app that the pytest setting `genba_app` names, or override this fixture."""
     target = request.config.getini("genba_app")
     if not target:
         raise pytest.UsageError(
-            'genba_queue: which app?  Set genba_app = "module:app" in the settings of pytest'
+            'genba_queue needs an app: set genba_app = "module:app" in the settings of pytest, '
+            "or define a fixture genba_app"
         )
     app: Genba = resolve_name(str(target))
     return app
@@ -31,6 +32,6 @@ def genba_app(request: pytest.FixtureRequest) -> Genba:
 
 @pytest.fixture
 def genba_queue(genba_app: Genba) -> Iterator[Testing]:
-    """`with app.testing()` around the test."""
+    """Run the test inside `with app.testing()`."""
     with genba_app.testing() as queue:
         yield queue

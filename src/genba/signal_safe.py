@@ -1,8 +1,9 @@
-"""What a stop must not break in two.
+"""Defer a stop signal to the end of a block, so that it cannot leave a transaction open.
 
-A plain job is stopped by an exception that a signal raises in it, wherever it just is; so also between two steps of
-ours: a transaction is open, and whoever would have closed it has not begun to watch.  It would stay open for as long
-as the worker lives, and on SQLite nobody else could write.  So a stop that comes in such a block waits for its end.
+A plain job is stopped by an exception that a signal handler raises at any point of its code, also
+between two steps of genba: a transaction is open, but the code that closes it has not yet entered
+its `try`.  The transaction would stay open until the worker ends, and on SQLite it would block all
+other writers.  So a stop that arrives in such a block waits for the end of the block.
 """
 
 from __future__ import annotations
@@ -16,43 +17,47 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 
-class _Here(threading.local):
+class _ThreadState(threading.local):
     depth = 0
-    late: Callable[[], None] | None = None
+    deferred_stop: Callable[[], None] | None = None
 
 
-_here = _Here()  # signals come to the main thread; the others have a depth that nobody looks at
+# Signals arrive in the main thread; the state of other threads is not read.
+_state = _ThreadState()
 
 
-class _Unbroken:
-    """`with unbroken:`, or a decorator; blocks may be nested.  For what is short, or has a deadline."""
+class _DeferStop:
+    """`with defer_stop:` or a decorator; blocks may be nested.
+
+    Use it only for blocks that are short or have a deadline.
+    """
 
     __slots__ = ()
 
     def __enter__(self) -> None:
-        _here.depth += 1
+        _state.depth += 1
 
     def __exit__(self, *_: object) -> None:
-        _here.depth -= 1
-        if _here.late is not None and not _here.depth:
-            late, _here.late = _here.late, None
-            late()
+        _state.depth -= 1
+        if _state.deferred_stop is not None and not _state.depth:
+            stop, _state.deferred_stop = _state.deferred_stop, None
+            stop()
 
     def __call__(self, call: Callable[_P, _T]) -> Callable[_P, _T]:
         @wraps(call)
-        def whole(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        def deferred(*args: _P.args, **kwargs: _P.kwargs) -> _T:
             with self:
                 return call(*args, **kwargs)
 
-        return whole
+        return deferred
 
 
-defer_stop = _Unbroken()
+defer_stop = _DeferStop()
 
 
 def stop_when_safe(stop: Callable[[], None]) -> None:
-    """For a signal's handler: call it now, or when the block is left that this thread is in."""
-    if _here.depth:
-        _here.late = stop
+    """Call `stop` now, or at the end of the block that this thread is in; for signal handlers."""
+    if _state.depth:
+        _state.deferred_stop = stop
     else:
         stop()

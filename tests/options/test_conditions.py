@@ -20,7 +20,7 @@ from genba.options.conditions import (
     Readiness,
     Ready,
     arity,
-    ask,
+    evaluate,
 )
 
 JOB = Candidate(7, "shop.pay", {"tenant": "acme"}, {}, 1)
@@ -32,7 +32,7 @@ def answer(value: Any, calls: Any = None) -> Readiness:
             calls.append(fn)
         return fn(job) if arity(fn) else fn()
 
-    return ask([("c", lambda: value)], JOB, call)
+    return evaluate([("c", lambda: value)], JOB, call)
 
 
 def yes():
@@ -47,8 +47,8 @@ def test_true_false_wait_and_the_empty_chain():
     assert answer(True)
     assert answer(ready())
     assert not answer(False)
-    assert answer(False) == Readiness(ways=(), said="c")
-    assert answer(Wait("30s")) == Readiness(ways=(), wait=30_000_000, said="c")
+    assert answer(False) == Readiness(ways=(), refused_by="c")
+    assert answer(Wait("30s")) == Readiness(ways=(), wait=30_000_000, refused_by="c")
 
 
 @pytest.mark.parametrize("value", [None, 1, "yes", []])
@@ -64,8 +64,8 @@ def test_several_conditions_are_and_and_stop_at_the_first_no():
         asked.append(fn)
         return fn()
 
-    verdict = ask([("a", yes), ("b", no), ("c", yes)], JOB, call)
-    assert (verdict.said, asked) == ("b", [yes, no])
+    verdict = evaluate([("a", yes), ("b", no), ("c", yes)], JOB, call)
+    assert (verdict.refused_by, asked) == ("b", [yes, no])
 
 
 def test_a_chain_stops_at_the_first_no_and_any_at_the_first_yes():
@@ -177,7 +177,7 @@ def test_bad_terms_are_refused():
 
 
 def test_a_condition_takes_the_job_or_nothing():
-    with pytest.raises(BadOption, match="takes the job, or nothing"):
+    with pytest.raises(BadOption, match="takes the job or nothing"):
         Conditions().add(lambda one, other: True, "c")
 
 

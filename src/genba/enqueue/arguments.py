@@ -72,8 +72,8 @@ class Arguments:
         An int for a float parameter is stored, and restored, as a float.  A default that cannot be
         stored stays out of the payload: the function itself applies it.
         """
-        # Every enqueue comes here.  A plain call is bound and encoded by the struct, in C; all other
-        # cases fall back to `_encode_bound`, which checks each value.
+        # Every enqueue comes here.  The struct binds and encodes a plain call in C; other cases fall
+        # back to `_encode_bound`, which checks each value.
         struct = self._struct
         if struct is None:
             return self._encode_bound(self._bind(args, kwargs))
@@ -152,7 +152,7 @@ class Arguments:
         return payload, None
 
     def decode_result(self, payload: bytes | None) -> Any:
-        """Restore a result, typed by the return annotation, or as plain JSON if that does not fit."""
+        """Restore a result by the return annotation, or as plain JSON if it does not fit."""
         return None if payload is None else self._returns.load(payload)
 
     # binding

@@ -38,7 +38,7 @@ class Codec:
     def __init__(self, hint: Any, *, fallback: bool = False) -> None:
         try:
             decoder = msgspec.json.Decoder(hint)
-        except Exception:  # noqa: BLE001 - resolving the annotations of user classes can raise anything
+        except Exception:  # noqa: BLE001 - annotations of user classes can raise anything
             hint = Any
             decoder = msgspec.json.Decoder(Any)
         self.hint = hint
@@ -85,7 +85,7 @@ def validation_text(error: BaseException, path: str) -> str:
 
 
 def _exact_types(hint: Any) -> frozenset[type]:
-    """Return the scalar types whose every storable value fits this hint and is restored as it is."""
+    """Return the scalar types whose storable values all fit this hint and are restored as is."""
     if hint is Any or hint is object:
         return SCALARS
     if hint in (str, int, float, bool, NoneType):
@@ -102,7 +102,7 @@ def resolve_annotation(annotation: Any, namespace: Mapping[str, Any]) -> Any:
     holder = SimpleNamespace(__annotations__={"it": annotation})
     try:
         return typing.get_type_hints(holder, dict(namespace), include_extras=True)["it"]
-    except Exception:  # noqa: BLE001 - evaluating the text of a user's annotation can raise anything
+    except Exception:  # noqa: BLE001 - the text of a user's annotation can raise anything
         return Any
 
 

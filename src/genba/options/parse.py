@@ -287,7 +287,7 @@ def parse_rate(name: str, value: Any) -> Rate | None:
 
 
 def parse_ready(name: str, value: Any) -> tuple[Any, ...]:
-    """Parse names of conditions; in a decorator also functions and "#method" of the task's class."""
+    """Parse names of conditions; decorators also accept functions and "#method" of the class."""
     single = callable(value) or isinstance(value, str)
     conditions = _items(name, [value] if single else value, "a list of names of conditions")
     return tuple(

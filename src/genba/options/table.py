@@ -297,7 +297,7 @@ def _parse_job_options(values: Mapping[str, Any]) -> dict[str, Any]:
     parsed: dict[str, Any] = {}
     for name, value in values.items():
         parsed[ALIASES.get(name, name)] = JOB_OPTIONS[name].parse(name, value)
-    # Of app, task and call, the last one that names a key or `once` decides what makes a job unique.
+    # The last one of app, task and call that gives `key` or `once` decides what makes a job unique.
     if parsed.get("key") is not None:
         parsed["once"] = False
     elif parsed.get("once"):

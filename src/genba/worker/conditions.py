@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from genba import wire
-from genba.options.conditions import Candidate, Conditions, Readiness, arity, ask
+from genba.options.conditions import Candidate, Conditions, Readiness, arity, evaluate
 from genba.options.snapshot import OptionsSnapshot
 from genba.options.table import DEFAULT_OPTIONS, changed_options
 
@@ -28,7 +28,7 @@ class ConditionChecker:
     def ask(self, job: wire.JobMessage, names: Sequence[str]) -> Readiness:
         """What these conditions say of the job, all of them together."""
         self._named = {self._conditions.named[name]: name for name in names}
-        return ask(
+        return evaluate(
             [(name, fn) for fn, name in self._named.items()], self._candidate(job), self._call
         )
 

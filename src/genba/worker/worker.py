@@ -374,7 +374,7 @@ class Worker:
         told: list[Any]
         try:
             verdict = asking.ask(wire.JobMessage(*job), names)
-            told = [serial, verdict.ways, verdict.wait, verdict.said, None]
+            told = [serial, verdict.ways, verdict.wait, verdict.refused_by, None]
         except BaseException as error:  # noqa: BLE001  whatever the user's code raises is an answer
             told = [serial, (), None, asking.name, describe(error)]
         if children() is not None:
