@@ -186,7 +186,7 @@ def _pipe(fields: Mapping[str, Any]) -> str:
 
 
 class LineHandler(logging.Handler):
-    """Writes each line to a descriptor in one call; no lock that a dead process could still hold."""
+    """Writes each line to a descriptor in one call, without a lock that a dead process may hold."""
 
     def __init__(self, fd: int, line: LineFormatter) -> None:
         super().__init__()

@@ -1,8 +1,9 @@
-"""`with app.testing() as q:` no node, no sleep, a clock that you move.
+"""`with app.testing() as q:` a queue for tests without nodes and sleeps, with a clock you move.
 
-Jobs are stored in a database of their own (SQLite, in a temporary folder), claimed, run in this process and judged as a
-node does it.  Time passes when the test says so, also inside a job, which may run out of it.  What needs a process of
-its own is not there: memory and CPU limits, kills.
+Jobs are stored in a separate SQLite database in a temporary folder.  They are claimed, run in this
+process and judged as a node does it.  Time passes only when the test moves the clock, also inside a
+job, which may then time out.  Features that need a process per job are missing: memory and CPU
+limits, kills.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from genba import wire
 from genba.client import current_job
 from genba.client.job import Job
 from genba.domain.clock import Clock, ManualClock, SystemClock
-from genba.domain.duration import Duration, Micros, duration, to_datetime
+from genba.domain.duration import SECOND, Duration, Micros, duration, to_datetime
 from genba.domain.states import FINAL
 from genba.errors import GenbaError, Stopped, WaitTimeout
 from genba.node.foreground import ForegroundNode
@@ -33,15 +34,16 @@ from genba.worker.foreground import run_in_foreground
 if TYPE_CHECKING:
     from genba.client.app import Genba
 
-FAR = 1 << 55  # micros: a thousand years, no lease ends in a test
-LONG = "366d"  # to wait for the last job
-MANY = 10_000  # jobs of one call: then one of them makes the next for ever
+_ENDLESS_LEASE: Micros = 1 << 55  # a thousand years: no lease ends in a test
+_MAX_IDLE_WAIT = "366d"  # the longest time that `run_until_idle` moves the clock
+_MAX_RUNS = 10_000  # of one call; more means that each job enqueues the next without end
+_MAX_LISTED = 100_000
 
 
 class Testing:
-    """A queue under test; what it runs, it runs when you say so."""
+    """A queue under test, which runs jobs only when the test calls it."""
 
-    __test__ = False  # pytest: this is no test class
+    __test__ = False  # pytest must not collect this class
 
     def __init__(self, app: Genba) -> None:
         self._app = app
@@ -54,9 +56,9 @@ class Testing:
     def __enter__(self) -> Testing:
         if self._before is not None:
             raise GenbaError("this testing() is open already")
-        shm = Path("/dev/shm")  # noqa: S108  a folder of our own in it
-        fast = str(shm) if os.access(shm, os.W_OK) else None
-        self._folder = TemporaryDirectory(prefix="genba-test-", dir=fast)
+        memory = Path("/dev/shm")  # noqa: S108  TemporaryDirectory makes a private folder in it
+        parent = str(memory) if os.access(memory, os.W_OK) else None
+        self._folder = TemporaryDirectory(prefix="genba-test-", dir=parent)
         store = self._app.another_store(f"sqlite:///{self._folder.name}/test.db", self.clock)
         self._listened = self._app.handlers.listening
         self._app.handlers.close()
@@ -64,7 +66,7 @@ class Testing:
         store.install()
         if self._listened:
             self._app.handlers.listen()
-        self._here = ForegroundNode(store, FAR, self.clock, lambda: 0.0, timed=True)
+        self._here = ForegroundNode(store, _ENDLESS_LEASE, self.clock, lambda: 0.0, timed=True)
         self._node = self._here.join()
         store.schedules.declare(self._app.declared_schedules())
         return self
@@ -93,9 +95,10 @@ class Testing:
         return to_datetime(self.clock.now())
 
     def advance(self, by: Duration) -> datetime:
-        """Let time pass, and nothing else happen; gives what time it is then.
+        """Move the clock without running anything; return the new time.
 
-        Inside a job, in place of a sleep or of slow work: `Stopped` is raised there when the job has run out of time.
+        Call it inside a job in place of a sleep or of slow work.  It raises `Stopped` there if the
+        job has run out of time.
         """
         self.clock.advance(by)
         if self._here.tick():
@@ -104,51 +107,58 @@ class Testing:
 
     # running
 
-    def run(self, limit: int = MANY) -> list[Job[Any]]:
-        """Run what may start now, and what follows from it now; gives the jobs in the order of their runs."""
+    def run(self, limit: int = _MAX_RUNS) -> list[Job[Any]]:
+        """Run all jobs that may start now, including new ones; return them in the order of runs."""
         ran: list[Job[Any]] = []
         while len(ran) < limit and (id := self._run_next()) is not None:
             ran.append(self._app.job(id))
         return ran
 
-    async def arun(self, limit: int = MANY) -> list[Job[Any]]:
+    async def arun(self, limit: int = _MAX_RUNS) -> list[Job[Any]]:
         return await self._app.threads(self.run, limit)
 
-    def run_until_idle(self, within: Duration | None = None, limit: int = MANY) -> list[Job[Any]]:
-        """Run, and move the clock to the next due moment, until nothing is due any more, or not `within` that time.
+    def run_until_idle(
+        self, within: Duration | None = None, limit: int = _MAX_RUNS
+    ) -> list[Job[Any]]:
+        """Run jobs and move the clock to the next due moment until nothing is due, `within` a time.
 
-        Schedules in code are never done.  Without `within` they run as time passes, and alone they do not let it pass.
+        Schedules in code never end.  Without `within` they run as time passes, but the clock does
+        not move for them alone.
         """
-        ran, end = self.run(limit), self.clock.now() + duration(LONG if within is None else within)
+        ran = self.run(limit)
+        end = self.clock.now() + duration(_MAX_IDLE_WAIT if within is None else within)
         endless = within is not None
         while len(ran) < limit and (due := self._next_moment(endless)) is not None and due <= end:
             late = self.clock.now() - due
-            self.clock.advance(max(0, -late) / 1_000_000)
+            self.clock.advance(max(0, -late) / SECOND)
             more = self.run(limit - len(ran))
             if late >= 0 and not more:
-                break  # it is due, and something else keeps it
+                break  # a job is due, but something else keeps it from running
             ran += more
         return ran
 
     async def arun_until_idle(
-        self, within: Duration | None = None, limit: int = MANY
+        self, within: Duration | None = None, limit: int = _MAX_RUNS
     ) -> list[Job[Any]]:
         return await self._app.threads(self.run_until_idle, within, limit)
 
     def _next_moment(self, endless: bool) -> Micros | None:
-        """`endless`: even if there is nothing to come but runs of schedules in code."""
-        chores = self._app.store.nodes.due_work(self._node, [], [])
-        others = (chores.next_ripe, chores.pause_ends)
+        """Return the next due moment; with `endless`, also if only schedules in code are left."""
+        due = self._app.store.nodes.due_work(self._node, [], [])
+        others = (due.next_ripe, due.pause_ends)
         if not endless and others == (None, None) and self._only_declared():
             return None
-        moments = (chores.next_due, chores.next_tick, *others)
+        moments = (due.next_due, due.next_tick, *others)
         return min((moment for moment in moments if moment is not None), default=None)
 
     def _only_declared(self) -> bool:
+        """Return whether all future runs belong to schedules in code."""
         schedules = self._app.schedules()
-        declared = {one.record.id for one in schedules if not one.by_hand}
-        ticks = any(one.by_hand and one.record.next_at is not None for one in schedules)
-        scheduled = self._app.jobs(state="scheduled", limit=100_000)
+        declared = {schedule.record.id for schedule in schedules if not schedule.by_hand}
+        ticks = any(
+            schedule.by_hand and schedule.record.next_at is not None for schedule in schedules
+        )
+        scheduled = self._app.jobs(state="scheduled", limit=_MAX_LISTED)
         return not ticks and all(job.record.schedule_id in declared for job in scheduled)
 
     def _run_next(self) -> int | None:
@@ -181,14 +191,14 @@ class Testing:
     def _ask(
         self, job: wire.JobMessage, conditions: Sequence[str]
     ) -> tuple[bool, Micros | None, str, str | None]:
-        """Whether its conditions hold, when to ask again, who said no, and what it raised."""
+        """Return whether the conditions hold, the wait, the last condition, and its error."""
         with asyncio.Runner() as runner:
-            asking = ConditionChecker(self._app.conditions, runner.get_loop, self._app.by_name)
+            checker = ConditionChecker(self._app.conditions, runner.get_loop, self._app.by_name)
             try:
-                verdict = asking.ask(job, conditions)
-            except Exception as raised:  # noqa: BLE001  as in a worker: who raises is not ready
-                return False, None, asking.name, f"{type(raised).__name__}: {raised}"
-        return bool(verdict), verdict.wait, asking.name, None
+                readiness = checker.ask(job, conditions)
+            except Exception as error:  # noqa: BLE001  as in a worker: an error means not ready
+                return False, None, checker.name, f"{type(error).__name__}: {error}"
+        return bool(readiness), readiness.wait, checker.name, None
 
     def _call(
         self, serial: int, job: wire.JobMessage, memory: wire.SharedMemory
@@ -196,7 +206,7 @@ class Testing:
         return run_in_foreground(self._app, serial, job, memory, self.clock)
 
     def wait(self, jobs: Iterable[Job[Any]], until: str) -> None:
-        """`wait` and `result` in a test: run what may start; WaitTimeout at once if that is not enough."""
+        """Run jobs for `wait` and `result` in a test; WaitTimeout if that does not end the wait."""
         ids = {job.id for job in jobs}
         enough = any if until == "any" else all
 
@@ -207,34 +217,32 @@ class Testing:
         while ids and not done():
             if self._run_next() is None:
                 states = self._app.store.states(sorted(ids))
-                told = ", ".join(
+                open_jobs = ", ".join(
                     f"job {id} is {state}"
                     for id, state in sorted(states.items())
                     if state not in FINAL
                 )
                 raise WaitTimeout(
-                    f"in a test nobody else runs jobs, and {told}: q.advance(…) lets time pass"
+                    f"{open_jobs}, and in a test no node runs jobs; q.advance(…) lets time pass"
                 )
 
-    # what was asked for
+    # enqueued jobs
 
     def enqueued(self, task: Any = None, /, **arguments: Any) -> list[Job[Any]]:
-        """The jobs that were enqueued in this test, the first one first: all, of a task, with these arguments."""
+        """Return the jobs enqueued in this test, oldest first; of a task, with these arguments."""
         name = None if task is None else str(getattr(task, "name", task))
         plain = msgspec.json.decode(msgspec.json.encode(arguments))
-        found = self._app.jobs(state="any", task=name, limit=100_000)
-        return (
-            [job for job in reversed(found) if plain.items() <= job.args.items()]
-            if plain
-            else found[::-1]
-        )
+        newest_first = self._app.jobs(state="any", task=name, limit=_MAX_LISTED)
+        if not plain:
+            return newest_first[::-1]
+        return [job for job in reversed(newest_first) if plain.items() <= job.args.items()]
 
     def assert_enqueued(
         self, task: Any, count: int | None = None, /, **arguments: Any
     ) -> list[Job[Any]]:
-        """AssertionError unless a job (or `count` of them) of this task was enqueued with these arguments.
+        """Assert that a job, or `count` jobs, of this task was enqueued with these arguments.
 
-        `count=` by name is so many, too, unless the task has an argument of that name.
+        `count` may also be given by name, unless the task has an argument of that name.
         """
         name = str(getattr(task, "name", task))
         if (
@@ -243,18 +251,16 @@ class Testing:
             and not self._takes(name, "count")
         ):
             count = arguments.pop("count", None)
-        found = self.enqueued(task, **arguments)
-        if found and count in (None, len(found)):
-            return found
-        many = "a job" if count is None else f"{count} jobs"
-        wanted = f"{many} of {name} with {arguments}" if arguments else f"{many} of {name}"
-        there = [f"{job.task} {job.args}" for job in self.enqueued()]
-        if count == 0 and not found:
-            return []
+        jobs = self.enqueued(task, **arguments)
+        if (jobs and count in (None, len(jobs))) or (count == 0 and not jobs):
+            return jobs
+        number = "a job" if count is None else f"{count} jobs"
+        expected = f"{number} of {name}" + (f" with {arguments}" if arguments else "")
+        enqueued = [f"{job.task} {job.args}" for job in self.enqueued()]
         raise AssertionError(
-            f"{wanted} expected, {len(found)} found; enqueued were {there or 'none at all'}"
+            f"expected {expected}, found {len(jobs)}; enqueued jobs: {enqueued or 'none'}"
         )
 
     def _takes(self, task: str, name: str) -> bool:
-        known = self._app.arguments_of(task)
-        return known is not None and name in known.signature.parameters
+        arguments = self._app.arguments_of(task)
+        return arguments is not None and name in arguments.signature.parameters

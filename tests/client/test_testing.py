@@ -400,7 +400,7 @@ def test_arguments_may_be_called_like_what_an_assertion_takes(app):
         )
         assert q.assert_enqueued("work", task="x", count=2) == [jobs[1]]
         with pytest.raises(
-            AssertionError, match=r"3 jobs of work with {'count': 2} expected, 2 found"
+            AssertionError, match=r"expected 3 jobs of work with {'count': 2}, found 2"
         ):
             q.assert_enqueued(work, 3, count=2)
         anything.enqueue(count=5)

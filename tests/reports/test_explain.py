@@ -239,8 +239,9 @@ def test_what_a_rate_has_let_go_and_nobody_has_started_is_named(store, clock):
 
     explanation = told(store, second)
 
-    assert f'bucket "partner" has let go job {first}, which has not started, 1st in line' in str(
-        explanation
+    assert (
+        f'bucket "partner" has given its slot to job {first}, which has not started, 1st in line'
+        in str(explanation)
     )
     assert explanation.reasons[0].data["jobs"] == [first]
     store.limits.sweep()  # nobody serves its queue: the other one has its turn
@@ -299,13 +300,13 @@ def test_jobs_ahead_and_the_usual_time_give_the_start(store, clock, node):
 
 def test_a_condition_said_no_and_is_asked_again(store, clock, node):
     id = store.enqueue([a_job(ready=READY, options=OPTIONS)])[0].id
-    assert "condition shop.open has not been asked yet" in str(told(store, id))
+    assert "condition shop.open has not been checked yet" in str(told(store, id))
     no: dict[str, Any] = {"said": "shop.open"}
     for answer, words in (
-        (no, "condition shop.open said no at 00:00:00 UTC, next look at 00:00:01 UTC"),
+        (no, "condition shop.open said no at 00:00:00 UTC, next check at 00:00:01 UTC"),
         (
             {**no, "error": "E: x"},
-            "condition shop.open raised E: x at 00:00:05 UTC, next look at 00:00:07 UTC",
+            "condition shop.open raised E: x at 00:00:05 UTC, next check at 00:00:07 UTC",
         ),
         ({**no, "unknown": "shop.open"}, "no live node knows condition 'shop.open'"),
     ):

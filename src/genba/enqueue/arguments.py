@@ -72,8 +72,8 @@ class Arguments:
         An int for a float parameter is stored, and restored, as a float.  A default that cannot be
         stored stays out of the payload: the function itself applies it.
         """
-        # Every enqueue comes here.  The struct binds and encodes a plain call in C; other cases fall
-        # back to `_encode_bound`, which checks each value.
+        # Every enqueue comes here.  The struct binds and encodes a plain call in C.  Other calls
+        # fall back to `_encode_bound`, which checks each value.
         struct = self._struct
         if struct is None:
             return self._encode_bound(self._bind(args, kwargs))

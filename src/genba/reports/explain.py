@@ -1,6 +1,7 @@
-"""Why a job is not running: true reasons, in words and as data.
+"""Why a job is not running: true reasons, as text and as data.
 
-Each fact that can keep a job from running has one small asker below; what the database says now is all they know.
+Each fact that can keep a job from running has one small function below, which reads the present
+state of the database and nothing else.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from genba.domain.untrusted_json import UNREADABLE, read_json
 from genba.storage.records import JobRecord, NodeRecord
 from genba.storage.store import Store
 
-_MANY = 10_000  # more jobs in front are not counted
+_MAX_COUNTED = 10_000  # more jobs ahead are not counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,7 @@ class Reason:
     kind: str
     text: str
     data: dict[str, Any] = field(default_factory=dict)
-    start: Micros | None = None  # when this one will probably be out of the way
+    start: Micros | None = None  # when this reason will probably be gone
 
     def __str__(self) -> str:
         return self.text
@@ -33,7 +34,10 @@ class Reason:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """`reasons`, the first of them the one to remove first; `start` is when it will probably start, if known."""
+    """The reasons, the one to remove first at the front.
+
+    `start` is the moment at which the job will probably start, if that is known.
+    """
 
     job_id: int
     state: str
@@ -41,23 +45,23 @@ class Explanation:
     start: datetime | None = None
 
     def __str__(self) -> str:
-        said = f"job {self.job_id} is {self.state}: " + "; ".join(map(str, self.reasons))
+        text = f"job {self.job_id} is {self.state}: " + "; ".join(map(str, self.reasons))
         soon = self.state in (State.BLOCKED, State.WAITING) and self.start is not None
-        return f"{said}; it will probably start at {_clock(self.start)}" if soon else said
+        return f"{text}; it will probably start at {_clock(self.start)}" if soon else text
 
 
 def explain(store: Store, job: JobRecord, test: Collection[str] | None = None) -> Explanation:
-    """What keeps this job from running, as the database has it now.
+    """Find what keeps this job from running, by the present state of the database.
 
-    `test`: the tasks of an app under test, which runs its jobs itself, of all queues, when it is told to.
+    `test` has the tasks of an app under test.  Such an app runs the jobs of all queues itself, when
+    the test calls it.
     """
     facts = Facts(store, job, test)
-    reasons = [
-        reason for ask in _ASKERS.get(State(job.state), (_strange,)) for reason in ask(facts)
-    ]
+    checks = _CHECKS.get(State(job.state), (_unknown_state,))
+    reasons = [reason for check in checks for reason in check(facts)]
     starts = [reason.start for reason in reasons]
     known = [start for start in starts if start is not None]
-    # What is in its way today need not be there when its moment comes.
+    # For a scheduled job, a reason of today may be gone when its moment comes.
     start = (
         max(known)
         if known and (len(known) == len(starts) or job.state == State.SCHEDULED)
@@ -67,7 +71,7 @@ def explain(store: Store, job: JobRecord, test: Collection[str] | None = None) -
 
 
 class Facts:
-    """A job, and what several askers want to know about the rest."""
+    """A job, and the facts that several checks need."""
 
     def __init__(self, store: Store, job: JobRecord, test: Collection[str] | None) -> None:
         self.store = store
@@ -80,7 +84,7 @@ class Facts:
 
     @cached_property
     def nodes(self) -> list[NodeRecord]:
-        """Those that claim."""
+        """The nodes that claim jobs."""
         return [node for node in self.store.nodes.live() if node.state == "live"]
 
     @cached_property
@@ -88,24 +92,24 @@ class Facts:
         return [node for node in self.nodes if self.job.queue in node.serves]
 
     @cached_property
-    def steered(self) -> list[Reason]:
-        """What an operator has decided."""
+    def stopped_by_operator(self) -> list[Reason]:
+        """The decisions of operators that stop this job."""
         job, rules = self.job, self.store.policy.refresh()
-        found = []
+        reasons = []
         if job.task in rules.disabled:
-            found.append(
+            reasons.append(
                 Reason("task_disabled", f"its task {job.task!r} is disabled", {"task": job.task})
             )
         if job.queue in rules.paused:
-            found.append(_pause(self))
-        return found
+            reasons.append(_pause(self))
+        return reasons
 
     def usual(self, task: str | None = None) -> Micros | None:
-        """How long a job of this task, or of this job's queue, takes lately."""
+        """Return the recent duration of jobs of this task, or of this job's queue."""
         return self.store.search.usual_duration(task, None if task else self.job.queue)
 
 
-Asker = Callable[[Facts], Sequence[Reason]]
+ReasonCheck = Callable[[Facts], Sequence[Reason]]
 
 
 def _final(facts: Facts) -> Sequence[Reason]:
@@ -122,17 +126,17 @@ def _running(facts: Facts) -> Sequence[Reason]:
 
 
 def _lock(facts: Facts) -> Sequence[Reason]:
-    """It runs, and waits for somebody else to let go."""
+    """Explain a running job that waits for a lock."""
     waiting = next((row for row in facts.store.locks.waiters() if row.job_id == facts.job.id), None)
     if waiting is None:
         return []
     holders = [row for row in facts.store.locks.holders() if row.name == waiting.name]
-    told = [
+    owners = [
         f"job {row.job_id}" if row.job_id else f"process {row.pid} on {row.host or '?'}"
         for row in holders
     ]
     text = f"it waits for lock {waiting.name!r} since {_clock(to_datetime(waiting.since))}"
-    held = f", held by {_list(told)}" if told else ""
+    held = f", held by {_list(owners)}" if owners else ""
     data = {"lock": waiting.name, "jobs": [row.job_id for row in holders if row.job_id]}
     return [Reason("lock", text + held, data, waiting.since)]
 
@@ -147,7 +151,7 @@ def _dependencies(facts: Facts) -> Sequence[Reason]:
     parents = facts.store.dependencies.open_parents(facts.job.id)
     if not parents:
         return [Reason("blocked", "its dependencies are done", start=facts.now)]
-    told, starts = [], []
+    names, starts = [], []
     for parent in parents:
         state = parent.state or "deleted"
         since = (
@@ -155,7 +159,7 @@ def _dependencies(facts: Facts) -> Sequence[Reason]:
             if state == "running" and parent.claimed_at
             else ""
         )
-        told.append(f"{parent.id} ({state}{since})")
+        names.append(f"{parent.id} ({state}{since})")
         usual = facts.usual(parent.task) if state == "running" else None
         starts.append(
             None if usual is None else max(facts.now, (parent.claimed_at or facts.now) + usual)
@@ -165,8 +169,8 @@ def _dependencies(facts: Facts) -> Sequence[Reason]:
     return [
         Reason(
             "blocked",
-            f"it waits for {word} {_list(told)}",
-            {"jobs": [p.id for p in parents]},
+            f"it waits for {word} {_list(names)}",
+            {"jobs": [parent.id for parent in parents]},
             start,
         )
     ]
@@ -175,11 +179,13 @@ def _dependencies(facts: Facts) -> Sequence[Reason]:
 def _moment(facts: Facts) -> Sequence[Reason]:
     job = facts.job
     if job.due_at <= facts.now:
-        due = f"it is due since {_clock(to_datetime(job.due_at))}, nodes move it to those that wait"
         if job.state != State.SCHEDULED or facts.test is not None:
             return []
-        return [Reason("due", due, {"at": job.due_at}, facts.now)]
-    if job.state == State.WAITING:  # it was due, before the clock was set back
+        text = (
+            f"it is due since {_clock(to_datetime(job.due_at))}, and a node will move it to waiting"
+        )
+        return [Reason("due", text, {"at": job.due_at}, facts.now)]
+    if job.state == State.WAITING:  # it was due before the clock was set back
         return []
     again = ""
     if job.attempt and job.crashes:
@@ -190,9 +196,8 @@ def _moment(facts: Facts) -> Sequence[Reason]:
     return [Reason("scheduled", text, {"at": job.due_at}, job.due_at)]
 
 
-def _steered(facts: Facts) -> Sequence[Reason]:
-    """What an operator has decided."""
-    return facts.steered
+def _operators(facts: Facts) -> Sequence[Reason]:
+    return facts.stopped_by_operator
 
 
 def _pause(facts: Facts) -> Reason:
@@ -207,10 +212,10 @@ def _pause(facts: Facts) -> Reason:
 
 
 def _task(facts: Facts) -> Sequence[Reason]:
-    """Whether anybody could run it."""
+    """Check that some node, or the app under test, has the task."""
     task = facts.job.task
     if facts.test is not None:
-        text = f"in a test nobody else runs jobs, and this app has no task {task!r}"
+        text = f"this app has no task {task!r}, and in a test no node runs jobs"
         return [] if task in facts.test else [Reason("unknown_task", text, {"task": task})]
     if not facts.nodes:
         return [Reason("no_node", f"no live node knows task {task!r}: no node is running")]
@@ -232,37 +237,41 @@ def _queue(facts: Facts) -> Sequence[Reason]:
 
 
 def _bucket(facts: Facts) -> Sequence[Reason]:
-    """It stands in line."""
+    """Explain a job that waits in the line of a bucket."""
     job = facts.job
     line = facts.store.limits.line(job.id, job.rank, job.parked_on)
     if line is None:
         return []
-    place, usual = line.ahead + 1, facts.usual(job.task)
+    place = line.ahead + 1
     data: dict[str, Any] = {"bucket": line.bucket, "n": line.n, "place": place}
+    holders = [holder.job for holder in line.holders]
     if line.per is not None:
-        ripe = line.ripe_at or facts.now
-        if line.holders and ripe <= facts.now:
-            let_go = [f"job {holder.job}" for holder in line.holders]
-            have = "which has" if len(let_go) == 1 else "which have"
-            text = f'bucket "{line.bucket}" has let go {_list(let_go)}, {have} not started, {_nth(place)} in line'
-            return [Reason("rate", text, {**data, "jobs": [holder.job for holder in line.holders]})]
-        text = f'the rate of bucket "{line.bucket}" is used up until {_clock(to_datetime(ripe))}, {_nth(place)} in line'
-        return [Reason("rate", text, data, ripe + line.ahead * line.per // max(1, line.n))]
-    told = [
+        next_start = line.ripe_at or facts.now
+        if holders and next_start <= facts.now:
+            granted = [f"job {id}" for id in holders]
+            have = "which has" if len(granted) == 1 else "which have"
+            text = (
+                f'bucket "{line.bucket}" has given its slot to {_list(granted)}, '
+                f"{have} not started, {_nth(place)} in line"
+            )
+            return [Reason("rate", text, {**data, "jobs": holders})]
+        text = (
+            f'the rate of bucket "{line.bucket}" is used up until '
+            f"{_clock(to_datetime(next_start))}, {_nth(place)} in line"
+        )
+        return [Reason("rate", text, data, next_start + line.ahead * line.per // max(1, line.n))]
+    owners = [
         f"job {holder.job}"
         + (f" on node {holder.node}" if holder.node else "")
         + f" since {_clock(to_datetime(holder.claimed_at or holder.granted_at))}"
         for holder in line.holders
     ]
-    held = f" (held by {_list(told)})" if told else ""
+    held = f" (held by {_list(owners)})" if owners else ""
+    usual = facts.usual(job.task)
     start = None if usual is None or not line.n else facts.now + place * usual // line.n
     full = "is full" if line.n else "lets none start (its n is 0)"
     text = f'bucket "{line.bucket}" {full}{held}, {_nth(place)} in line'
-    return [
-        Reason(
-            "bucket_full", text, {**data, "jobs": [holder.job for holder in line.holders]}, start
-        )
-    ]
+    return [Reason("bucket_full", text, {**data, "jobs": holders}, start)]
 
 
 def _condition(facts: Facts) -> Sequence[Reason]:
@@ -278,9 +287,9 @@ def _condition(facts: Facts) -> Sequence[Reason]:
         return []
     question = facts.store.conditions.question(parked.removeprefix("question "))
     if question is None:
-        return [Reason("condition", "its conditions are about to be asked", start=facts.now)]
+        return [Reason("condition", "its conditions are about to be checked", start=facts.now)]
     names = ", ".join(read_json(question.conditions, list[str], [UNREADABLE]))
-    look = max(question.look_at, facts.now)
+    next_check = max(question.look_at, facts.now)
     data = {
         "conditions": names.split(", "),
         "said": question.said,
@@ -288,31 +297,29 @@ def _condition(facts: Facts) -> Sequence[Reason]:
         "next": question.look_at,
     }
     if question.said_at is None:
-        return [Reason("condition", f"condition {names} has not been asked yet", data, look)]
-    said = (
-        f"{question.said} at"
-        if " raised " in (question.said or "")
-        else f"{question.said} said no at"
+        text = f"condition {names} has not been checked yet"
+        return [Reason("condition", text, data, next_check)]
+    # After an exception, `said` is the name of the condition and its error.
+    raised = " raised " in (question.said or "")
+    answer = question.said if raised else f"{question.said} said no"
+    text = (
+        f"condition {answer} at {_clock(to_datetime(question.said_at))}, "
+        f"next check at {_clock(to_datetime(next_check))}"
     )
-    text = f"condition {said} {_clock(to_datetime(question.said_at))}, next look at {_clock(to_datetime(look))}"
-    return [Reason("condition", text, data, look)]
+    return [Reason("condition", text, data, next_check)]
 
 
-def _strange(facts: Facts) -> Sequence[Reason]:
-    return [
-        Reason(
-            "state",
-            f"{facts.job.state!r} is no state that genba knows: somebody has written it by hand",
-        )
-    ]
+def _unknown_state(facts: Facts) -> Sequence[Reason]:
+    text = f"{facts.job.state!r} is not a state of genba; its row was changed by hand"
+    return [Reason("state", text)]
 
 
-def _elsewhere(facts: Facts) -> Sequence[Reason]:
-    """Parked on something that no other asker speaks of."""
+def _otherwise_parked(facts: Facts) -> Sequence[Reason]:
+    """Explain a job that is parked on something that no other check knows."""
     parked = facts.job.parked_on
-    if parked is None or parked.startswith(_SPOKEN_OF):
+    if parked is None or parked.startswith(_CHECKED_PREFIXES):
         return []
-    return [Reason("parked", f"it is put aside: {parked}", {"parked_on": parked})]
+    return [Reason("parked", f"it is parked: {parked}", {"parked_on": parked})]
 
 
 def _slots(facts: Facts) -> Sequence[Reason]:
@@ -320,51 +327,51 @@ def _slots(facts: Facts) -> Sequence[Reason]:
     if job.parked_on is not None or not facts.serving or facts.test is not None:
         return []
     ahead = facts.store.ahead(job)
-    if facts.steered and not ahead:
-        return []  # slots are not what it lacks
-    many = f"{_MANY:,} or more" if ahead >= _MANY else str(ahead)
+    if facts.stopped_by_operator and not ahead:
+        return []  # a free slot would not help
+    many = f"{_MAX_COUNTED:,} or more" if ahead >= _MAX_COUNTED else str(ahead)
     usual, slots = facts.usual(), sum(node.slots for node in facts.serving)
-    lasts = None if usual is None or not slots else (ahead + 1) * usual // slots
-    if facts.steered:
-        begin = max(reason.start or facts.now for reason in facts.steered)  # at the earliest
+    wait = None if usual is None or not slots else (ahead + 1) * usual // slots
+    if facts.stopped_by_operator:
+        earliest = max(reason.start or facts.now for reason in facts.stopped_by_operator)
         text = "1 job of it is ahead" if ahead == 1 else f"{many} jobs of it are ahead"
-        return [Reason("no_slot", text, {"ahead": ahead}, begin + (lasts or 0))]
-    start = None if lasts is None else facts.now + lasts
+        return [Reason("no_slot", text, {"ahead": ahead}, earliest + (wait or 0))]
+    start = None if wait is None else facts.now + wait
     text = f"no free slot yet, {many} jobs of queue {job.queue!r} are ahead"
     return [Reason("no_slot", text, {"ahead": ahead}, start)]
 
 
-def _untold(facts: Facts) -> Sequence[Reason]:
-    """Nothing is in its way, but in a test nothing happens by itself."""
+def _test_not_run(facts: Facts) -> Sequence[Reason]:
+    """Explain a job that only waits for the test to run it."""
     job = facts.job
     if (
         facts.test is None
         or job.parked_on is not None
         or job.due_at > facts.now
-        or _steered(facts)
+        or _operators(facts)
         or _task(facts)
     ):
         return []
-    return [Reason("test", "in a test jobs run when they are told to: q.run()")]
+    return [Reason("test", "in a test, jobs run only when the test calls q.run()")]
 
 
-_SPOKEN_OF = ("unknown ", "question ", "disabled ", "limit ")
-_WAITING: Sequence[Asker] = (
-    _steered,
+_CHECKED_PREFIXES = ("unknown ", "question ", "disabled ", "limit ")  # of `parked_on`
+_WAITING: Sequence[ReasonCheck] = (
+    _operators,
     _task,
     _queue,
     _bucket,
     _condition,
-    _elsewhere,
+    _otherwise_parked,
     _slots,
-    _untold,
+    _test_not_run,
 )
-_ASKERS: dict[State, Sequence[Asker]] = {
+_CHECKS: dict[State, Sequence[ReasonCheck]] = {
     **{State(state): (_final,) for state in FINAL},
     State.RUNNING: (_running,),
     State.HELD: (_held,),
-    State.BLOCKED: (_dependencies, _moment, _steered, _task, _queue),
-    State.SCHEDULED: (_moment, _steered, _task, _queue, _untold),
+    State.BLOCKED: (_dependencies, _moment, _operators, _task, _queue),
+    State.SCHEDULED: (_moment, _operators, _task, _queue, _test_not_run),
     State.WAITING: _WAITING,
 }
 

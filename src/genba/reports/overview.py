@@ -1,4 +1,7 @@
-"""One look at all that is under way, for those who watch; it costs the same however much is finished or waits."""
+"""The overview of everything in progress: queues, nodes, running jobs and recent failures.
+
+Its cost does not depend on how many jobs wait or have finished.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ _FAILURES = frozenset({"failed", "timed_out"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueView:
-    """`more`: there are more than were counted."""
+    """A queue; `more` says that more jobs wait than were counted."""
 
     name: str
     paused: bool
@@ -27,24 +30,26 @@ class QueueView:
     parked: int
     scheduled: int
     running: int
-    oldest: datetime | None  # since when the first of those that wait was due
+    oldest: datetime | None  # when the first waiting job became due
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeView:
+    """A live node."""
+
     name: str
     state: str
     host: str
     pid: int
     slots: int
-    busy: int  # jobs that it holds, started or about to
+    busy: int  # jobs that it has claimed, started or not
     queues: list[str]
     started: datetime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overview:
-    """`running` and `failures` are the newest ones; `states` counts what is open."""
+    """The report; `running` and `failures` are the newest ones, `states` counts open jobs."""
 
     at: datetime
     states: dict[str, int]
@@ -71,17 +76,19 @@ def read_overview(app: Client, limit: int) -> Overview:
 
     def queue(name: str) -> QueueView:
         mine = [level for level in levels.jobs if level.queue == name]
-        count = {state: sum(one.jobs for one in mine if one.state == state) for state in states}
-        waiting = [one.oldest for one in mine if one.state == "waiting"]
+        count = {
+            state: sum(level.jobs for level in mine if level.state == state) for state in states
+        }
+        waiting = [level.oldest for level in mine if level.state == "waiting"]
         record = records.get(name)
-        over = (
+        pause_over = (
             record is not None
             and record.paused_until is not None
             and record.paused_until <= levels.now
         )
         return QueueView(
             name=name,
-            paused=record is not None and record.paused and not over,
+            paused=record is not None and record.paused and not pause_over,
             waiting=count.get("waiting", 0),
             more=("waiting", name) in levels.more,
             parked=count.get("parked", 0),
