@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from genba import Genba, Limit
-from genba.client.task import Call
+from genba.enqueue.call import Call
 
 TARGET = "measure.tasks:app"
 

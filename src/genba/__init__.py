@@ -2,12 +2,14 @@
 
 from genba.client.app import Genba
 from genba.client.current_job import RunningJob, current_job
-from genba.client.job import Group, Job
+from genba.client.group import Group
+from genba.client.job import Job
 from genba.client.lock import Lock
 from genba.client.message import Subscription
 from genba.client.schedule import Schedule, Tick
-from genba.client.task import Call, Task
+from genba.client.task import Task
 from genba.domain.retry import Retry
+from genba.enqueue.call import Call
 from genba.errors import (
     BadArguments,
     BadOption,

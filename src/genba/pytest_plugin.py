@@ -10,7 +10,7 @@ import pytest
 
 if TYPE_CHECKING:
     from genba.client.app import Genba
-    from genba.testing import Testing
+    from genba.client.under_test import Testing
 
 
 def pytest_addoption(parser: Any) -> None:

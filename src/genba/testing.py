@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,9 +23,11 @@ import msgspec
 from genba import wire
 from genba.client import current_job
 from genba.client.job import Job
+from genba.client.under_test import MAX_RUNS, Testing
 from genba.domain.clock import Clock, ManualClock, SystemClock
 from genba.domain.duration import SECOND, Duration, Micros, duration, to_datetime
 from genba.domain.states import FINAL
+from genba.enqueue.call import JobHandle
 from genba.errors import GenbaError, Stopped, WaitTimeout
 from genba.node.foreground import ForegroundNode
 from genba.worker.conditions import ConditionChecker
@@ -36,11 +38,10 @@ if TYPE_CHECKING:
 
 _ENDLESS_LEASE: Micros = 1 << 55  # a thousand years: no lease ends in a test
 _MAX_IDLE_WAIT = "366d"  # the longest time that `run_until_idle` moves the clock
-_MAX_RUNS = 10_000  # of one call; more means that each job enqueues the next without end
 _MAX_LISTED = 100_000
 
 
-class Testing:
+class InProcessTesting(Testing):
     """A queue under test, which runs jobs only when the test calls it."""
 
     __test__ = False  # pytest must not collect this class
@@ -53,7 +54,7 @@ class Testing:
         self._node = 0
         self._listened = False
 
-    def __enter__(self) -> Testing:
+    def __enter__(self) -> InProcessTesting:
         if self._before is not None:
             raise GenbaError("this testing() is open already")
         memory = Path("/dev/shm")  # noqa: S108  TemporaryDirectory makes a private folder in it
@@ -107,18 +108,18 @@ class Testing:
 
     # running
 
-    def run(self, limit: int = _MAX_RUNS) -> list[Job[Any]]:
+    def run(self, limit: int = MAX_RUNS) -> list[Job[Any]]:
         """Run all jobs that may start now, including new ones; return them in the order of runs."""
         ran: list[Job[Any]] = []
         while len(ran) < limit and (id := self._run_next()) is not None:
             ran.append(self._app.job(id))
         return ran
 
-    async def arun(self, limit: int = _MAX_RUNS) -> list[Job[Any]]:
+    async def arun(self, limit: int = MAX_RUNS) -> list[Job[Any]]:
         return await self._app.threads(self.run, limit)
 
     def run_until_idle(
-        self, within: Duration | None = None, limit: int = _MAX_RUNS
+        self, within: Duration | None = None, limit: int = MAX_RUNS
     ) -> list[Job[Any]]:
         """Run jobs and move the clock to the next due moment until nothing is due, `within` a time.
 
@@ -138,7 +139,7 @@ class Testing:
         return ran
 
     async def arun_until_idle(
-        self, within: Duration | None = None, limit: int = _MAX_RUNS
+        self, within: Duration | None = None, limit: int = MAX_RUNS
     ) -> list[Job[Any]]:
         return await self._app.threads(self.run_until_idle, within, limit)
 
@@ -205,7 +206,7 @@ class Testing:
     ) -> list[list[Any]]:
         return run_in_foreground(self._app, serial, job, memory, self.clock)
 
-    def wait(self, jobs: Iterable[Job[Any]], until: str) -> None:
+    def wait(self, jobs: Iterable[JobHandle], until: str) -> None:
         """Run jobs for `wait` and `result` in a test; WaitTimeout if that does not end the wait."""
         ids = {job.id for job in jobs}
         enough = any if until == "any" else all
@@ -227,6 +228,10 @@ class Testing:
                 )
 
     # enqueued jobs
+
+    @property
+    def task_names(self) -> Collection[str]:
+        return self._app.registry.tasks.keys()
 
     def enqueued(self, task: Any = None, /, **arguments: Any) -> list[Job[Any]]:
         """Return the jobs enqueued in this test, oldest first; of a task, with these arguments."""

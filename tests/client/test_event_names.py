@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import genba
-from genba.client.event import KINDS
+from genba.domain.events import KINDS
 
 _TELLERS = {"tell", "_tell", "_changed"}
 

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from genba.client.schedule import changed_rule, read_rule
 from genba.domain.cron import cron
 from genba.domain.duration import DAY, MILLISECOND, MINUTE, SECOND
 from genba.domain.schedule import (
@@ -23,6 +22,7 @@ from genba.domain.schedule import (
     upcoming,
 )
 from genba.errors import BadOption
+from genba.options.schedule_rule import changed_rule, read_rule
 
 UTC = ZoneInfo("UTC")
 NOW = 1_767_225_600_000_000

@@ -136,7 +136,7 @@ class Wish:
         self._world, self._process, self._job = world, process, job
         self._got, self._over = got, over
         self.app = App(world, process)
-        self._lock = Lock(self.app, NAME, 1, None)  # type: ignore[arg-type]
+        self._lock = Lock(self.app, self.app.held_locks, NAME, 1, None)  # type: ignore[arg-type]
         self._asking = LockRequest(self._lock, job)
         self.grant: Grant | None = None
         self.hold: Hold | None = None
@@ -187,7 +187,7 @@ class Wish:
         self.hold.ended = self._world.now
         with suppress(StoreError, Gone):  # then it goes with its owner
             try:
-                lock._give_back(self.app, NAME, self.grant)  # type: ignore[arg-type]
+                lock._release(self.app, self.app.held_locks, NAME, self.grant)  # type: ignore[arg-type]
                 self._world.hits.add("gave a lock back")
             except LockLost:
                 good = self.hold.good_until

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from genba.client.event import unfold
+from genba.domain.events import unfold
 from genba.errors import StoreError, StoreUnreachable
 from genba.storage.engines.database import TABLES, AnswerLost
 from genba.storage.store import Store

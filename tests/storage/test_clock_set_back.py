@@ -21,7 +21,7 @@ from tests.storage.builders import (
 )
 from tests.storage.limits.test_slots import limited, rated
 
-from genba.client.operators import update
+from genba.client.job_options import update_options as update
 from genba.domain.duration import DAY, HOUR, MINUTE, SECOND
 from genba.domain.schedule import ScheduleRule
 from genba.domain.verdict import AttemptEnd

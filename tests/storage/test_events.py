@@ -16,7 +16,7 @@ from tests.storage.builders import (
     success,
 )
 
-from genba.client.event import KINDS, kinds_of, unfold
+from genba.domain.events import KINDS, kinds_of, unfold
 from genba.errors import BadOption, CursorExpired
 from genba.storage.events import PAGE_ROWS, EventPosition
 

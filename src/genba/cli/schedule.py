@@ -16,7 +16,8 @@ from genba.domain.schedule import rule_to_json
 from genba.domain.untrusted_json import UNREADABLE
 
 if TYPE_CHECKING:
-    from genba.client.schedule import Schedule, Tick, When
+    from genba.client.schedule import Schedule, Tick
+    from genba.options.schedule_rule import RuleOptions
 
 
 @click.group()
@@ -77,12 +78,12 @@ def rule_options(command: Any) -> Any:
     return command
 
 
-def _given(options: dict[str, Any], without: Sequence[str] = ()) -> When:
+def _given(options: dict[str, Any], without: Sequence[str] = ()) -> RuleOptions:
     found = dict.fromkeys(word.replace("-", "_") for word in without)
     found |= {name: value for name, value in options.items() if value is not None}
     if found.get("every") == "-1":
         found["every"] = -1
-    return cast("When", found)
+    return cast("RuleOptions", found)
 
 
 @schedule.command()

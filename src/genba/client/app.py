@@ -1,26 +1,29 @@
-"""Genba: the front door."""
+"""Genba: the app, with what its code declares, and all that a client can do."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import Any, TypeVar, overload
 
 import msgspec
 from typing_extensions import ParamSpec, Unpack
 
-from genba.client.async_methods import twin
+from genba.client.async_methods import async_method
 from genba.client.client import Client
+from genba.client.clone import copy_of
+from genba.client.current_job import OwnJobWrites, find_job
 from genba.client.event_reader import Callback, EventNames, importing
-from genba.client.job import options_of
+from genba.client.job_options import options_of
 from genba.client.node_handle import NodeHandle
 from genba.client.registry import TaskDecorator
-from genba.client.schedule import Schedule, When
-from genba.client.task import Call, RunClass, Task
-
-if TYPE_CHECKING:
-    from genba.storage.schedules.rows import NewSchedule
-    from genba.testing import Testing
+from genba.client.schedule import Schedule
+from genba.client.task import RunClass, Task
+from genba.client.under_test import Testing
+from genba.enqueue.call import Call
+from genba.enqueue.trace import current_traceparent
+from genba.options.schedule_rule import RuleOptions
+from genba.storage.schedules.rows import NewSchedule
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -28,15 +31,15 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Genba(Client):
-    """One queue of jobs: what can be run, and everything that was asked for.
+    """An app: the tasks that it can run, and the jobs that were enqueued.
 
     Making one connects to nothing.  The first call that needs the database opens it, and installs the schema if
     it is not there.  After a fork the child opens connections of its own.
     """
 
-    def set_defaults(self, **given: Any) -> None:
-        """What tasks have for what they do not say, from the next call on; jobs that are enqueued do not change."""
-        self.registry.set_defaults(given)
+    def set_defaults(self, **options: Any) -> None:
+        """Set the defaults of all tasks, from the next call on; enqueued jobs do not change."""
+        self.registry.set_defaults(options)
 
     # what the code declares
 
@@ -49,13 +52,13 @@ class Genba(Client):
     @overload
     def task(self, fn: Callable[P, R], /) -> Task[P, R, R]: ...
     @overload
-    def task(self, fn: None = None, /, **given: Any) -> TaskDecorator: ...
+    def task(self, fn: None = None, /, **options: Any) -> TaskDecorator: ...
 
-    def task(self, fn: Any = None, /, **given: Any) -> Any:
-        """Register a function, or a class with `run`; the job options and the policy are its defaults."""
+    def task(self, fn: Any = None, /, **options: Any) -> Any:
+        """Register a function, or a class with `run`, as a task with these job options and this policy."""
         if fn is None:
-            return TaskDecorator(self.registry, given)
-        return self.registry.add_task(fn, given)
+            return TaskDecorator(self.registry, options)
+        return self.registry.add_task(fn, options)
 
     @overload
     def condition(self, fn: F, /) -> F: ...
@@ -63,18 +66,20 @@ class Genba(Client):
     def condition(self, fn: None = None, /, *, name: str | None = None) -> Callable[[F], F]: ...
 
     def condition(self, fn: Any = None, /, *, name: str | None = None) -> Any:
-        """Register a question that `ready=` may name: `def disk_ok(job)`, which answers True, False, Wait, or a chain.
+        """Register a condition for `ready=`: `def disk_ok(job)` returns True, False, Wait, or a chain.
 
-        It is asked in a worker, before a job starts, and has a second for its answer.
+        A worker calls it before a job starts; it has a second to return.
         """
-        if fn is None:
-            return lambda given: (
-                self.condition(given) if name is None else self.registry.conditions.add(given, name)
-            )
-        return self.registry.conditions.add(fn, name)
+        if fn is not None:
+            return self.registry.conditions.add(fn, name)
+
+        def decorate(function: F) -> F:
+            return self.registry.conditions.add(function, name)
+
+        return decorate
 
     def lifespan(self, fn: F, /) -> F:
-        """Surround the life of every worker: entered before its first job, left when it ends by itself.
+        """Surround every worker: entered before its first job, left when it ends by itself.
 
         A generator function, or anything that gives a context manager; plain or async.  It takes no arguments.
         """
@@ -87,22 +92,23 @@ class Genba(Client):
         """
         return self.registry.add_middleware(fn)
 
-    def recur(self, name: str, call: Call[Any], **when: Unpack[When]) -> Schedule:
-        """Let `call` run by cron=, or every= so often; the same again changes nothing.
+    def recur(self, name: str, call: Call[Any], **options: Unpack[RuleOptions]) -> Schedule:
+        """Enqueue `call` again and again, by cron= or every=; the same again changes nothing.
 
-        While a module is imported this declares: nodes write what their app declares.  Anywhere else it acts at once,
-        by hand, and code that declares the name no longer changes it.
+        While a module is imported this declares a schedule, which nodes write.  Anywhere else it is written at once
+        and counts as changed by hand: code that declares the name no longer changes it.
         """
         if importing():
-            self.wanted(name, call, when)  # for its errors
-            self.registry.add_schedule(name, call, when)
+            self.new_schedule(name, call, options)  # to raise its errors here
+            self.registry.add_schedule(name, call, options)
         else:
-            self.store.install()
-            self.store.schedules.put(self.wanted(name, call, when))
+            store = self.store
+            store.install()
+            store.schedules.put(self.new_schedule(name, call, options))
             self.wake()
-        return Schedule(self, name)
+        return Schedule(self._connection, name)
 
-    arecur = twin(recur)
+    arecur = async_method(recur)
 
     @overload
     def on(self, name: EventNames, callback: Callback, /) -> Genba: ...
@@ -110,9 +116,9 @@ class Genba(Client):
     def on(self, name: EventNames, /) -> Callable[[F], F]: ...
 
     def on(self, name: EventNames, callback: Callback | None = None, /) -> Any:
-        """Call back for each event of this name ("*": all) that happens from now on, in a thread of this process.
+        """Call back for each event of this name ("*": all) from now on, in a thread of this process.
 
-        Registered while a module of the app is imported, it runs with the nodes instead, for what each node does.
+        Registered while a module of the app is imported, it runs with each node instead, for the node's own events.
         """
         at_import = importing()
         if callback is not None:
@@ -127,22 +133,22 @@ class Genba(Client):
 
     # run
 
-    def node(self, target: str | None = None, **given: Any) -> NodeHandle:
-        """A node for this app; `run()` (or `await …arun()`) starts it as a child and waits for it."""
-        return NodeHandle.of(self, target, given)
+    def node(self, target: str | None = None, **options: Any) -> NodeHandle:
+        """Make a node for this app; `run()` (or `await …arun()`) starts it as a child and waits for it."""
+        return NodeHandle.of(self, self.settings, target, options)
 
     def testing(self) -> Testing:
-        """`with app.testing() as q:` an empty queue, a clock of its own, and jobs that run here, when `q` says so.
+        """Make an empty queue with its own clock: `with app.testing() as q:`; jobs run when `q` says so.
 
-        Schedules that the code declares are there, as a node would have written them.
+        It has the schedules that the code declares, as a node would have written them.
         """
-        made: Testing = import_module("genba.testing").Testing(self)
-        return made
+        testing: Testing = import_module("genba.testing").InProcessTesting(self)
+        return testing
 
-    # what nodes and workers ask
+    # for nodes and workers
 
     def hello(self) -> dict[str, Any]:
-        """What a node must know of this app."""
+        """Return what a node must know of this app."""
         registry = self.registry
         registry.check()
         return {
@@ -161,17 +167,18 @@ class Genba(Client):
         }
 
     def declared_schedules(self) -> list[NewSchedule]:
-        """Those in code, which nodes write."""
+        """Return the schedules in code, which nodes write."""
         registry = self.registry
-        found = [
-            self.wanted(name, *declared) for name, declared in registry.all_schedules().items()
+        declared = [
+            self.new_schedule(name, *schedule)
+            for name, schedule in registry.all_schedules().items()
         ]
         own = {
-            name: task.own_words()
+            name: task.schedule_options()
             for name, task in registry.tasks.items()
             if name not in registry.schedules
         }
-        return [msgspec.structs.replace(one, own=own.get(one.name)) for one in found]
+        return [msgspec.structs.replace(one, own=own.get(one.name)) for one in declared]
 
     def results_of_parents(self, job_id: int) -> dict[int, Any]:
         return {
@@ -179,12 +186,20 @@ class Genba(Client):
             for parent, result in self.store.dependencies.results_of_parents(job_id)
         }
 
+    def own_job_writes(self) -> OwnJobWrites:
+        """Return the store as far as a running job may write about itself."""
+        store = self.store
+        store.install()  # once; not while a transaction is open
+        return store.inside
+
     def options_of(self, job_id: int) -> dict[str, Any]:
-        """The options of a job of ours, as its code may ask for them."""
+        """Return the options of the job that this worker runs, as `current_job().options` shows them."""
         record = self.job(job_id).record
-        task = self.registry.tasks.get(record.task)
-        return options_of(record, task.options.limits if task else ())
+        options = self.registry.options_of(record.task)
+        return options_of(record, options.limits if options else ())
 
     def clone(self, job_id: int, changes: dict[str, Any]) -> bytes:
-        """A copy of a job of ours, as the store can read it when that one has succeeded."""
-        return self._intake.clone(self.job(job_id).record, changes)
+        """Encode a copy of the job that this worker runs, for the store to insert when it succeeds."""
+        record = self.job(job_id).record
+        call = copy_of(self.registry.tasks[record.task], record, changes)
+        return self._new_jobs.encode_clone(self.store, call, current_traceparent(find_job()))

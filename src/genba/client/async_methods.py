@@ -1,4 +1,4 @@
-"""The a-twins: what blocks, as a coroutine that leaves it to a thread."""
+"""The async method of a blocking one: a coroutine that runs it in a thread."""
 
 from __future__ import annotations
 
@@ -8,43 +8,30 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 
 class Threaded(Protocol):
-    """The app: it has the threads."""
+    """Runs a blocking call in a thread."""
 
     def threads(self, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Awaitable[Any]: ...
 
 
-class Handle(Protocol):
-    """What belongs to an app."""
+class Connected(Protocol):
+    """A client or a handle: it has the connection, and the connection has the threads."""
 
     @property
-    def _app(self) -> Threaded: ...
+    def _connection(self) -> Threaded: ...
 
 
 P = ParamSpec("P")
 R = TypeVar("R")
-A = TypeVar("A", bound=Threaded)
-H = TypeVar("H", bound=Handle)
+C = TypeVar("C", bound=Connected)
 
 
-def twin(
-    call: Callable[Concatenate[A, P], R],
-) -> Callable[Concatenate[A, P], Coroutine[Any, Any, R]]:
-    """The twin of a method of the app."""
+def async_method(
+    method: Callable[Concatenate[C, P], R],
+) -> Callable[Concatenate[C, P], Coroutine[Any, Any, R]]:
+    """Make the async method: `acancel = async_method(cancel)`."""
 
-    @wraps(call)
-    async def later(self: A, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        return await self.threads(call, self, *args, **kwargs)  # type: ignore[no-any-return]
+    @wraps(method)
+    async def in_thread(self: C, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return await self._connection.threads(method, self, *args, **kwargs)  # type: ignore[no-any-return]
 
-    return later
-
-
-def handle_twin(
-    call: Callable[Concatenate[H, P], R],
-) -> Callable[Concatenate[H, P], Coroutine[Any, Any, R]]:
-    """The twin of a method of a handle."""
-
-    @wraps(call)
-    async def later(self: H, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        return await self._app.threads(call, self, *args, **kwargs)  # type: ignore[no-any-return]
-
-    return later
+    return in_thread

@@ -1,56 +1,53 @@
-"""Opened: the settings of an app, the store that opens on first use, and the threads of the a-twins."""
+"""The connection of a client: its settings, the store that opens on first use, a clock, and threads."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
-
-from typing_extensions import ParamSpec
+from typing import Any, Protocol, TypeVar
 
 from genba.client.current_job import find_job
 from genba.client.settings import Settings
+from genba.client.waiting import WaitThread
 from genba.domain.clock import Clock, SystemClock
-from genba.domain.duration import duration, moment
-from genba.domain.url import mask_password
-from genba.errors import (
-    BadOption,
-)
-from genba.storage.engines.postgres.create import create_database
-from genba.storage.engines.postgres.roles import grant
+from genba.domain.duration import Micros, duration, moment
+from genba.domain.untrusted_json import DECODE_ERRORS, UNREADABLE
+from genba.enqueue.arguments import POSITIONAL_KEY, Arguments, arguments_by_name
+from genba.enqueue.call import JobHandle
+from genba.errors import BadOption
 from genba.storage.events import current_operator
 from genba.storage.store import Store, open_store
-from genba.storage.verify import VerifyReport
 
-if TYPE_CHECKING:
-    from genba.testing import Testing
-
-P = ParamSpec("P")
-R = TypeVar("R")
 T = TypeVar("T")
-F = TypeVar("F", bound=Callable[..., Any])
+
+_THREADS = 8  # for async methods
+
+
+class RunningTest(Protocol):
+    """The `app.testing()` block that is open: it runs the jobs itself."""
+
+    @property
+    def task_names(self) -> Collection[str]: ...
+
+    def wait(self, jobs: Iterable[JobHandle], until: str) -> None: ...
 
 
 class ClientConnection:
-    """What all that an app does stands on."""
+    """What a client and all its handles share; `arguments_of` gives the arguments of a task with code here."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, arguments_of: Callable[[str], Arguments | None]) -> None:
         self.settings = settings
+        self.arguments_of = arguments_of
+        self.test: RunningTest | None = None
+        self.wait_thread = WaitThread(lambda: self.store)
         self._store: Store | None = None
         self._clock: Clock = SystemClock()
-        self._threads: tuple[int, ThreadPoolExecutor] | None = None
-        self._test: Testing | None = None
+        self._threads: tuple[int, ThreadPoolExecutor] | None = None  # with the process they are of
 
-    @property
-    def url(self) -> str:
-        return self.settings.url
-
-    @property
-    def namespace(self) -> str:
-        return self.settings.namespace
+    # the store
 
     @property
     def store(self) -> Store:
@@ -62,101 +59,98 @@ class ClientConnection:
                 lease=settings.lease,
                 age_step=settings.age_step,
             )
-            self._store.by = _who
+            self._store.by = _current_actor
             if os.environ.get("GENBA_WORKER") and os.environ.get("GENBA_INCARNATION"):
-                self._store.events.node = int(
-                    os.environ["GENBA_INCARNATION"]
-                )  # what our jobs do, our node does
+                # In a worker: what our jobs do counts as done by our node.
+                self._store.events.node = int(os.environ["GENBA_INCARNATION"])
         return self._store
 
     @property
     def is_open(self) -> bool:
-        """Whether a call since the last `close` has opened the store."""
         return self._store is not None
 
     def close(self) -> None:
         """Close what is open; the next call opens it again."""
-        if self._store is not None:
-            self._store.close()
-            self._store = None
-        if self._threads is not None and self._threads[0] == os.getpid():
-            self._threads[1].shutdown(wait=False, cancel_futures=True)
-        self._threads = None
+        with self.wait_thread.paused():
+            if self._store is not None:
+                self._store.close()
+                self._store = None
+            if self._threads is not None and self._threads[0] == os.getpid():
+                self._threads[1].shutdown(wait=False, cancel_futures=True)
+            self._threads = None
 
-    # the database
+    def wake(self) -> None:
+        """Wake idle nodes, so that they look for jobs."""
+        self.store.node_wakeups.ring(self.settings.namespace, None)
 
-    @property
-    def shown_url(self) -> str:
-        """The URL without its password."""
-        return mask_password(self.url)
+    # for tests
 
-    def install(
-        self, create: bool = False, tell: Callable[[int, int], None] = lambda done, of: None
-    ) -> list[str]:
-        """Make the schema current, with `create` the database itself too; gives the names of what was applied.
+    def another_store(self, url: str, clock: Clock) -> Store:
+        """Open another store with the same namespace."""
+        settings = self.settings
+        store = open_store(
+            url, namespace=settings.namespace, clock=clock, age_step=settings.age_step
+        )
+        store.by = _current_actor
+        return store
 
-        `tell` hears before each step how many are done, and of how many.
-        """
-        if create:
-            create_database(self.url)
-        return self.store.upgrade(tell)
+    def swap(
+        self, store: Store | None, clock: Clock, test: RunningTest | None
+    ) -> tuple[Store | None, Clock]:
+        """Use another store and another clock; gives the ones before."""
+        before = self._store, self._clock
+        self._store, self._clock, self.test = store, clock, test
+        return before
 
-    def installed(self) -> list[str]:
-        """Our tables and sequences in the database: what `uninstall` removes."""
-        return self.store.objects()
+    # time
 
-    def grant(self, role: str, kind: str) -> None:
-        """On PostgreSQL: make `role` a producer, worker, reader or admin of our tables, and nothing more."""
-        grant(self.url, role, kind)
+    def now(self) -> Micros:
+        """The time by this machine's clock."""
+        return self._clock.now()
 
-    def verify(self) -> VerifyReport:
-        """Replay the history: is no job lost or finished twice, no limit exceeded, no move illegal?  What is wrong."""
-        return self.store.verify()
-
-    def uninstall(self) -> list[str]:
-        """Remove our objects, with all jobs, and nothing else; gives their names."""
-        removed = self.store.uninstall()
-        self.close()
-        return removed
-
-    def moment(self, value: Any) -> int:
-        """A moment by this machine's clock, in micros."""
+    def moment(self, value: Any) -> Micros:
+        """Read a moment; what is relative counts from this machine's clock."""
         return moment(value, self._clock.now(), self.settings.zone)
 
-    def later(self, value: Any) -> int:
-        """A moment, or the time from now until then, by the store's clock."""
+    def moment_or_delay(self, value: Any) -> Micros:
+        """Read a moment, or a duration from now; what is relative counts from the store's clock."""
         try:
             return self.store.now() + duration(value)
         except BadOption:
             return moment(value, self.store.now(), self.settings.zone)
 
-    def another_store(self, url: str, clock: Clock) -> Store:
-        """For a test: of the same namespace."""
-        settings = self.settings
-        store = open_store(
-            url, namespace=settings.namespace, clock=clock, age_step=settings.age_step
-        )
-        store.by = _who
-        return store
+    # arguments
 
-    def swap(
-        self, store: Store | None, clock: Clock, test: Testing | None
-    ) -> tuple[Store | None, Clock]:
-        """For a test: another store and another clock; gives those that were here."""
-        before = self._store, self._clock
-        self._store, self._clock, self._test = store, clock, test
-        return before
+    def by_name(self, task: str, payload: bytes) -> dict[str, Any]:
+        """Decode stored arguments by name, by the code of the task or by the definition of a node."""
+        try:
+            return self._by_name(task, payload)
+        except (*DECODE_ERRORS, LookupError):  # the row or the definition was written by hand
+            return {UNREADABLE: None}
+
+    def _by_name(self, task: str, payload: bytes) -> dict[str, Any]:
+        arguments = self.arguments_of(task)
+        if arguments is not None:
+            return arguments.by_name(payload)
+        plain = arguments_by_name(payload, ())
+        definitions = self.store.definitions([task]) if POSITIONAL_KEY in plain else {}
+        parameters = definitions[task].get("parameters", ()) if task in definitions else ()
+        if not parameters:
+            return plain
+        return arguments_by_name(payload, ((one["name"], one["kind"]) for one in parameters))
+
+    # threads
 
     async def threads(self, call: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
-        """The a-twins: the call, in one of a few threads of our own."""
+        """Run a blocking call in one of a few threads of our own."""
         if self._threads is None or self._threads[0] != os.getpid():
-            self._threads = (os.getpid(), ThreadPoolExecutor(8, thread_name_prefix="genba"))
+            self._threads = (os.getpid(), ThreadPoolExecutor(_THREADS, thread_name_prefix="genba"))
         return await asyncio.get_running_loop().run_in_executor(
             self._threads[1], partial(call, *args, **kwargs)
         )
 
 
-def _who() -> str:
-    """For the history: the job that runs here, or whoever this is."""
+def _current_actor() -> str:
+    """For the history: the job that runs here, else the account."""
     job = find_job()
     return current_operator() if job is None else f"job {job.id}"

@@ -1,40 +1,34 @@
-"""Job: the handle a client holds."""
+"""Job: the handle of one requested run."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
-from inspect import Parameter
-from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, cast, overload
+from typing import Any, Generic, TypeVar, cast
 
 import msgspec
 
-from genba.client.async_methods import handle_twin
+from genba.client.async_methods import async_method
+from genba.client.connection import ClientConnection
+from genba.client.job_options import update_options
 from genba.client.message import encode
-from genba.client.task import Call, Task
-from genba.domain.duration import Duration, to_datetime
+from genba.domain.duration import Duration, Micros, to_datetime
 from genba.domain.states import FINAL, State
 from genba.domain.untrusted_json import UNREADABLE, read_json
 from genba.domain.verdict import LOWEST_PRIORITY
-from genba.errors import BadOption, JobCancelled, JobFailed, JobGone, JobTimedOut
-from genba.options.parse import parse_reason, parse_text
-from genba.options.snapshot import OptionsSnapshot
-from genba.options.table import DEFAULT_OPTIONS, JOB_OPTIONS, Options, changed_options
-from genba.options.values import Limit, Rate
+from genba.enqueue.arguments import Arguments
+from genba.enqueue.call import JobHandle
+from genba.errors import BadOption, JobCancelled, JobFailed, JobGone, JobNotFound, JobTimedOut
+from genba.options.parse import parse_job_id, parse_reason, parse_text
+from genba.reports.explain import Explanation, explain
 from genba.storage.records import AttemptRecord, JobRecord
-
-if TYPE_CHECKING:
-    from genba.client.client import Client
-    from genba.enqueue.arguments import Arguments
-    from genba.reports.explain import Explanation
 
 R = TypeVar("R")
 
 
 class Progress(float):
-    """How far a job is, in percent; it knows what it was told."""
+    """How far a job is, in percent, with the values that it reported."""
 
     done: float
     total: float
@@ -46,26 +40,11 @@ class Progress(float):
             text, tuple[float, float, str], (0.0, 100.0, UNREADABLE if text else "")
         )
         percent = 100.0 if state == State.SUCCEEDED else done / total * 100 if total else 0.0
-        if state != State.SUCCEEDED:
-            percent = min(percent, 99.9) if state in FINAL else percent
-        made = cls(percent)
-        made.done, made.total, made.note = done, total, note or None
-        return made
-
-
-class GroupProgress(float):
-    """How much of a group has ended, in percent; it knows how many jobs are in which state."""
-
-    done: int
-    total: int
-    states: Mapping[str, int]
-
-    @classmethod
-    def of(cls, states: Mapping[str, int], total: int) -> GroupProgress:
-        done = sum(count for state, count in states.items() if state in FINAL)
-        made = cls(done / total * 100 if total else 100.0)
-        made.done, made.total, made.states = done, total, dict(states)
-        return made
+        if state in FINAL and state != State.SUCCEEDED:
+            percent = min(percent, 99.9)
+        progress = cls(percent)
+        progress.done, progress.total, progress.note = done, total, note or None
+        return progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +58,8 @@ class Attempt:
     ended: datetime
     node: int | None
     pid: int | None
-    cpu: float | None
-    peak_memory: int | None
+    cpu: float | None  # seconds
+    peak_memory: int | None  # bytes
     error: dict[str, Any] | None
     log: str | None
 
@@ -89,8 +68,8 @@ class Attempt:
         return cls(
             number=row.attempt,
             cause=row.cause,
-            claimed=to_datetime(row.claimed_at) if row.claimed_at is not None else None,
-            started=to_datetime(row.started_at) if row.started_at is not None else None,
+            claimed=_datetime(row.claimed_at),
+            started=_datetime(row.started_at),
             ended=to_datetime(row.ended_at),
             node=row.node,
             pid=row.pid,
@@ -101,29 +80,33 @@ class Attempt:
         )
 
 
+def _datetime(micros: Micros | None) -> datetime | None:
+    return to_datetime(micros) if micros is not None else None
+
+
 def _error(written: str | None) -> dict[str, Any] | None:
     if not written:
         return None
-    told = read_json(written, dict[str, Any], {"type": UNREADABLE})
-    whole: dict[str, Any] = {"type": "?", "message": "", **told}
-    return whole if isinstance(whole.get("traceback", ""), str) else {**whole, "traceback": ""}
+    stored = read_json(written, dict[str, Any], {"type": UNREADABLE})
+    error: dict[str, Any] = {"type": "?", "message": "", **stored}
+    return error if isinstance(error.get("traceback", ""), str) else {**error, "traceback": ""}
 
 
-class Job(Generic[R]):
-    """One requested run.  What it tells is what was last seen; `refresh()` looks again."""
+class Job(JobHandle, Generic[R]):
+    """One requested run.  Its attributes are as last seen; `refresh()` reads them again."""
 
-    __slots__ = ("__weakref__", "_app", "_arguments", "_record", "created", "id")
+    __slots__ = ("__weakref__", "_arguments", "_connection", "_record", "created")
 
     def __init__(
         self,
-        app: Client,
+        connection: ClientConnection,
         id: int,
         *,
         created: bool = False,
         arguments: Arguments | None = None,
         record: JobRecord | None = None,
     ) -> None:
-        self._app = app
+        self._connection = connection
         self.id = id
         self.created = created
         self._arguments = arguments
@@ -134,12 +117,14 @@ class Job(Generic[R]):
         return f"<Job {self.id}{seen}>"
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Job) and other.id == self.id and other._app is self._app
+        return (
+            isinstance(other, Job) and other.id == self.id and other._connection is self._connection
+        )
 
     def __hash__(self) -> int:
         return hash(self.id)
 
-    # what was last seen
+    # as last seen
 
     @property
     def record(self) -> JobRecord:
@@ -162,7 +147,7 @@ class Job(Generic[R]):
 
     @property
     def priority(self) -> int:
-        """What counts in its queue: one less than was given for each crash since it was last resumed or requeued."""
+        """The priority that counts: one less for each crash since the last resume or requeue."""
         return max(LOWEST_PRIORITY, self.record.priority - self.record.crashes)
 
     @property
@@ -176,7 +161,7 @@ class Job(Generic[R]):
     @property
     def args(self) -> dict[str, Any]:
         """The arguments by name, as plain JSON values."""
-        return self._app.by_name(self.record.task, self.record.args)
+        return self._connection.by_name(self.record.task, self.record.args)
 
     @property
     def reason(self) -> str | None:
@@ -202,12 +187,12 @@ class Job(Generic[R]):
 
     @property
     def claimed(self) -> datetime | None:
-        """Since when a node has it, while it runs."""
-        return to_datetime(self.record.claimed_at) if self.record.claimed_at is not None else None
+        """When its node claimed it; None unless it is running."""
+        return _datetime(self.record.claimed_at)
 
     @property
     def finished(self) -> datetime | None:
-        return to_datetime(self.record.finished_at) if self.record.finished_at is not None else None
+        return _datetime(self.record.finished_at)
 
     @property
     def retries(self) -> int:
@@ -219,239 +204,187 @@ class Job(Generic[R]):
 
     @property
     def attempts(self) -> list[Attempt]:
-        """Every try that has ended, the first one first."""
-        return [Attempt.of(row) for row in self._app.store.attempts(self.id)]
+        """All attempts that have ended, the first one first."""
+        return [Attempt.of(row) for row in self._connection.store.attempts(self.id)]
 
     def refresh(self) -> Job[R]:
-        """Look again; JobGone if it was deleted meanwhile."""
-        record = self._app.store.job(self.id)
+        """Read it again; JobGone if it was deleted meanwhile."""
+        record = self._connection.store.job(self.id)
         if record is None:
-            raise JobGone(
-                f"job {self.id} is not there any more: it was pruned, deleted, or never committed"
-            )
+            raise JobGone(f"job {self.id} is gone: it was pruned, deleted, or never committed")
         self._record = record
         return self
 
-    arefresh = handle_twin(refresh)
+    arefresh = async_method(refresh)
 
     def explain(self) -> Explanation:
-        """Why it is not running, who is in its way."""
-        return self._app.explain(self.refresh())
+        """Explain why it is not running, and what it waits for."""
+        return explain_record(self._connection, self.refresh().record)
 
-    aexplain = handle_twin(explain)
+    aexplain = async_method(explain)
 
     # waiting
 
     def wait(self, timeout: Duration | None = None, throw: bool = False) -> Job[R]:
-        """Until it is final, however it ends, unless `throw` is said; WaitTimeout if that takes longer."""
-        self._app.wait(self, timeout=timeout, throw=throw)
+        """Wait until it is final; WaitTimeout if that takes longer.
+
+        How it ended makes no difference, unless `throw` is true.
+        """
+        wait_for(self._connection, [self], timeout, "all", throw)
         return self.refresh()
 
     async def await_(self, timeout: Duration | None = None, throw: bool = False) -> Job[R]:
-        await self._app.await_(self, timeout=timeout, throw=throw)
+        await await_for(self._connection, [self], timeout, "all", throw)
         return await self.arefresh()
 
     def result(self, timeout: Duration | None = None) -> R:
-        """What it returned, once it has; JobFailed, JobTimedOut or JobCancelled if it did not."""
-        return self.wait(timeout)._outcome()
+        """Wait, and return the result; JobFailed, JobTimedOut or JobCancelled if there is none."""
+        return self.wait(timeout)._result()
 
     async def aresult(self, timeout: Duration | None = None) -> R:
-        return (await self.await_(timeout))._outcome()
+        return (await self.await_(timeout))._result()
 
-    def _outcome(self) -> R:
+    def _result(self) -> R:
         record = self.record
-        if record.state == State.SUCCEEDED:
-            arguments = self._arguments or self._app.arguments_of(record.task)
-            if arguments is not None:
-                return cast("R", arguments.decode_result(record.result))
-            return cast(
-                "R", msgspec.json.decode(record.result) if record.result is not None else None
-            )
-        raise self.failure()
+        if record.state != State.SUCCEEDED:
+            raise self.failure()
+        arguments = self._arguments or self._connection.arguments_of(record.task)
+        if arguments is not None:
+            return cast("R", arguments.decode_result(record.result))
+        return cast("R", msgspec.json.decode(record.result) if record.result is not None else None)
 
     def failure(self) -> JobFailed | JobCancelled:
-        """The exception that tells how it ended."""
+        """The exception that says how it ended."""
         record, error = self.record, self.error
         if record.state == State.CANCELLED:
             return JobCancelled(
                 f"job {self.id} ({record.task}) was cancelled: {record.reason}", job_id=self.id
             )
-        told = f"{error['type']}: {error['message']}" if error else record.reason or record.state
+        why = f"{error['type']}: {error['message']}" if error else record.reason or record.state
         kind = JobTimedOut if record.state == State.TIMED_OUT else JobFailed
         return kind(
-            f"job {self.id} ({record.task}) {record.state}: {told}", job_id=self.id, error=error
+            f"job {self.id} ({record.task}) {record.state}: {why}", job_id=self.id, error=error
         )
 
-    # steering
+    # changing it
 
     def cancel(self, reason: str | None = None, *, series: bool = False) -> bool:
         """Cancel it, or ask it to stop if it runs; False if it was final already.
 
-        `series` ends the schedule too that made this job, if one did.
+        `series` also ends the schedule that made this job, if there is one.
         """
-        reason = parse_reason(reason)
+        store, reason = self._connection.store, parse_reason(reason)
         schedule = self.record.schedule_id if series else None
         if schedule is None:
-            return self._app.store.cancel(self.id, reason)
+            return store.cancel(self.id, reason)
         was_open = self.refresh().state not in FINAL
-        self._app.store.schedules.end_series(schedule, self.id)
-        return self._app.store.cancel(self.id, reason) or was_open
+        store.schedules.end_series(schedule, self.id)
+        return store.cancel(self.id, reason) or was_open
 
-    acancel = handle_twin(cancel)
+    acancel = async_method(cancel)
 
     def kill(self, reason: str | None = None) -> bool:
-        """As cancel, but a running one gets no time to end by itself."""
-        return self._app.store.cancel(self.id, parse_reason(reason), "kill")
+        """Cancel it without giving a running one time to end by itself."""
+        return self._connection.store.cancel(self.id, parse_reason(reason), "kill")
 
-    akill = handle_twin(kill)
+    akill = async_method(kill)
 
     def hold(self, reason: str) -> bool:
         """Keep it from starting until `resume`; False if it has started or ended."""
-        return self._app.store.hold(self.id, parse_text("reason", reason))
+        return self._connection.store.hold(self.id, parse_text("reason", reason))
 
-    ahold = handle_twin(hold)
+    ahold = async_method(hold)
 
     def resume(self) -> bool:
         """Let a held job go on; False if it was not held."""
-        return self._app.store.resume(self.id)
+        return self._connection.store.resume(self.id)
 
-    aresume = handle_twin(resume)
+    aresume = async_method(resume)
 
     def send(self, message: Any) -> None:
-        """A message for `current_job().inbox()`, kept until the job takes it; IllegalMove if the job is final."""
-        self._app.store.messages.send(self.id, encode(message))
+        """Send a message to `current_job().inbox()`; IllegalMove if the job is final.
 
-    asend = handle_twin(send)
+        It is kept until the job takes it.
+        """
+        self._connection.store.messages.send(self.id, encode(message))
+
+    asend = async_method(send)
 
     def requeue(self) -> bool:
         """Run a final job again, with a fresh budget; False if it was not final."""
-        return self._app.store.requeue(self.id)
+        return self._connection.store.requeue(self.id)
 
-    arequeue = handle_twin(requeue)
+    arequeue = async_method(requeue)
 
     def update(self, /, **changes: Any) -> bool:
-        """Other options for a job that has not started; False if it has, or has ended.
+        """Change options of a job that has not started; False if it has, or has ended.
 
-        If a node claims it at the same moment the database decides who was first.
+        If a node claims it at the same moment, the database decides which comes first.
         """
-        return self._app.update(self.id, changes)
+        connection = self._connection
+        return update_options(connection.store, self.id, changes, connection.settings.zone)
 
-    aupdate = handle_twin(update)
-
-
-def copy_of(task: Task[..., Any, Any], record: JobRecord, changes: Mapping[str, Any]) -> Call[Any]:
-    """A call like the one that this job came from, but for `changes`.
-
-    A change is an argument that the task names, or else an option, or else goes to the task's `**kwargs`.
-    """
-    args, kwargs = task.arguments.decode(record.args)
-    bound = task.arguments.signature.bind(*args, **kwargs)
-    known = task.arguments.signature.parameters
-    more = next((name for name, one in known.items() if one.kind is Parameter.VAR_KEYWORD), None)
-    given = {name: value for name, value in changes.items() if name in known and name != more}
-    others = {name: value for name, value in changes.items() if name not in given}
-    bound.arguments.update(given)
-    if more is not None:
-        own = {name: others.pop(name) for name in list(others) if name not in JOB_OPTIONS}
-        bound.arguments[more] = {**bound.arguments.get(more, {}), **own}
-    options = replace(
-        _options(record, task.options), at=None, expires=None, after=(), on_conflict="return"
-    )
-    payload = task.arguments.encode(bound.args, bound.kwargs)
-    return Call(task.name, payload, Options.build(others, options), task.policy, task.arguments)
+    aupdate = async_method(update)
 
 
-def options_of(record: JobRecord, limits: tuple[Limit | Rate, ...]) -> dict[str, Any]:
-    """What `current_job().options` tells; `limits` are those of the task."""
-    options = _options(record, replace(DEFAULT_OPTIONS, limits=limits))
-    expires = None if record.expires_at is None else to_datetime(record.expires_at)
-    return {
-        "queue": record.queue,
-        "priority": record.priority,
-        **changed_options(replace(options, expires=expires)),
-    }
-
-
-def _options(record: JobRecord, base: Options) -> Options:
-    return replace(
-        OptionsSnapshot.read(record.options.encode() if record.options else None).onto(base),
-        queue=record.queue,
-        priority=record.priority,
-        key=record.key,
-        tags=tuple(read_json(record.tags, list[str], [])),
-        parent=record.parent_id,
-    )
-
-
-Jobs: TypeAlias = "Job[Any] | Iterable[Jobs]"
-
-
-def each_job(given: object) -> Iterator[Job[Any]]:
-    """The jobs of a job, a group, or any iterable of such."""
-    if isinstance(given, Job):
-        yield given
-    elif isinstance(given, Iterable) and not isinstance(given, str | bytes | Mapping):
-        for one in given:
-            yield from each_job(one)
+def get_job(
+    connection: ClientConnection, id: int | None = None, key: str | None = None
+) -> Job[Any]:
+    """Return the handle of an existing job; JobNotFound if there is none."""
+    if (id is None) == (key is None):
+        raise BadOption("job() takes an id, or key=…")
+    if key is None:
+        record = connection.store.job(parse_job_id("id", id))
     else:
-        raise BadOption(f"wait takes jobs, a group or any iterable of them, not {given!r:.80}")
+        record = connection.store.job(key=parse_text("key", key))
+    if record is None:
+        raise JobNotFound(f"there is no job {id if key is None else f'with key {key!r}'}")
+    return Job(connection, record.id, record=record)
 
 
-class Group(Sequence[Job[R]]):
-    """The jobs of one `enqueue_many`, in its order."""
+def explain_record(connection: ClientConnection, record: JobRecord) -> Explanation:
+    test = connection.test
+    return explain(connection.store, record, None if test is None else test.task_names)
 
-    def __init__(self, app: Client, jobs: Sequence[Job[R]]) -> None:
-        self._app = app
-        self._jobs = jobs
 
-    @overload
-    def __getitem__(self, index: int) -> Job[R]: ...
+# waiting for several
 
-    @overload
-    def __getitem__(self, index: slice) -> Group[R]: ...
 
-    def __getitem__(self, index: int | slice) -> Job[R] | Group[R]:
-        return (
-            Group(self._app, self._jobs[index]) if isinstance(index, slice) else self._jobs[index]
-        )
+def wait_for(
+    connection: ClientConnection,
+    jobs: Sequence[Job[Any]],
+    timeout: Duration | None,
+    until: str,
+    throw: bool,
+) -> list[Job[Any]]:
+    """Wait until all (or "any") of these are final, and return those that are."""
+    if connection.test is not None:
+        connection.test.wait(jobs, until)
+    else:
+        connection.wait_thread.wait([job.id for job in jobs], until, throw, timeout)
+    return _final_jobs(connection, jobs, throw)
 
-    def __len__(self) -> int:
-        return len(self._jobs)
 
-    def __iter__(self) -> Iterator[Job[R]]:
-        return iter(self._jobs)
+async def await_for(
+    connection: ClientConnection,
+    jobs: Sequence[Job[Any]],
+    timeout: Duration | None,
+    until: str,
+    throw: bool,
+) -> list[Job[Any]]:
+    if connection.test is not None:
+        return await connection.threads(wait_for, connection, jobs, timeout, until, throw)
+    await connection.wait_thread.await_([job.id for job in jobs], until, throw, timeout)
+    return await connection.threads(_final_jobs, connection, jobs, throw)
 
-    def __repr__(self) -> str:
-        return f"<Group of {len(self)} jobs>"
 
-    @property
-    def progress(self) -> GroupProgress:
-        """How many of them have ended, and how, as it is now."""
-        return GroupProgress.of(
-            Counter(self._app.store.states([job.id for job in self]).values()), len(self)
-        )
-
-    def cancel(self, reason: str | None = None) -> int:
-        """Cancel all that have not ended, running ones are asked to stop; how many there were."""
-        return self._app.store.cancel_all([job.id for job in self], parse_reason(reason))
-
-    acancel = handle_twin(cancel)
-
-    def requeue(self) -> int:
-        """Go on from what failed: that runs again, and what was given up because of it waits for it again."""
-        return self._app.store.requeue_failed([job.id for job in self])
-
-    arequeue = handle_twin(requeue)
-
-    def wait(
-        self, timeout: Duration | None = None, until: str = "all", throw: bool = False
-    ) -> Group[R]:
-        """Until all (or "any") are final."""
-        self._app.wait(self, timeout=timeout, until=until, throw=throw)
-        return self
-
-    async def await_(
-        self, timeout: Duration | None = None, until: str = "all", throw: bool = False
-    ) -> Group[R]:
-        await self._app.await_(self, timeout=timeout, until=until, throw=throw)
-        return self
+def _final_jobs(
+    connection: ClientConnection, jobs: Sequence[Job[Any]], throw: bool
+) -> list[Job[Any]]:
+    states = connection.store.states([job.id for job in jobs]) if jobs else {}
+    final = [job for job in jobs if states.get(job.id) in FINAL]
+    if throw:
+        for job in final:
+            if states[job.id] != State.SUCCEEDED:
+                raise job.refresh().failure()
+    return final

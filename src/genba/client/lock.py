@@ -1,4 +1,4 @@
-"""Mutexes and semaphores, as user code holds them; and what there is to see of all of them."""
+"""Lock: the handle of a mutex or a semaphore; and all locks as seen from outside."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from itertools import groupby
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from genba.client.connection import ClientConnection
 from genba.client.current_job import RunningJob, find_job
 from genba.domain.duration import Duration, duration, to_datetime
 from genba.errors import BadOption, GenbaError, IllegalMove, LockLost, LockTimeout, StoreError
@@ -29,21 +30,17 @@ from genba.storage.clients.locks import (
 from genba.storage.clients.sessions import boot_id
 from genba.storage.nodes.dead_nodes import DatabaseContact
 from genba.storage.nodes.take_over import take_over_dead_nodes
+from genba.storage.store import Store
 
-if TYPE_CHECKING:
-    from genba.client.client import Client
-    from genba.storage.store import Store
-
-FIRST_WAITER_POLL_SECONDS, OTHER_WAITER_POLL_SECONDS = (
-    0.25,
-    1.0,
-)  # seconds between two looks of the first in line, and of the others
+# Between two looks: of the first in the queue, and of the others.
+FIRST_WAITER_POLL_SECONDS, OTHER_WAITER_POLL_SECONDS = 0.25, 1.0
 _LONGEST_NAME = 200
+_MOST_HOLDERS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """A place that we have."""
+    """A lock that we got."""
 
     token: int
     owner: LockOwner
@@ -51,25 +48,28 @@ class Grant:
 
 
 class HeldLocks:
-    """What the jobs of this process hold: inside one job a lock is taken once, and given back with its last use."""
+    """The locks that jobs of this process hold, with the number of uses inside each job."""
 
     def __init__(self) -> None:
-        self._start_anew()
+        self._reset()
 
-    def _start_anew(self) -> None:
+    def _reset(self) -> None:
         self._pid = os.getpid()
         self._lock = threading.RLock()
-        self._uses: dict[tuple[LockOwner, str], list[int]] = {}
+        self._uses: dict[tuple[LockOwner, str], list[int]] = {}  # [token, number of uses]
 
     @property
     def lock(self) -> threading.RLock:
-        """For a look and the deed that follows from it."""
+        """The lock for a look and the change that follows from it."""
         if self._pid != os.getpid():
-            self._start_anew()  # what the parent has is not the child's
+            self._reset()  # after a fork: the child holds none of the parent's
         return self._lock
 
-    def taken(self, owner: LockOwner, name: str, token: int | None = None) -> int | None:
-        """The token, if the job has it (or has just got it), with one use more."""
+    def add_use(self, owner: LockOwner, name: str, token: int | None = None) -> int | None:
+        """Count one more use and return the token; None if the job does not hold the lock.
+
+        `token` is that of a lock which the job has just got.
+        """
         uses = self._uses.setdefault((owner, name), [token or 0, 0])
         if not uses[0]:
             del self._uses[owner, name]
@@ -77,8 +77,8 @@ class HeldLocks:
         uses[1] += 1
         return uses[0]
 
-    def given_back(self, owner: LockOwner, name: str) -> bool:
-        """True if that was its last use."""
+    def end_use(self, owner: LockOwner, name: str) -> bool:
+        """Count one use less; True if it was the last."""
         uses = self._uses.get((owner, name), [0, 1])
         uses[1] -= 1
         if uses[1] <= 0:
@@ -92,16 +92,24 @@ class Lock:
     Inside a job it belongs to the job and is freed with its end at the latest; elsewhere it belongs to the process.
     """
 
-    def __init__(self, app: Client, name: str, n: int, wait: Duration | None) -> None:
-        self._app = app
+    def __init__(
+        self,
+        connection: ClientConnection,
+        held_locks: HeldLocks,
+        name: str,
+        n: int,
+        wait: Duration | None,
+    ) -> None:
+        self._connection = connection
+        self._held_locks = held_locks
         self.name = checked_name("lock", name)
-        if type(n) is not int or not 1 <= n <= 1_000_000:
+        if type(n) is not int or not 1 <= n <= _MOST_HOLDERS:
             raise BadOption(
                 f"semaphore {name!r}: n must be a whole number of at least 1, not {n!r}"
             )
         self.n = n
-        self._wait = None if wait is None else duration(wait) / 1_000_000
-        self._given = wait
+        self._wait_seconds = None if wait is None else duration(wait) / 1_000_000
+        self._wait = wait
         self._grants: list[Grant] = []
         self._last: Grant | None = None
 
@@ -109,12 +117,12 @@ class Lock:
         return f"<Lock {self.name!r}{f' token {self.token}' if self else ''}>"
 
     def __bool__(self) -> bool:
-        """Whether we have it, as far as we know; `check()` makes sure."""
+        """Whether this handle has taken it; `check()` asks the database."""
         return bool(self._grants)
 
     @property
     def token(self) -> int:
-        """Larger than that of whoever had the lock before: outside stores should refuse a smaller one."""
+        """A number larger than those of all earlier holders: outside stores should refuse a smaller one."""
         if self._last is None:
             raise LockLost(f"lock {self.name!r} was not taken")
         return self._last.token
@@ -122,79 +130,80 @@ class Lock:
     # take
 
     def acquire(self) -> bool:
-        """True when we have it; LockTimeout when the wait is over, with `wait=0` False."""
-        asking = LockRequest(self, find_job())
+        """Take it and return True; LockTimeout when the wait is over, with `wait=0` False."""
+        request = LockRequest(self, find_job())
         try:
-            while (pause := asking.step()) is not None:
-                self._app.store.listener.wait(asking.mark, pause)
-        except BaseException:  # also Ctrl-C and a stop must leave the line; raised again
-            asking.abandon()
+            while (pause := request.step()) is not None:
+                self._connection.store.listener.wait(request.mark, pause)
+        except BaseException:  # Ctrl-C and a stop too must leave the queue; raised again
+            request.abandon()
             raise
-        return self._decided(asking)
+        return self._decided(request)
 
     async def aacquire(self) -> bool:
-        asking = LockRequest(self, find_job())
+        threads = self._connection.threads
+        request = LockRequest(self, find_job())
         try:
-            while (pause := await self._app.threads(asking.step)) is not None:
-                await self._app.store.listener.await_(asking.mark, pause)
-        except BaseException:  # also Ctrl-C and a stop must leave the line; raised again
-            await asyncio.shield(self._app.threads(asking.abandon))
+            while (pause := await threads(request.step)) is not None:
+                await self._connection.store.listener.await_(request.mark, pause)
+        except BaseException:  # Ctrl-C and a stop too must leave the queue; raised again
+            await asyncio.shield(threads(request.abandon))
             raise
-        return self._decided(asking)
+        return self._decided(request)
 
-    def _decided(self, asking: LockRequest) -> bool:
-        grant = asking.end()
+    def _decided(self, request: LockRequest) -> bool:
+        grant = request.end()
         if grant is not None:
             self._grants.append(grant)
             self._last = grant
             return True
-        if self._wait == 0:
+        if self._wait_seconds == 0:
             return False
-        raise LockTimeout(f"lock {self.name!r} was not free within {self._given}")
+        raise LockTimeout(f"lock {self.name!r} was not free within {self._wait}")
 
-    # give back
+    # release
 
     def release(self) -> None:
-        """Give it back; LockLost if it was not ours any more.  After a fork the child has nothing to give back."""
+        """Release it; LockLost if it was lost before.  After a fork the child has nothing to release."""
         grant = self._last_grant()
         self._grants.remove(grant)
         if grant.owner.pid == os.getpid():
-            _give_back(self._app, self.name, grant)
+            _release(self._connection, self._held_locks, self.name, grant)
 
     async def arelease(self) -> None:
-        await asyncio.shield(self._app.threads(self.release))
+        await asyncio.shield(self._connection.threads(self.release))
 
     def _last_grant(self) -> Grant:
         if not self._grants:
             raise LockLost(f"lock {self.name!r} is not held here")
         return self._grants[-1]
 
-    # make sure
+    # check
 
     def check(self) -> None:
-        """LockLost if somebody else may have it by now."""
+        """Ask the database; LockLost if another owner may have it by now."""
         grant = self._last_grant()
         self._check_process(grant)
-        session = grant.owner.session_id
-        if session is not None and self._app.store.listener.lost(session):
+        store, session = self._connection.store, grant.owner.session_id
+        if session is not None and store.listener.lost(session):
             raise lock_lost_error(self.name, grant.token)
-        if not self._app.store.locks.held(self.name, grant.token):
+        if not store.locks.held(self.name, grant.token):
             raise lock_lost_error(self.name, grant.token)
 
     async def acheck(self) -> None:
-        await self._app.threads(self.check)
+        await self._connection.threads(self.check)
 
     def assert_fence(self, conn: Any) -> None:
-        """In your own transaction on the same database: until it is over nobody else gets the lock.
+        """Keep the lock until the end of your own transaction on the same database.
 
-        LockLost if it is not ours any more; then roll back.
+        LockLost if it was lost before; then roll back.
         """
         grant = self._last_grant()
         self._check_process(grant)
-        self._app.store.locks.assert_held(conn, self.name, grant.token)
+        self._connection.store.locks.assert_held(conn, self.name, grant.token)
 
     async def aassert_fence(self, conn: Any) -> None:
-        await self._app.threads(self.assert_fence, conn)
+        await self._connection.threads(self.assert_fence, conn)
 
     def _check_process(self, grant: Grant) -> None:
         if grant.owner.pid != os.getpid():
@@ -215,9 +224,8 @@ class Lock:
         trace: TracebackType | None,
     ) -> None:
         if self._grants:
-            with suppress(
-                *(() if error is None else (GenbaError,))
-            ):  # what went wrong in the block says more
+            # An error in the block says more than one of the release.
+            with suppress(*(() if error is None else (GenbaError,))):
                 self.release()
 
     async def __aenter__(self) -> Lock:
@@ -236,90 +244,94 @@ class Lock:
 
 
 class LockRequest:
-    """One who wants a lock: `step` until it is decided.  Its steps may run in different threads, one at a time."""
+    """One request for a lock: call `step` until it returns None.
+
+    Its steps may run in different threads, one at a time.
+    """
 
     def __init__(self, lock: Lock, job: RunningJob | None) -> None:
         if job is not None and job.in_transaction:
             raise IllegalMove(
                 f"job {job.id}: take lock {lock.name!r} before transaction(), not inside of it"
             )
-        self._app = lock._app
+        self._connection = lock._connection
+        self._held_locks = lock._held_locks
         self._name, self._n = lock.name, lock.n
         self._job = job
-        self._limit = lock._wait
-        self._seq: int | None = None if lock._wait == 0 else 0
+        self._limit_seconds = lock._wait_seconds
+        # Our number in the queue: 0 before we have one, None if we do not queue.
+        self._seq: int | None = None if lock._wait_seconds == 0 else 0
         self._ahead = 0
         self._grant: Grant | None = None
-        self._patience = DatabaseContact()
+        self._contact = DatabaseContact()
         self._began: float | None = None
         self._over = False
-        self._turn = threading.Lock()
+        self._step_lock = threading.Lock()
         self._pid = os.getpid()
-        self._wish = (
-            secrets.randbits(62) + 1
-        )  # tells the rows of this one from others of its session
-        self._owner: LockOwner | None = None  # the session's, when it has asked
-        self.mark = 0
+        # Tells our rows from those of other requests of the same session.
+        self._request_id = secrets.randbits(62) + 1
+        self._session_owner: LockOwner | None = None  # once the session has asked
+        self.mark = 0  # of the listener, at the last look
 
     def step(self) -> float | None:
-        """Ask once; how many seconds to wait for the bell, or None: it is decided."""
-        with self._turn:
+        """Try once; return the seconds to wait for a wake-up, or None when it is decided."""
+        with self._step_lock:
             if self._over:
                 return None
-            store = self._app.store
-            if self._began is None:
-                store.install()
-                self._began = time.monotonic()
-                self._patience.gap = store.sessions.lease // 2
-                store.listener.enter()
-                if self._job is not None:
-                    self._job.lock()
-                ahead = self._ask(store)
-            else:
-                ahead = self._look(store)
+            store = self._connection.store
+            ahead = self._begin(store) if self._began is None else self._look(store)
             if self._grant is not None or self._seq is None:
                 return None
-            left = None if self._limit is None else self._began + self._limit - time.monotonic()
-            if left is not None and left <= 0:
-                return None
             pause = OTHER_WAITER_POLL_SECONDS if ahead else FIRST_WAITER_POLL_SECONDS
-            return pause if left is None else min(pause, left)
+            left = self._seconds_left()
+            if left is None:
+                return pause
+            return None if left <= 0 else min(pause, left)
+
+    def _seconds_left(self) -> float | None:
+        if self._limit_seconds is None or self._began is None:
+            return None
+        return self._began + self._limit_seconds - time.monotonic()
+
+    def _begin(self, store: Store) -> int:
+        store.install()
+        self._began = time.monotonic()
+        self._contact.gap = store.sessions.lease // 2
+        store.listener.enter()
+        if self._job is not None:
+            self._job.lock()
+        return self._take(store)
 
     def _look(self, store: Store) -> int:
-        rung, mark = self.mark != store.listener.mark(), store.listener.mark()
-        self._tidy(store)
-        if rung or store.locks.look(self._name, self._n, self._seq or 0):
-            return self._ask(store)
+        woken, mark = self.mark != store.listener.mark(), store.listener.mark()
+        self._remove_dead(store)
+        if woken or store.locks.look(self._name, self._n, self._seq or 0):
+            return self._take(store)
         self.mark = mark
         return self._ahead
 
-    def _tidy(self, store: Store) -> None:
-        """Whoever is in our way may be dead, and nobody else be there to notice."""
+    def _remove_dead(self, store: Store) -> None:
+        """Remove dead holders and waiters: perhaps no other process is there to notice them."""
         now = int(time.monotonic() * 1_000_000)
-        lasted = self._patience.lasted(
-            now
-        )  # not since we began: we may have been suspended while nobody could renew
-        with suppress(
-            StoreError
-        ):  # who is stopped may have a row locked for a while: with the next look, then
+        # Not since we began: this process may have been suspended while no node could renew.
+        lasted = self._contact.lasted(now)
+        # A stopped process may have a row locked for a while: then the next look does it.
+        with suppress(StoreError):
             store.sessions.sweep(lasted)
             nodes = store.locks.nodes_in_the_way(self._name)
             if nodes:
-                take_over_dead_nodes(
-                    store.nodes,
-                    0,
-                    boot_id() if store.parallel_writers == 1 else None,
-                    lasted,
-                    nodes,
-                )
+                boot = boot_id() if store.parallel_writers == 1 else None
+                take_over_dead_nodes(store.nodes, 0, boot, lasted, nodes)
             store.locks.sweep()
-            self._patience.seen(now)
+            self._contact.seen(now)
 
-    def _ask(self, store: Store) -> int:
+    def _take(self, store: Store) -> int:
+        """Take the lock, or a place in the queue; returns how many are ahead."""
         self.mark = store.listener.mark()
-        owner, answer = (
-            self._ask_as_session(store) if self._job is None else self._ask_as_job(store, self._job)
-        )
+        if self._job is None:
+            owner, answer = self._take_as_session(store)
+        else:
+            owner, answer = self._take_as_job(store, self._job)
         if isinstance(answer, LockTaken):
             self._grant, self._seq, self._ahead = Grant(answer.token, owner, self._job), None, 0
         else:
@@ -327,48 +339,48 @@ class LockRequest:
             self._ahead = answer.ahead
         return self._ahead
 
-    def _ask_as_job(
+    def _take_as_job(
         self, store: Store, job: RunningJob
     ) -> tuple[LockOwner, LockTaken | LockWaiting]:
         owner = LockOwner(*job.fence, None, self._pid)
-        keys = self._app.held_locks
-        with keys.lock:
-            token = keys.taken(owner, self._name)
+        held = self._held_locks
+        with held.lock:
+            token = held.add_use(owner, self._name)
             if token is not None:
                 return owner, LockTaken(token)
             answer = store.locks.take(owner, self._name, self._n, self._seq, store.listener.id)
             if isinstance(answer, LockTaken):
-                keys.taken(owner, self._name, answer.token)
+                held.add_use(owner, self._name, answer.token)
             return owner, answer
 
-    def _ask_as_session(self, store: Store) -> tuple[LockOwner, LockTaken | LockWaiting]:
+    def _take_as_session(self, store: Store) -> tuple[LockOwner, LockTaken | LockWaiting]:
+        locks, listener = store.locks, store.listener
         while True:
-            session = store.listener.session()
-            self._owner = owner = LockOwner(None, None, self._wish, session, self._pid)
+            session = listener.session()
+            owner = LockOwner(None, None, self._request_id, session, self._pid)
+            self._session_owner = owner
             try:
-                return owner, store.locks.take(
-                    owner, self._name, self._n, self._seq, store.listener.id
-                )
+                return owner, locks.take(owner, self._name, self._n, self._seq, listener.id)
             except SessionOver:
-                store.listener.forget(session)
+                listener.forget(session)
             except StoreError:
                 self._withdraw_later()
                 raise
 
     def _withdraw_later(self) -> None:
-        """There may be rows of ours that we do not know of: this process may live for long, and wait for itself."""
-        owner, store = self._owner, self._app.store
+        """Remove rows that we do not know of: this process may live for long, and wait for itself."""
+        owner, store = self._session_owner, self._connection.store
         if owner is not None:
             store.listener.later(lambda: store.locks.withdraw(self._name, owner))
 
     def end(self) -> Grant | None:
-        """What it came to; out of the line."""
-        with self._turn:
+        """End the request, leave the queue, and return the lock if we got it."""
+        with self._step_lock:
             self._over = True
             grant, began = self._grant, self._began
         if began is None:
             return None
-        store = self._app.store
+        store = self._connection.store
         try:
             if grant is None and self._seq:
                 store.locks.leave(self._name, self._seq)
@@ -376,51 +388,49 @@ class LockRequest:
             self._withdraw_later()
             raise
         finally:
-            if (
-                grant is None or grant.job is not None
-            ):  # what a session holds, its ear has to keep alive
+            # A lock of the session needs the listener, which keeps the session alive.
+            if grant is None or grant.job is not None:
                 store.listener.leave()
         return grant
 
     def abandon(self) -> None:
-        """Nobody wants it any more."""
+        """End the request, and release the lock if we got it."""
         if self._pid != os.getpid():
             return
-        with suppress(StoreError):  # the end of the owner does the rest
+        with suppress(StoreError):  # it ends with its owner at the latest
             grant = self.end()
             if grant is not None:
-                _give_back(self._app, self._name, grant)
+                _release(self._connection, self._held_locks, self._name, grant)
 
 
-def _give_back(app: Client, name: str, grant: Grant) -> None:
-    store = app.store
+def _release(connection: ClientConnection, held_locks: HeldLocks, name: str, grant: Grant) -> None:
+    store = connection.store
     if grant.job is None:
         try:
             if not store.locks.release(name, grant.token):
                 raise lock_lost_error(name, grant.token)
         except StoreError:
-            store.listener.later(
-                lambda: store.locks.release(name, grant.token)
-            )  # this process may live for long
+            # This process may live for long, so the listener tries again later.
+            store.listener.later(lambda: store.locks.release(name, grant.token))
             raise
         finally:
             store.listener.leave()
         return
-    with app.held_locks.lock:
-        if not app.held_locks.given_back(grant.owner, name):
+    with held_locks.lock:
+        if not held_locks.end_use(grant.owner, name):
             return
         if grant.job.applied:
-            return  # it went with the end of the job
+            return  # the end of the job has released it
         if not store.locks.release(name, grant.token):
             raise lock_lost_error(name, grant.token)
 
 
-# what there is to see
+# all locks, from outside
 
 
 @dataclass(frozen=True, slots=True)
 class LockUser:
-    """Who holds a lock, or waits for it: a job on a node, or a process outside of jobs."""
+    """A holder or waiter of a lock: a job on a node, or a process outside of jobs."""
 
     node: str | None
     host: str | None
@@ -428,7 +438,7 @@ class LockUser:
     job: int | None
     attempt: int | None
     since: datetime
-    token: int | None  # None: it waits
+    token: int | None  # None while it waits
 
     @classmethod
     def of(cls, row: LockRow, token: int | None) -> LockUser:
@@ -444,11 +454,11 @@ class LockState:
     name: str
     n: int
     holders: list[LockUser]
-    waiters: list[LockUser]  # in the order in which they will get it
+    waiters: list[LockUser]  # in the order of the queue
 
     @property
     def holder(self) -> LockUser | None:
-        """Of a mutex."""
+        """The holder of a mutex."""
         return self.holders[0] if self.holders else None
 
 
@@ -467,7 +477,7 @@ def lock_states(holders: Iterable[LockRow], waiters: Iterable[LockRow]) -> list[
 
 
 def checked_name(what: str, name: Any) -> str:
-    """What a lock or a topic may be called."""
+    """Return the name of a lock or a topic, or raise BadOption."""
     if not isinstance(name, str) or not 1 <= len(name) <= _LONGEST_NAME or not name.isprintable():
         raise BadOption(
             f"the name of a {what} is a text of 1 to {_LONGEST_NAME} printable characters, not {name!r}"

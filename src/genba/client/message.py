@@ -1,4 +1,4 @@
-"""Messages, as user code sees them: the inbox of a running job, and subscriptions to topics."""
+"""Messages for user code: the inbox of a running job, and subscriptions to topics."""
 
 from __future__ import annotations
 
@@ -10,27 +10,25 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
+from genba.client.connection import ClientConnection
+from genba.client.current_job import RunningJob
 from genba.domain.duration import Duration, duration
 from genba.domain.untrusted_json import read_json
 from genba.enqueue.arguments import encode_plain
 from genba.errors import GenbaError, StoreError
 from genba.storage.clients.messages import TopicSubscription
+from genba.storage.store import Store
 
-if TYPE_CHECKING:
-    from genba.client.client import Client
-    from genba.client.current_job import RunningJob
-    from genba.storage.store import Store
-
-POLL_SECONDS = 1.0  # seconds between two looks that nobody has rung for
-STOP_CHECK_SECONDS = 0.2  # between two looks whether the job should stop
+POLL_SECONDS = 1.0  # between two looks at the database without a wake-up
+STOP_CHECK_SECONDS = 0.2  # between two checks whether the wait should end
 
 
 def encode(message: Any) -> bytes:
-    """Plain JSON values, 1 MiB at most."""
+    """Encode plain JSON values, 1 MiB at most."""
     return encode_plain((), {"message": message})
 
 
@@ -38,117 +36,118 @@ def decode(data: bytes) -> Any:
     return msgspec.json.decode(data)["message"]
 
 
-def _is_whole(data: bytes) -> bool:
-    """What somebody has written by hand, and is no message, is as if it had not been sent."""
+def _is_message(data: bytes) -> bool:
+    """Whether the row has a message; one that was written by hand may not, and is skipped."""
     return "message" in read_json(data, dict[str, Any], {})
 
 
 class MessageWait:
-    """One who waits for a message: `step` until it is decided.  Its steps may run in different threads."""
+    """One wait for a message: call `step` until it returns None.  Steps may run in different threads."""
 
     def __init__(
         self,
-        app: Client,
+        connection: ClientConnection,
         box: JobInbox | Subscription,
         timeout: Duration | None,
         given_up: Callable[[], bool],
     ) -> None:
-        self._app = app
+        self._connection = connection
         self._box = box
         self._deadline = (
             None if timeout is None else time.monotonic() + duration(timeout) / 1_000_000
         )
         self._given_up = given_up
-        self._looked = -POLL_SECONDS
-        self._mark = -1
+        self._last_look = -POLL_SECONDS
+        self._mark = -1  # of the listener, at the last look
         self._over = False
-        self.found: list[bytes] = []
+        self.taken: list[bytes] = []
 
     def step(self) -> float | None:
-        """Look once; how many seconds to wait for the bell, or None: it is decided."""
-        with self._box.turn:
+        """Look once; return the seconds to wait for a wake-up, or None when the wait is over."""
+        with self._box.lock:
             if self._over:
                 return None
-            ear, now = self._app.store.listener, time.monotonic()
-            if not self._box.buffer and (
-                self._mark != ear.mark() or now - self._looked >= POLL_SECONDS
-            ):
-                self._mark, self._looked = ear.mark(), now
+            listener, now = self._connection.store.listener, time.monotonic()
+            due = self._mark != listener.mark() or now - self._last_look >= POLL_SECONDS
+            if not self._box.buffer and due:
+                self._mark, self._last_look = listener.mark(), now
                 self._box.fill()
-            while self._box.buffer and not self.found:
-                one = self._box.buffer.popleft()
-                if _is_whole(one):
-                    self.found.append(one)
-            if self.found or self._given_up():
+            while self._box.buffer and not self.taken:
+                data = self._box.buffer.popleft()
+                if _is_message(data):
+                    self.taken.append(data)
+            if self.taken or self._given_up():
                 return None
             left = POLL_SECONDS if self._deadline is None else self._deadline - time.monotonic()
             return None if left <= 0 else min(STOP_CHECK_SECONDS, left)
 
     def abandon(self) -> None:
-        """Nobody takes it any more: it stays for the next one."""
-        with self._box.turn:
+        """End the wait, and put a message that was taken back for the next wait."""
+        with self._box.lock:
             self._over = True
-            self._box.buffer.extendleft(self.found)
+            self._box.buffer.extendleft(self.taken)
 
     def run(self) -> Any:
         try:
             while (pause := self.step()) is not None:
-                self._app.store.listener.wait(self._mark, pause)
-        except BaseException:  # also Ctrl-C and a stop must leave the line; raised again
+                self._connection.store.listener.wait(self._mark, pause)
+        except BaseException:  # Ctrl-C and a stop too must give the message back; raised again
             self.abandon()
             raise
-        return decode(self.found[0]) if self.found else None
+        return decode(self.taken[0]) if self.taken else None
 
     async def arun(self) -> Any:
+        threads = self._connection.threads
         try:
-            while (pause := await self._app.threads(self.step)) is not None:
-                await self._app.store.listener.await_(self._mark, pause)
-        except BaseException:  # also Ctrl-C and a stop must leave the line; raised again
-            await asyncio.shield(self._app.threads(self.abandon))
+            while (pause := await threads(self.step)) is not None:
+                await self._connection.store.listener.await_(self._mark, pause)
+        except BaseException:  # Ctrl-C and a stop too must give the message back; raised again
+            await asyncio.shield(threads(self.abandon))
             raise
-        return decode(self.found[0]) if self.found else None
+        return decode(self.taken[0]) if self.taken else None
 
 
 class JobInbox:
     """The messages to a running job."""
 
-    def __init__(self, app: Client, job: RunningJob) -> None:
-        self._app = app
+    def __init__(self, connection: ClientConnection, job: RunningJob) -> None:
+        self._connection = connection
         self._job = job
         self._listener: int | None = None
-        self.turn = threading.Lock()
+        self.lock = threading.Lock()
         self.buffer: deque[bytes] = deque()
 
     def get(self, timeout: Duration | None) -> Any:
-        return self._reading(timeout).run()
+        return self._wait(timeout).run()
 
     async def aget(self, timeout: Duration | None) -> Any:
-        return await self._reading(timeout).arun()
+        return await self._wait(timeout).arun()
 
-    def _reading(self, timeout: Duration | None) -> MessageWait:
+    def _wait(self, timeout: Duration | None) -> MessageWait:
         if self._job.in_transaction:
-            timeout = 0  # everybody else waits for this transaction
-        return MessageWait(self._app, self, timeout, lambda: self._job.should_stop)
+            timeout = 0  # all other writers wait for this transaction
+        return MessageWait(self._connection, self, timeout, lambda: self._job.should_stop)
 
     def fill(self) -> None:
-        """One message, if there is one; who finds none hears of the next."""
+        """Take one message; if there is none, listen for the next."""
         if not self._take() and self._listener is None and not self._job.in_transaction:
-            store = self._app.store
+            store = self._connection.store
             store.listener.enter()
             self._listener = store.messages.await_mail(self._job.id, store.listener.id)
             self._take()
 
     def _take(self) -> bool:
-        data = self._app.store.messages.receive(self._job.fence, self._job.own_transaction)
+        messages = self._connection.store.messages
+        data = messages.receive(self._job.fence, self._job.own_transaction)
         if data is not None:
             self.buffer.append(data)
         return data is not None
 
     def close(self) -> None:
-        """The job is over."""
+        """Stop listening: the job is over."""
         if self._listener is not None:
-            store = self._app.store
-            with suppress(StoreError):  # it is forgotten with the job
+            store = self._connection.store
+            with suppress(StoreError):  # the row goes with the job
                 store.messages.stop(self._listener)
             store.listener.leave()
 
@@ -159,60 +158,61 @@ class Subscription:
     It ends with its `with` block, with `close()`, or with its process.
     """
 
-    def __init__(self, app: Client, topic: str) -> None:
-        self._app = app
+    def __init__(self, connection: ClientConnection, topic: str) -> None:
+        self._connection = connection
         self.topic = topic
-        self.turn = threading.Lock()
+        self.lock = threading.Lock()
         self.buffer: deque[bytes] = deque()
         self._pid = os.getpid()
-        self._listening: TopicSubscription | None = None
-        store = app.store
+        self._subscription: TopicSubscription | None = None
+        store = connection.store
         store.install()
         store.listener.enter()
         try:
-            self._listening = self._subscribe(store)
+            self._subscription = self._subscribe(store)
         finally:
-            if self._listening is None:
+            if self._subscription is None:
                 store.listener.leave()
 
     def __repr__(self) -> str:
-        return f"<Subscription to {self.topic!r}{'' if self._listening else ', closed'}>"
+        return f"<Subscription to {self.topic!r}{'' if self._subscription else ', closed'}>"
 
     def _subscribe(self, store: Store) -> TopicSubscription:
         return store.messages.subscribe(self.topic, store.listener.session(), store.listener.id)
 
     def get(self, timeout: Duration | None = None) -> Any:
-        """The next message; None when the time is over."""
-        return self._reading(timeout).run()
+        """Return the next message; None when the time is over."""
+        return self._wait(timeout).run()
 
     async def aget(self, timeout: Duration | None = None) -> Any:
-        return await self._reading(timeout).arun()
+        return await self._wait(timeout).arun()
 
-    def _reading(self, timeout: Duration | None) -> MessageWait:
-        return MessageWait(self._app, self, timeout, lambda: self._listening is None)
+    def _wait(self, timeout: Duration | None) -> MessageWait:
+        return MessageWait(self._connection, self, timeout, lambda: self._subscription is None)
 
     def fill(self) -> None:
-        if self._listening is None:
+        if self._subscription is None:
             return
         if self._pid != os.getpid():
             raise GenbaError(
                 f"the subscription to {self.topic!r} was made before the fork, and stays with the parent"
             )
-        self._listening, new = self._app.store.messages.hear(self._listening)
-        self.buffer.extend(new)
+        messages = self._connection.store.messages
+        self._subscription, published = messages.hear(self._subscription)
+        self.buffer.extend(published)
 
     def close(self) -> None:
-        with self.turn:
-            listening, self._listening = self._listening, None
-        if listening is not None and self._pid == os.getpid():
-            store = self._app.store
+        with self.lock:
+            subscription, self._subscription = self._subscription, None
+        if subscription is not None and self._pid == os.getpid():
+            store = self._connection.store
             try:
-                store.messages.unsubscribe(listening)
+                store.messages.unsubscribe(subscription)
             finally:
                 store.listener.leave()
 
     async def aclose(self) -> None:
-        await self._app.threads(self.close)
+        await self._connection.threads(self.close)
 
     def __enter__(self) -> Subscription:
         return self
@@ -240,18 +240,18 @@ class Subscription:
         return self
 
     def __next__(self) -> Any:
-        reading = self._reading(None)
-        found = reading.run()
-        if not reading.found:
+        wait = self._wait(None)
+        message = wait.run()
+        if not wait.taken:
             raise StopIteration
-        return found
+        return message
 
     def __aiter__(self) -> Subscription:
         return self
 
     async def __anext__(self) -> Any:
-        reading = self._reading(None)
-        found = await reading.arun()
-        if not reading.found:
+        wait = self._wait(None)
+        message = await wait.arun()
+        if not wait.taken:
             raise StopAsyncIteration
-        return found
+        return message

@@ -1,4 +1,4 @@
-"""Waiting for jobs: one thread of the process looks for all who wait."""
+"""Waiting until jobs are final: one thread of the process looks at the store for all that wait."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from genba.domain.states import FINAL
 from genba.errors import BadOption, GenbaError, JobGone, WaitTimeout, WaitWouldDeadlock
 from genba.signal_safe import defer_stop
 
-_LOOK = 0.05  # seconds between two looks whether the node lends
-_CHECK = 0.5  # ... whether what it waits for can start at all
-IDLE_SECONDS = 1.0  # seconds; then the thread ends
-_PAUSES = (0.001, 0.05)  # seconds between two looks: from, to
+_LOAN_CHECK_SECONDS = 0.05  # whether the node still lends the slot of a job that waits
+_DEADLOCK_CHECK_SECONDS = 0.5  # whether the awaited jobs can start at all
+IDLE_SECONDS = 1.0  # without a wait, then the thread ends
+_PAUSES_SECONDS = (0.001, 0.05)  # between two looks: the first, the longest
+_MOST_CHECKED = 20  # awaited jobs that are checked for a deadlock
 
 
 class JobStates(Protocol):
-    """The store, as far as one who waits needs it."""
+    """The store, as far as the wait thread needs it."""
 
     def states(self, ids: list[int]) -> dict[int, str]: ...
 
@@ -32,7 +33,7 @@ class JobStates(Protocol):
 
 
 class WaitingJob(Protocol):
-    """The job that waits, if one does."""
+    """The running job that waits for others."""
 
     @property
     def id(self) -> int: ...
@@ -44,30 +45,29 @@ class WaitingJob(Protocol):
 
 def wait_in_job(
     done: threading.Event,
-    within: float | None,
+    timeout_seconds: float | None,
     job: WaitingJob | None,
     check: Callable[[], None] = lambda: None,
 ) -> None:
-    """Until it is done or the time is over; a job lends its slot meanwhile, and `check` says whether that helps."""
+    """Wait for `done`; a job lends its slot meanwhile, and `check` raises if waiting cannot help."""
     if job is None:
-        done.wait(within)
+        done.wait(timeout_seconds)
         return
-    deadline = None if within is None else time.monotonic() + within
-    check_at = time.monotonic() + _CHECK
+    deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+    check_at = time.monotonic() + _DEADLOCK_CHECK_SECONDS
     with job.lending():
         while not done.is_set() and (deadline is None or time.monotonic() < deadline):
-            done.wait(
-                _LOOK if deadline is None else max(0.0, min(_LOOK, deadline - time.monotonic()))
-            )
+            left = _LOAN_CHECK_SECONDS if deadline is None else deadline - time.monotonic()
+            done.wait(max(0.0, min(_LOAN_CHECK_SECONDS, left)))
             job.check_loan()
             if time.monotonic() >= check_at and not done.is_set():
                 check()
-                check_at = time.monotonic() + _CHECK
+                check_at = time.monotonic() + _DEADLOCK_CHECK_SECONDS
 
 
 async def await_in_job(
     done: asyncio.Event,
-    within: float | None,
+    timeout_seconds: float | None,
     job: WaitingJob | None,
     check: Callable[[], Awaitable[None]],
 ) -> None:
@@ -75,61 +75,58 @@ async def await_in_job(
         if job is None:
             await done.wait()
             return
-        check_at = time.monotonic() + _CHECK
+        check_at = time.monotonic() + _DEADLOCK_CHECK_SECONDS
         with job.lending():
             while not done.is_set():
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(done.wait(), _LOOK)
+                    await asyncio.wait_for(done.wait(), _LOAN_CHECK_SECONDS)
                 job.check_loan()
                 if time.monotonic() >= check_at and not done.is_set():
                     await check()
-                    check_at = time.monotonic() + _CHECK
+                    check_at = time.monotonic() + _DEADLOCK_CHECK_SECONDS
 
     with suppress(TimeoutError):
-        await asyncio.wait_for(wait(), within)
+        await asyncio.wait_for(wait(), timeout_seconds)
 
 
 class JobWait:
-    """One who waits, until all (or any) of these jobs are final, or one has `failed` and that is enough."""
+    """One wait, until all (or any) of its jobs are final; with `throw` also when one has failed."""
 
     def __init__(
         self, ids: Iterable[int], until: str, throw: bool, wake: Callable[[], object]
     ) -> None:
         self.open = set(ids)
-        self._total = len(self.open)
         self._any = until == "any"
         self._throw = throw
         self._wake = wake
         self.error: GenbaError | None = None
         self.done = False
 
-    def look(self, seen: dict[int, str]) -> None:
-        ended = {id for id in self.open if seen.get(id) in FINAL}
-        gone = {id for id in self.open if id not in seen}
+    def update(self, states: dict[int, str]) -> None:
+        """Take over the states that were just read, and end the wait if they are enough."""
+        ended = {id for id in self.open if states.get(id) in FINAL}
+        gone = {id for id in self.open if id not in states}
         self.open -= ended
+        failed = self._throw and any(states[id] != "succeeded" for id in ended)
         if gone:
-            lost = (
-                f"job {min(gone)} is not there any more: it was pruned, deleted, or never committed"
-            )
-            self.end(JobGone(lost))
-        elif not self.open or (
-            ended and (self._any or (self._throw and any(seen[id] != "succeeded" for id in ended)))
-        ):
+            id = min(gone)
+            self.end(JobGone(f"job {id} is gone: it was pruned, deleted, or never committed"))
+        elif not self.open or (ended and (self._any or failed)):
             self.end()
 
     def end(self, error: GenbaError | None = None) -> None:
         self.error, self.done = error, True
         self._wake()
 
-    def check(self, of: int, timeout: Duration | None) -> None:
-        """What went wrong, or that it took too long, as an exception."""
+    def check(self, total: int, timeout: Duration | None) -> None:
+        """Raise what went wrong, or WaitTimeout if it took too long."""
         if self.error is not None:
             raise self.error
         if not self.done:
-            raise WaitTimeout(f"{len(self.open)} of {of} jobs were not final after {timeout}")
+            raise WaitTimeout(f"{len(self.open)} of {total} jobs were not final after {timeout}")
 
 
-def _wait(
+def _new_wait(
     ids: Sequence[int], until: str, throw: bool, wake: Callable[[], object]
 ) -> JobWait | None:
     if until not in ("all", "any"):
@@ -142,51 +139,59 @@ def _seconds(timeout: Duration | None) -> float | None:
 
 
 def check_deadlock(store: Any, job: WaitingJob | None, wait: JobWait) -> None:
-    """WaitWouldDeadlock if this job, or one that it is a part of, has what the awaited ones stand in line for."""
-    chain: list[int] = []
-    above: int | None = None if job is None else job.id
-    while above is not None and above not in chain:
-        chain.append(above)
-        record = store.job(above)
-        above = record.parent_id if record else None
-    for id in sorted(wait.open)[:20] if chain else ():
+    """Raise WaitWouldDeadlock if the awaited jobs wait for a limit that this job, or a parent, holds."""
+    chain = _parents(store, job)
+    for id in sorted(wait.open)[:_MOST_CHECKED] if chain else ():
         record = store.job(id)
-        line = store.limits.line(id, record.rank, record.parked_on) if record else None
+        blocked = store.limits.line(id, record.rank, record.parked_on) if record else None
         if (
-            line
-            and line.per is None
-            and line.holders
-            and all(holder.job in chain for holder in line.holders)
+            blocked
+            and blocked.per is None
+            and blocked.holders
+            and all(holder.job in chain for holder in blocked.holders)
         ):
-            held = ", ".join(f"job {holder.job}" for holder in line.holders)
+            held = ", ".join(f"job {holder.job}" for holder in blocked.holders)
             raise WaitWouldDeadlock(
-                f"job {chain[0]} waits for job {id}, which waits for {line.bucket!r}, and that is held by {held}: "
+                f"job {chain[0]} waits for job {id}, which waits for {blocked.bucket!r}, "
+                f"and that is held by {held}: "
                 "use after= instead of waiting in a job, or another bucket"
             )
 
 
+def _parents(store: Any, job: WaitingJob | None) -> list[int]:
+    """Return the ids of the job, its parent, the parent of that, and so on."""
+    chain: list[int] = []
+    current: int | None = None if job is None else job.id
+    while current is not None and current not in chain:
+        chain.append(current)
+        record = store.job(current)
+        current = record.parent_id if record else None
+    return chain
+
+
 class WaitThread:
-    """The thread; it ends when nobody waits any more."""
+    """Looks at the store for all waits of this process; it ends when there are none."""
 
     def __init__(self, store: Callable[[], JobStates]) -> None:
         self._store = store
-        self._renew()
+        self._reset()
 
-    def _renew(self) -> None:
+    def _reset(self) -> None:
+        """Start without waits and without a thread: also in the child of a fork."""
         self._pid = os.getpid()
         self._waits: set[JobWait] = set()
         self._cond = threading.Condition()
         self._looking = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._pause = _PAUSES[0]
+        self._pause = _PAUSES_SECONDS[0]
 
     @defer_stop
     def add(self, wait: JobWait) -> None:
         if self._pid != os.getpid():
-            self._renew()
+            self._reset()
         with self._cond:
             self._waits.add(wait)
-            self._pause = _PAUSES[0]
+            self._pause = _PAUSES_SECONDS[0]
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._run, name="genba-waiter", daemon=True)
                 self._thread.start()
@@ -197,16 +202,16 @@ class WaitThread:
         with self._cond:
             self._waits.discard(wait)
 
-    def at_rest(self) -> threading.Lock:
-        """Held, nobody looks: who closes the store meanwhile leaves no connection that a look has opened."""
+    def paused(self) -> threading.Lock:
+        """Return the lock that pauses the thread: closing the store under it leaves no open connection."""
         if self._pid != os.getpid():
-            self._renew()
+            self._reset()
         return self._looking
 
     def wait(self, ids: Sequence[int], until: str, throw: bool, timeout: Duration | None) -> None:
-        """Until all (or any) of these are final; WaitTimeout, or what stands in the way."""
+        """Wait until all (or any) of these are final; raises WaitTimeout, or what went wrong."""
         done = threading.Event()
-        wait = _wait(ids, until, throw, done.set)
+        wait = _new_wait(ids, until, throw, done.set)
         if wait is None:
             return
         self.add(wait)
@@ -223,7 +228,7 @@ class WaitThread:
         self, ids: Sequence[int], until: str, throw: bool, timeout: Duration | None
     ) -> None:
         loop, done = asyncio.get_running_loop(), asyncio.Event()
-        wait = _wait(ids, until, throw, lambda: loop.call_soon_threadsafe(done.set))
+        wait = _new_wait(ids, until, throw, lambda: loop.call_soon_threadsafe(done.set))
         if wait is None:
             return
         self.add(wait)
@@ -245,41 +250,43 @@ class WaitThread:
         while True:
             with self._cond:
                 if not self._waits and not self._cond.wait_for(lambda: self._waits, IDLE_SECONDS):
-                    self._thread = None  # under the lock: whoever comes now starts another
+                    self._thread = None  # under the lock: the next wait starts another thread
                     return
             began = time.monotonic()
             with self._looking:
                 with self._cond:
-                    waits = set(
-                        self._waits
-                    )  # of now: who has given up meanwhile may have closed the store
+                    # Read again: a wait that was dropped meanwhile may have closed the store.
+                    waits = set(self._waits)
                 if waits:
                     before, known = self._look(waits, before, known)
             with self._cond:
                 self._waits -= {wait for wait in waits if wait.done}
                 if self._waits:
-                    spent = time.monotonic() - began
-                    pause = max(self._pause, 3 * spent) * random.uniform(0.8, 1.2)  # noqa: S311  not all at once
-                    self._cond.wait(pause)
-                    self._pause = min(_PAUSES[1], self._pause * 1.5)
+                    self._cond.wait(self._next_pause(time.monotonic() - began))
+                    self._pause = min(_PAUSES_SECONDS[1], self._pause * 1.5)
+
+    def _next_pause(self, look_seconds: float) -> float:
+        """Pause at least three times as long as a look took; spread, so that processes do not align."""
+        return max(self._pause, 3 * look_seconds) * random.uniform(0.8, 1.2)  # noqa: S311
 
     def _look(
         self, waits: set[JobWait], before: object, known: set[JobWait]
     ) -> tuple[object, set[JobWait]]:
+        """Read the states of all awaited jobs, unless nothing was written since the last look."""
         try:
-            mark = self._store().write_marker()
-            if mark == before and waits <= known:
+            marker = self._store().write_marker()
+            if marker == before and waits <= known:
                 return before, known
             ids = sorted({id for wait in waits for id in wait.open})
-            seen = self._store().states(ids) if ids else {}
+            states = self._store().states(ids) if ids else {}
             for wait in waits:
-                wait.look(seen)
+                wait.update(states)
         except GenbaError as error:
             for wait in waits:
                 wait.end(error)
-        except Exception as error:  # noqa: BLE001  whoever waits must hear of it, whatever it is
+        except Exception as error:  # noqa: BLE001  each wait must end, whatever went wrong
             for wait in waits:
                 wait.end(GenbaError(f"waiting broke off: {type(error).__name__}: {error}"))
         else:
-            return mark, waits
+            return marker, waits
         return before, known

@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from genba.client.task import is_task_name, task_name
 from genba.domain.duration import Micros
 from genba.errors import BadOption, BadTask
+from genba.options.names import is_task_name, task_name
 from genba.options.table import Options
 from genba.options.values import Wait
 

@@ -5,16 +5,19 @@ Its cost does not depend on how many jobs wait or have finished.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any, Generic
 
-from genba.client.job import Job
+from typing_extensions import TypeVar
+
 from genba.domain.duration import to_datetime
 from genba.storage.jobs.search import Filter
+from genba.storage.records import JobRecord
+from genba.storage.store import Store
 
-if TYPE_CHECKING:
-    from genba.client.client import Client
+J = TypeVar("J", default=Any)  # a job, as the caller wants to have it
 
 _FAILURES = frozenset({"failed", "timed_out"})
 
@@ -48,20 +51,20 @@ class NodeView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Overview:
+class Overview(Generic[J]):
     """The report; `running` and `failures` are the newest ones, `states` counts open jobs."""
 
     at: datetime
     states: dict[str, int]
     queues: list[QueueView]
     nodes: list[NodeView]
-    running: list[Job[Any]]
-    failures: list[Job[Any]]
+    running: list[J]
+    failures: list[J]
     node_names: dict[int, str]
 
 
-def read_overview(app: Client, limit: int) -> Overview:
-    store = app.store
+def read_overview(store: Store, limit: int, as_job: Callable[[JobRecord], J]) -> Overview[J]:
+    """Look once; `as_job` makes the jobs of the overview from their records."""
     store.install()
     levels = store.counts.look()
     records = {record.name: record for record in store.policy.queues()}
@@ -114,14 +117,11 @@ def read_overview(app: Client, limit: int) -> Overview:
             )
             for node in live
         ],
-        running=_jobs(app, frozenset({"running"}), limit),
-        failures=_jobs(app, _FAILURES, limit),
+        running=[as_job(record) for record in _newest(store, frozenset({"running"}), limit)],
+        failures=[as_job(record) for record in _newest(store, _FAILURES, limit)],
         node_names={node.id: node.name for node in live},
     )
 
 
-def _jobs(app: Client, states: frozenset[str], limit: int) -> list[Job[Any]]:
-    return [
-        Job(app, record.id, record=record)
-        for record in app.store.search.jobs(Filter(states=states), limit)
-    ]
+def _newest(store: Store, states: frozenset[str], limit: int) -> list[JobRecord]:
+    return store.search.jobs(Filter(states=states), limit)

@@ -12,7 +12,7 @@ from heapq import heappop, heappush
 from itertools import pairwise
 from typing import NamedTuple
 
-from genba.client.event import unfold
+from genba.domain.events import unfold
 from genba.domain.history_check import Fault, FaultKind, HistoryCheck
 from genba.domain.limits import LIMIT, ORDERED, RATE, SlotNeeds, read_needs
 from genba.domain.states import FINAL, State

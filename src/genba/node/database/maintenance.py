@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from genba.client.schedule import apply_overrides
 from genba.domain.clock import Clock
+from genba.enqueue.new_schedule import apply_overrides
 from genba.errors import StoreError
 from genba.node.database.join import log_task_changes
 from genba.node.database.lost_claims import LostClaims
