@@ -111,7 +111,7 @@ def test_what_is_no_task_of_the_app_is_refused_with_what_to_do(jobs, url):
     @Genba(url).task(name="theirs")
     def theirs() -> None: ...
 
-    with pytest.raises(BadOption, match="'theirs' is one of another app"):
+    with pytest.raises(BadOption, match="'theirs' belongs to another app"):
         jobs.app.enqueue(theirs)
     for strange in (None, 7, len, jobs.add.using(priority=1)):
         with pytest.raises(
@@ -584,8 +584,11 @@ def test_a_wait_that_takes_too_long_is_a_timeout(jobs):
 
 
 def test_a_wait_for_what_is_not_there_says_so(jobs):
+    job = jobs.add.enqueue(1)
+    job.cancel()
+    assert jobs.app.delete_many() == 1
     with pytest.raises(JobGone):
-        Job(jobs.app, 123_456_789).wait(timeout=5)
+        job.wait(timeout=5)
     with pytest.raises(BadOption):
         jobs.app.wait([jobs.add.enqueue(1)], until="some")
 

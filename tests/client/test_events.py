@@ -308,7 +308,7 @@ def test_all_waits_of_a_process_share_one_thread_and_a_cancelled_one_leaves_none
     asyncio.run(give_up())
     new = {thread.name for thread in set(threading.enumerate()) - before}
     assert new <= {"genba-waiter"}
-    assert not jobs.app._waiter._waits
+    assert not jobs.app._connection.wait_thread._waits
     eventually(lambda: not set(threading.enumerate()) - before)
 
 
