@@ -1,4 +1,4 @@
-"""Whose clock is ahead of whose."""
+"""The skew between two clocks."""
 
 from __future__ import annotations
 

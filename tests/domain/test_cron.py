@@ -1,4 +1,7 @@
-"""Cron against a brute-force search that shares no line with it: own parser, every minute, the clock on the wall."""
+"""Compare cron with a brute-force search that shares no code with it.
+
+The search has a parser of its own and tries every minute of the wall clock.
+"""
 
 from __future__ import annotations
 
@@ -74,23 +77,22 @@ class Oracle:
         )
 
     def fires(self, moment: datetime) -> bool:
-        """Whether it happens at this very minute."""
+        """Return whether the expression fires at this minute."""
         wall = moment.astimezone(self.zone)
         if not self.fixed:
             return self.fits(wall)
         if wall.fold == 0 and self.fits(wall):
             return True
         minute_ago = (moment - MINUTE).astimezone(self.zone).replace(tzinfo=None) + MINUTE
-        while minute_ago < wall.replace(
-            tzinfo=None
-        ):  # just after a gap: what would have been in it?
+        # Just after a gap, try the wall times in it, too.
+        while minute_ago < wall.replace(tzinfo=None):
             if self.fits(minute_ago):
                 return True
             minute_ago += MINUTE
         return False
 
     def after(self, moment: datetime, skip: bool = True) -> datetime | None:
-        """Minute by minute; with `skip`, past hours on whose walls no hour and no day of ours is seen."""
+        """Search minute by minute; with `skip`, leave out hours that cannot match."""
         now = moment.replace(second=0, microsecond=0) + MINUTE
         end = now + HORIZON
         while now < end:
@@ -162,7 +164,7 @@ def an_expression(rng: random.Random) -> str:
 
 @lru_cache(maxsize=4096)
 def changes(zone: str) -> tuple[datetime, ...]:
-    """Some of the hours of 2020 to 2030 in which the zone's clocks change."""
+    """Return hours of 2020 to 2030 in which the zone's clocks change."""
     tz, found = ZoneInfo(zone), []
     now = FIRST
     while now < LAST:
@@ -173,7 +175,7 @@ def changes(zone: str) -> tuple[datetime, ...]:
 
 
 def a_moment(rng: random.Random, zone: str) -> datetime:
-    """Any of 2020 to 2030; more often one near a change of the clocks."""
+    """Return a moment of 2020 to 2030, more often one near a change of the clocks."""
     near = changes(zone)
     if near and rng.random() < 0.7:
         return rng.choice(near) + timedelta(
@@ -183,7 +185,7 @@ def a_moment(rng: random.Random, zone: str) -> datetime:
 
 
 def compare(rng: random.Random, cases: int, zones: list[str]) -> int:
-    """How many moments were compared; AssertionError for the first that differs."""
+    """Compare moments and return their number; AssertionError for the first that differs."""
     compared = 0
     while compared < cases:
         zone = rng.choice(ODD) if rng.random() < 0.4 else rng.choice(zones)

@@ -70,7 +70,7 @@ def test_one_length_is_the_same_in_every_form(hours, minutes, seconds, micros):
 
 
 @given(lengths)
-def test_only_who_allows_it_gets_a_negative_duration(micros):
+def test_a_negative_duration_must_be_allowed(micros):
     assume(micros)
     for value in (timedelta(microseconds=-micros), "-" + format_duration(micros)):
         assert duration(value, allow_negative=True) == -micros

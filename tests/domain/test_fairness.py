@@ -1,4 +1,4 @@
-"""Keys of a fair queue take turns, whoever came first and however many they have."""
+"""The keys of a fair queue take turns, in any order of arrival and with any number of jobs."""
 
 from __future__ import annotations
 

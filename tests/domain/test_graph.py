@@ -1,4 +1,4 @@
-"""An order in which nobody comes before what it waits for."""
+"""Jobs are sorted so that none comes before a job that it waits for."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from genba.domain.graph import parents_first
 
 @st.composite
 def graphs(draw: st.DrawFn) -> list[list[int]]:
-    """Without cycles, in any order."""
+    """Return graphs without cycles, in any order."""
     count = draw(st.integers(0, 12))
     age = draw(st.permutations(range(count)))
     return [

@@ -13,7 +13,7 @@ from genba.domain.states import FINAL, OPEN, State
 BITS = {1 << place: state for place, state in enumerate(State)}
 
 
-def told(*kinds: str, complete: bool = True) -> tuple[HistoryCheck, list[FaultKind]]:
+def checked(*kinds: str, complete: bool = True) -> tuple[HistoryCheck, list[FaultKind]]:
     replay = HistoryCheck(complete)
     faults = [replay.check_event(7, kind) for kind in kinds]
     return replay, [fault.kind for fault in faults if fault]
@@ -61,7 +61,7 @@ def told(*kinds: str, complete: bool = True) -> tuple[HistoryCheck, list[FaultKi
     ],
 )
 def test_a_life_that_can_be_is_no_fault(kinds):
-    assert told(*kinds)[1] == []
+    assert checked(*kinds)[1] == []
 
 
 @pytest.mark.parametrize(
@@ -82,13 +82,13 @@ def test_a_life_that_can_be_is_no_fault(kinds):
     ],
 )
 def test_a_life_that_cannot_be_is_named(kinds, kind):
-    assert told(*kinds)[1] == [kind]
+    assert checked(*kinds)[1] == [kind]
 
 
 @given(st.sampled_from(sorted(FINAL)), st.sampled_from(sorted(FINAL)))
 def test_whatever_ended_does_not_end_again(first, second):
-    assert told("waiting", first, second)[1] == [FaultKind.TWICE]
-    assert told("waiting", first, "requeued", second)[1] == []
+    assert checked("waiting", first, second)[1] == [FaultKind.TWICE]
+    assert checked("waiting", first, "requeued", second)[1] == []
 
 
 @given(st.sampled_from(sorted(STEPS)), st.sampled_from(State))
@@ -100,9 +100,11 @@ def test_a_row_in_another_state_than_its_history_says_is_a_fault(kind, state):
     reached = state in possible or (
         state == State.RUNNING and possible & {State.WAITING, State.SCHEDULED, State.HELD}
     )
-    untold = kind not in ("waiting", "scheduled", "blocked") and state in OPEN and possible & OPEN
+    unrecorded = (
+        kind not in ("waiting", "scheduled", "blocked") and state in OPEN and possible & OPEN
+    )
 
-    assert (replay.check_row(7, state, final_only=False) is None) == bool(reached or untold)
+    assert (replay.check_row(7, state, final_only=False) is None) == bool(reached or unrecorded)
 
 
 def test_a_job_that_is_gone_before_its_end_is_lost():

@@ -1,4 +1,4 @@
-"""Who may have a slot: pure rules."""
+"""The assignment of slots to waiting jobs: pure rules."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ NAMES = "abc"
 
 @st.composite
 def lines(draw):
-    """Buckets, some of them ordered, and jobs in their lines, in any order."""
+    """Return buckets, some of them ordered, and jobs in their lines, in any order."""
     buckets = {}
     for name in NAMES:
         ordered = name == "a"
@@ -132,7 +132,7 @@ def lines(draw):
 
 
 @given(lines())
-def test_an_allotment_exceeds_nothing_passes_nobody_and_leaves_nothing_that_fits(given_lines):
+def test_slots_are_assigned_within_limits_in_order_and_until_nothing_fits(given_lines):
     buckets, waiters = given_lines
     before = {name: bucket.taken for name, bucket in buckets.items()}
 
@@ -149,13 +149,13 @@ def test_an_allotment_exceeds_nothing_passes_nobody_and_leaves_nothing_that_fits
     for waiter in sorted(waiters):
         if waiter.id not in gone:
             assert not buckets[waiter.line].fits(waiter.id, 0), (
-                "there was room, and it was left in the line"
+                "the bucket has room, but the job was left in its line"
             )
             behind = [other for other in granted if other.line == waiter.line and other > waiter]
-            assert behind == [], "somebody has passed"
+            assert behind == [], "a job behind it got a slot first"
 
 
-def test_a_bucket_that_was_not_given_is_asked_for():
+def test_a_needed_bucket_that_was_not_passed_in_is_reported():
     needs = (SlotNeed("a", "a", LIMIT), SlotNeed("z", "z", LIMIT))
 
     done = assign_slots(

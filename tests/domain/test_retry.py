@@ -123,7 +123,7 @@ class Late(TimeoutError):
 
 
 def test_what_failed_at_a_time_is_tried_again_spread_over_seconds():
-    """Scorecard 43: 5,000 jobs fail together, and no second has more than twice its share of them."""
+    """Scorecard 43: of 5,000 jobs that fail together, no second gets twice its share of retries."""
     chance = random.Random(43)
 
     for done in range(4):

@@ -1,4 +1,4 @@
-"""A password is in no URL that is shown, and in no words of a driver, however the URL is written."""
+"""No shown URL and no error text of a driver contains the password, however badly written."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def test_whatever_stands_in_a_password_none_of_it_is_shown(inside):
 
     assert mask_password(url) == "postgresql://me:***@host:5/db"
     driver = f'could not translate "SEK{inside}RIT" or "RIT@host" or "SEK"'
-    told = scrub_password(driver, url)
-    assert f"SEK{inside}RIT" not in told
+    text = scrub_password(driver, url)
+    assert f"SEK{inside}RIT" not in text
     if set(inside) & set("/?#@"):  # it was cut there
-        assert "RIT" not in told
+        assert "RIT" not in text
 
 
 @pytest.mark.parametrize("url", ["postgresql://u:a%2Fb@h/d", "postgresql://u@h/d?password=a%2Fb"])
@@ -62,8 +62,8 @@ def test_words_without_a_password_stay_as_they_are():
 
 @pytest.mark.parametrize("url", ["postgresql://u:[pass@h/x", "postgresql://u:pass\u2100@h/x"])
 def test_what_cannot_be_split_is_named_without_its_password(url):
-    with pytest.raises(BadOption, match="is not a URL") as told:
+    with pytest.raises(BadOption, match="is not a URL") as raised:
         split_url(url)
 
-    assert "pass" not in repr(told.value)
-    assert told.value.__cause__ is None
+    assert "pass" not in repr(raised.value)
+    assert raised.value.__cause__ is None

@@ -20,9 +20,9 @@ deaths = st.sampled_from(
 owner_lost = st.sampled_from(["node lost", "lease lost"])
 crashes = deaths | owner_lost
 overtime = st.sampled_from(["timeout", "stall"])
-given_back = st.sampled_from(["drain", "collateral"])
+released = st.sampled_from(["drain", "collateral"])
 own_end = st.sampled_from(["returned", "exception"])
-wishes = st.sampled_from([None, "succeed", "fail", "hold", "retry"])
+requests = st.sampled_from([None, "succeed", "fail", "hold", "retry"])
 jitters = st.floats(0, 1, exclude_max=True)
 reasons = st.none() | st.just("because")
 ends = st.builds(
@@ -32,7 +32,7 @@ ends = st.builds(
     retry_at=st.none() | st.integers(NOW - MINUTE, NOW + MINUTE),
     retry_in=st.none() | st.integers(-MINUTE, MINUTE),
     free_retry=st.booleans(),
-    wants=wishes,
+    wants=requests,
     reason=reasons,
     cancel_requested=st.booleans(),
 )
@@ -105,7 +105,7 @@ def test_a_cancel_that_was_asked_for_wins_over_every_end(end, job, jitter):
 
 
 @given(st.sampled_from(["cancelled", "killed"]), ends, standings)
-def test_who_is_cancelled_or_killed_is_cancelled_with_the_reason(cause, end, job):
+def test_a_cancelled_or_killed_job_is_cancelled_with_the_reason(cause, end, job):
     verdict = judge(replace(end, cause=cause), job, NOW, 0)
 
     assert (verdict.state, verdict.cause) == (State.CANCELLED, cause)
@@ -182,7 +182,7 @@ def test_an_exception_follows_on_exception_even_after_a_wish_to_succeed(wants, j
         assert_retried_or(State.FAILED, verdict, job, jitter)
 
 
-@given(overtime, st.booleans(), wishes, repeatable, jitters)
+@given(overtime, st.booleans(), requests, repeatable, jitters)
 def test_overtime_is_retried_until_the_budget_is_spent_then_timed_out(
     cause, started, wants, job, jitter
 ):
@@ -213,14 +213,14 @@ def test_a_job_with_n_retries_is_tried_n_plus_one_times(times, cause):
 
 
 @given(st.integers(NOW - MINUTE, NOW), st.booleans())
-def test_a_retry_in_the_past_waits_behind_those_who_are_due_already(past, free):
+def test_a_retry_in_the_past_waits_behind_jobs_that_are_due_already(past, free):
     end = an_end("returned", wants="retry", free_retry=free, retry_at=past)
     verdict = judge(end, a_job(retry=Retry(1)), NOW, 0)
 
     assert (verdict.state, verdict.due_at, verdict.wait) == (State.WAITING, None, 0)
 
 
-@given(crashes, repeatable, wishes, jitters)
+@given(crashes, repeatable, requests, jitters)
 def test_a_started_attempt_that_died_is_a_crash_and_is_held_at_the_cap(cause, job, wants, jitter):
     verdict = judge(an_end(cause, wants=wants), job, NOW, jitter)
 
@@ -265,23 +265,23 @@ def test_a_job_is_lost_ten_times_before_a_person_must_look(cause):
     assert (verdict.state, seen) == (State.HELD, 10)
 
 
-@given(given_back, st.booleans(), wishes, repeatable)
-def test_who_is_given_back_keeps_place_and_counts(cause, started, wants, job):
+@given(released, st.booleans(), requests, repeatable)
+def test_a_released_job_keeps_its_place_and_counts(cause, started, wants, job):
     verdict = judge(an_end(cause, started=started, wants=wants), job, NOW, 0)
 
     assert (verdict.state, verdict.due_at) == (State.WAITING, None)
     assert counts(verdict) == counts(job)
 
 
-@given(deaths | given_back, standings)
-def test_who_had_not_started_when_the_worker_died_counts_nothing(cause, job):
+@given(deaths | released, standings)
+def test_a_job_that_had_not_started_when_its_worker_died_counts_nothing(cause, job):
     verdict = judge(an_end(cause, started=False), job, NOW, 0)
 
     assert (verdict.state, verdict.due_at) == (State.WAITING, None)
     assert counts(verdict) == counts(job)
 
 
-@given(crashes | given_back | st.just("maybe_ran"), once_only, wishes)
+@given(crashes | released | st.just("maybe_ran"), once_only, requests)
 def test_at_most_once_is_failed_as_maybe_ran_when_it_died_after_its_start(cause, job, wants):
     verdict = judge(an_end(cause, wants=wants), job, NOW, 0)
 
@@ -306,6 +306,6 @@ def test_an_unknown_cause_is_an_error_and_not_a_guess(cause):
 
 
 @given(own_end)
-def test_an_unknown_wish_is_an_error_and_not_a_guess(cause):
+def test_an_unknown_outcome_request_is_an_error_and_not_a_guess(cause):
     with pytest.raises(ValueError, match="outcome request"):
         judge(an_end(cause, wants="explode"), a_job(), NOW, 0)

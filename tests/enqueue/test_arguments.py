@@ -94,7 +94,7 @@ plain = st.recursive(
 
 
 def exact(value: Any) -> Any:
-    """The value with its types, so that 1, 1.0 and True differ."""
+    """Return the value with its types, so that 1, 1.0 and True differ."""
     if isinstance(value, list | tuple):
         return type(value), [exact(item) for item in value]
     if isinstance(value, dict):

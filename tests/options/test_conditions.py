@@ -1,4 +1,4 @@
-"""What the answers of conditions come to."""
+"""The combined answers of conditions."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ chains = st.recursive(
 
 
 def holds(chain: Ready, free: set[str]) -> bool:
-    """By the plain meaning of the words, if these buckets have a slot."""
+    """Evaluate a chain in the plainest way, with slots in these buckets."""
     for term in chain.terms:
         fine = False
         match term:

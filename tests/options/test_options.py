@@ -34,7 +34,7 @@ def using(**given):
 
 
 def layered(*levels):
-    """The options of an app, a task and a call, one over the other."""
+    """Build the options of an app, a task and a call, one over the other."""
     return reduce(lambda base, level: Options.build(level, base), levels, DEFAULT_OPTIONS)
 
 

@@ -1,4 +1,4 @@
-"""An explanation is true: what it names first is in the way, and without it the explanation is another one."""
+"""An explanation is true: without its first reason, the job starts or the explanation changes."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ READY = ("shop.open",)
 OPTIONS = '{"ready":["shop.open"]}'
 
 
-def told(store: Any, id: int) -> Explanation:
+def explanation_of(store: Any, id: int) -> Explanation:
     return explain(store, store.job(id))
 
 
 class Situation:
-    """A job with obstacles in its way, each of which can be taken away; keepers are played by hand."""
+    """A job with obstacles that can be removed one by one; the test does the node's maintenance."""
 
     def __init__(self, store: Any, clock: Any, kinds: set[str]) -> None:
         self.store, self.clock, self.left = store, clock, set(kinds)
@@ -73,7 +73,7 @@ class Situation:
             self.switch(False)
         if "held" in kinds:
             store.hold(self.id, "the moon is full")
-        self.keep()
+        self.maintain()
 
     def join(self) -> None:
         self.nodes += 1
@@ -84,7 +84,7 @@ class Situation:
         self.store.nodes.join(a_node(self.nodes, tasks=tasks, queues=queues))
 
     def use_up(self) -> None:
-        """A job that is over by now had what the rate allows."""
+        """Use up the rate with a job that has ended."""
         node = joined(self.store, 1000)
         one(self.store, needs=needs_of([PARTNER], {}), rules=(PARTNER,))
         (job,) = claimed(self.store, node=node)
@@ -94,8 +94,8 @@ class Situation:
     def switch(self, enabled: bool) -> None:
         self.store.policy.switch(TASK, enabled, "me", None, {"name": TASK})
 
-    def keep(self) -> None:
-        """What a keeper does from time to time."""
+    def maintain(self) -> None:
+        """Do the maintenance of a node."""
         self.store.promote()
         self.store.limits.serve_due_rates()
         self.store.limits.recheck()
@@ -108,7 +108,7 @@ class Situation:
     def remove(self, kind: str) -> None:
         self.left.discard(kind)
         getattr(self, f"_{kind}")()
-        self.keep()
+        self.maintain()
 
     def _held(self) -> None:
         self.store.resume(self.id)
@@ -166,25 +166,31 @@ KINDS = (
 
 
 def possible(kinds: set[str]) -> set[str]:
-    """Less what cannot be together."""
+    """Leave out kinds that exclude each other."""
     if "no_node" in kinds:
         kinds = kinds - {"unknown_task", "unserved_queue"}
     if kinds & {"blocked", "scheduled", "bucket_full", "rate"}:
-        kinds = kinds - {"condition"}  # it is asked for when it is claimed
+        kinds = kinds - {"condition"}  # checked only when the job is claimed
     return kinds
 
 
 def check(store: Any, clock: Any, kinds: set[str]) -> Situation:
     situation = Situation(store, clock, kinds)
     for _ in range(len(KINDS) + 1):
-        explanation = told(store, situation.id)
+        explanation = explanation_of(store, situation.id)
         first = explanation.reasons[0].kind
         if store.job(situation.id).state == "running":
             break
         assert first in {*situation.left, "no_slot"}, (kinds, str(explanation))
         situation.remove(first)
-        assert told(store, situation.id).reasons != explanation.reasons, (kinds, str(explanation))
-    assert store.job(situation.id).state == "running", (kinds, str(told(store, situation.id)))
+        assert explanation_of(store, situation.id).reasons != explanation.reasons, (
+            kinds,
+            str(explanation),
+        )
+    assert store.job(situation.id).state == "running", (
+        kinds,
+        str(explanation_of(store, situation.id)),
+    )
     return situation
 
 
@@ -201,10 +207,10 @@ def test_the_first_reason_is_true_and_without_it_there_is_another_or_the_job_sta
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_alone_is_in_the_way_is_named(store, clock, kind):
     situation = Situation(store, clock, {kind})
-    assert told(store, situation.id).reasons[0].kind == kind
+    assert explanation_of(store, situation.id).reasons[0].kind == kind
 
 
-def test_a_job_that_runs_and_waits_for_a_lock_says_who_has_it_until_it_has_it(store, clock):
+def test_a_job_that_runs_and_waits_for_a_lock_names_the_holder_until_it_gets_the_lock(store, clock):
     situation = check(store, clock, {"no_slot"})
     job = store.job(situation.id)
     holder, waiter = (
@@ -214,7 +220,7 @@ def test_a_job_that_runs_and_waits_for_a_lock_says_who_has_it_until_it_has_it(st
     has = store.locks.take(holder, "door", 1, 0, 5)
     line = store.locks.take(waiter, "door", 1, 0, 6)
 
-    reasons = told(store, job.id).reasons
+    reasons = explanation_of(store, job.id).reasons
     assert [reason.kind for reason in reasons] == ["running", "lock"]
     assert f"it waits for lock 'door' since 00:00:00 UTC, held by job {holder.job_id}" in str(
         reasons[1]
@@ -222,34 +228,34 @@ def test_a_job_that_runs_and_waits_for_a_lock_says_who_has_it_until_it_has_it(st
 
     store.locks.release("door", has.token)
     assert isinstance(store.locks.take(waiter, "door", 1, line.seq, 6), LockTaken)
-    assert [reason.kind for reason in told(store, job.id).reasons] == ["running"]
+    assert [reason.kind for reason in explanation_of(store, job.id).reasons] == ["running"]
 
 
-def test_what_a_rate_has_let_go_and_nobody_has_started_is_named(store, clock):
+def test_a_job_that_got_the_slot_of_a_rate_but_has_not_started_is_named(store, clock):
     first, second = (
         one(store, queue=queue, needs=needs_of([PARTNER], {}), rules=(PARTNER,))
         for queue in ("afar", "default")
     )
     joined(store)
     assert 'the rate of bucket "partner" is used up until 01:00:00 UTC, 1st in line' in str(
-        told(store, second)
+        explanation_of(store, second)
     )
     clock.advance("2h")
     store.limits.serve_due_rates()
 
-    explanation = told(store, second)
+    explanation = explanation_of(store, second)
 
     assert (
         f'bucket "partner" has given its slot to job {first}, which has not started, 1st in line'
         in str(explanation)
     )
     assert explanation.reasons[0].data["jobs"] == [first]
-    store.limits.sweep()  # nobody serves its queue: the other one has its turn
-    assert told(store, second).reasons[0].kind == "no_slot"
+    store.limits.sweep()  # no node serves its queue, so the other job gets the slot
+    assert explanation_of(store, second).reasons[0].kind == "no_slot"
 
 
 def fence_of(store: Any) -> tuple[int, int, int]:
-    """Of another job that runs."""
+    """Return the fence of another running job."""
     one(store)
     (job,) = claimed(store)
     return job.id, job.attempt, CLAIM
@@ -274,7 +280,7 @@ def test_it_waits_for_jobs_that_run_and_starts_when_they_usually_end(store, cloc
     child = one(store, after=after(first, second))
     clock.advance(10)
 
-    explanation = told(store, child)
+    explanation = explanation_of(store, child)
 
     assert f"it waits for jobs {first} (running since 00:00:00 UTC) and {second} (running" in str(
         explanation
@@ -292,7 +298,7 @@ def test_jobs_ahead_and_the_usual_time_give_the_start(store, clock, node):
         one(store)
     last = one(store)
 
-    explanation = told(store, last)
+    explanation = explanation_of(store, last)
 
     assert "no free slot yet, 41 jobs of queue 'default' are ahead" in str(explanation)
     assert f"{explanation.start:%H:%M:%S}" == "00:03:30"  # 42 × 10 s, two at a time
@@ -300,7 +306,7 @@ def test_jobs_ahead_and_the_usual_time_give_the_start(store, clock, node):
 
 def test_a_condition_said_no_and_is_asked_again(store, clock, node):
     id = store.enqueue([a_job(ready=READY, options=OPTIONS)])[0].id
-    assert "condition shop.open has not been checked yet" in str(told(store, id))
+    assert "condition shop.open has not been checked yet" in str(explanation_of(store, id))
     no: dict[str, Any] = {"said": "shop.open"}
     for answer, words in (
         (no, "condition shop.open said no at 00:00:00 UTC, next check at 00:00:01 UTC"),
@@ -317,36 +323,38 @@ def test_a_condition_said_no_and_is_asked_again(store, clock, node):
         store.conditions.answered(
             1, [ConditionAnswer(ending=gone, key=key, task=TASK, conditions=READY, **answer)]
         )
-        assert words in str(told(store, id))
+        assert words in str(explanation_of(store, id))
         clock.advance(5)
 
 
 def test_a_draining_node_is_of_no_help(store, node):
     id = one(store)
     store.nodes.drain(1)
-    assert told(store, id).reasons[0].kind == "no_node"
+    assert explanation_of(store, id).reasons[0].kind == "no_node"
 
 
 def test_a_retry_says_after_which_attempt(store, node, clock):
     id = one(store)
     (job,) = claimed(store)
     store.end(1, [ending(job, "scheduled", due_at=clock.now() + HOUR, retries=1)])
-    assert "it is not due until 2026-01-01 01:00:00 UTC, after attempt 1" in str(told(store, id))
+    assert "it is not due until 2026-01-01 01:00:00 UTC, after attempt 1" in str(
+        explanation_of(store, id)
+    )
 
 
 def test_what_is_final_or_runs_says_so(store, node):
     id = one(store)
     finish(store, id, "failed")
-    assert told(store, id).reasons[0].kind == "final"
+    assert explanation_of(store, id).reasons[0].kind == "final"
 
 
 def test_a_job_whose_moment_has_come_is_not_said_to_have_none(store, node, clock):
     id = one(store, delay=HOUR)
-    assert [reason.kind for reason in told(store, id).reasons] == ["scheduled"]
+    assert [reason.kind for reason in explanation_of(store, id).reasons] == ["scheduled"]
     clock.advance("2h")
-    assert [reason.kind for reason in told(store, id).reasons] == ["due"]
+    assert [reason.kind for reason in explanation_of(store, id).reasons] == ["due"]
     store.promote()
-    assert [reason.kind for reason in told(store, id).reasons] == ["no_slot"]
+    assert [reason.kind for reason in explanation_of(store, id).reasons] == ["no_slot"]
 
 
 def test_a_pause_that_ends_says_when_and_slots_are_not_what_is_lacking(store, node, clock):
@@ -354,17 +362,17 @@ def test_a_pause_that_ends_says_when_and_slots_are_not_what_is_lacking(store, no
     late = one(store, delay=30 * HOUR)
     store.policy.pause("default", end, "me", None)
 
-    explanation = told(store, id)
+    explanation = explanation_of(store, id)
     assert [(reason.kind, reason.data.get("until")) for reason in explanation.reasons] == [
         ("queue_paused", end)
     ]
     assert "its queue 'default' is paused until 2026-01-02 02:00:00 UTC" in str(explanation)
     assert explanation.start == to_datetime(end)
-    assert told(store, late).start == to_datetime(clock.now() + 30 * HOUR)
+    assert explanation_of(store, late).start == to_datetime(clock.now() + 30 * HOUR)
 
-    second = told(store, one(store))
+    second = explanation_of(store, one(store))
     assert [reason.text for reason in second.reasons][1:] == ["1 job of it is ahead"]
     assert second.start == to_datetime(end)  # at the earliest
     store.policy.pause("default", None, "me", None)
-    assert [reason.kind for reason in told(store, id).reasons] == ["queue_paused"]
-    assert told(store, id).start is None
+    assert [reason.kind for reason in explanation_of(store, id).reasons] == ["queue_paused"]
+    assert explanation_of(store, id).start is None
