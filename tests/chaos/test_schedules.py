@@ -17,8 +17,8 @@ from tests.support import eventually
 from genba.domain.clock import ManualClock
 from genba.domain.duration import HOUR, MINUTE
 from genba.domain.schedule import ScheduleRule
-from genba.storage.engines.postgres import database as postgres
-from genba.storage.engines.sqlite import database as sqlite
+from genba.storage.engines.postgres import transaction as postgres
+from genba.storage.engines.sqlite import transaction as sqlite
 from genba.storage.schedules.rows import NewSchedule
 from genba.storage.store import Store, open_store
 

@@ -18,9 +18,11 @@ from typing import Any
 from genba.domain.clock import ManualClock
 from genba.errors import StoreUnreachable
 from genba.storage.clients.wakeups import SqliteClientWakeups
-from genba.storage.engines.database import TABLES, AnswerLost, Query
-from genba.storage.engines.sqlite.database import SqliteDatabase, SqliteTransaction
+from genba.storage.engines.database import TABLES, AnswerLost
+from genba.storage.engines.queries import Query
+from genba.storage.engines.sqlite.database import SqliteDatabase
 from genba.storage.engines.sqlite.file_checks import SqliteLocation
+from genba.storage.engines.sqlite.transaction import SqliteTransaction
 from genba.storage.nodes.wakeups import SqliteNodeWakeups
 from genba.storage.records import NodeRecord
 from genba.storage.store import Store
@@ -192,7 +194,7 @@ class Unsteady(SqliteDatabase):
             raise StoreUnreachable("sim: refused")
         conn = self._idle[0]
         with (
-            self.wrapped()
+            self.store_errors()
         ):  # as the real one does it, without its locks: there is one thread, and one connection
             conn.execute("BEGIN IMMEDIATE")
             try:
@@ -219,7 +221,7 @@ class Unsteady(SqliteDatabase):
         if world.fails == (world.reads, "read") or world.happens(world.mood.reads, world.more):
             world.hits.add("a read failed")
             raise StoreUnreachable("sim: refused")
-        with self.wrapped():
+        with self.store_errors():
             yield SqliteTransaction(self._idle[0], self)
 
     def _check(self) -> None:

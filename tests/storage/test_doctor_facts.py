@@ -11,7 +11,7 @@ from tests.storage.builders import connection, joined, one
 from genba.reports.doctor import Finding, examine, findings
 from genba.storage.doctor_facts import StoreFacts
 from genba.storage.engines.database import DiskInfo, WritingProcess
-from genba.storage.engines.sqlite.database import has_wal_reset_bug
+from genba.storage.engines.sqlite.drivers import has_wal_reset_bug
 from genba.storage.records import NodeRecord
 from genba.storage.store import open_store
 

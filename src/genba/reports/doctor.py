@@ -13,7 +13,7 @@ from typing import Any
 
 from genba.domain.duration import MINUTE, SECOND, Micros, format_duration
 from genba.storage.doctor_facts import StoreFacts
-from genba.storage.engines.sqlite.database import has_wal_reset_bug
+from genba.storage.engines.sqlite.drivers import has_wal_reset_bug
 from genba.storage.engines.sqlite.file_checks import NETWORK_FILE_SYSTEMS
 from genba.storage.store import Store
 

@@ -66,8 +66,8 @@ class DoctorFacts:
                 skew=skew,
                 engine=engine[0],
                 version=engine[1],
-                home=self._db.home(),
-                writer=self._db.writer(whoever=True),
+                home=self._db.disk(),
+                writer=self._db.writing_process(any_holder=True),
                 waste=[(row[0], row[1], row[2]) for row in tx.all("unused_space")],
                 long_transactions=[
                     (row[0], row[1], row[2], row[3])

@@ -25,14 +25,9 @@ from genba.storage.clients.wakeups import ClientWakeups, PostgresClientWakeups, 
 from genba.storage.clock_set_back import ClockSetBack
 from genba.storage.doctor_facts import DoctorFacts
 from genba.storage.engines import migrate
-from genba.storage.engines.database import (
-    Database,
-    Query,
-    Transaction,
-    WritingProcess,
-    load_queries,
-)
+from genba.storage.engines.database import Database, Transaction, WritingProcess
 from genba.storage.engines.postgres.database import PostgresDatabase
+from genba.storage.engines.queries import Query, load_queries
 from genba.storage.engines.sqlite.database import SqliteDatabase
 from genba.storage.engines.sqlite.file_checks import SqliteLocation
 from genba.storage.events import Events, current_operator
@@ -227,7 +222,7 @@ class Store:
 
     def writer(self) -> WritingProcess | None:
         """The process that writes just now, where that is one at a time; never waits."""
-        return self._db.writer()
+        return self._db.writing_process()
 
     def install(self) -> None:
         """Make the schema current; safe when many processes do it at once, and cheap when it is."""
@@ -273,7 +268,7 @@ class Store:
             return tx.now()
 
     def write_marker(self) -> object:
-        return self._db.mark()
+        return self._db.write_marker()
 
     def close(self) -> None:
         self.listener.close()

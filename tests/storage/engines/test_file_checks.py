@@ -22,7 +22,7 @@ from tests.storage.builders import a_job, enqueued, one, rows, state, together, 
 from tests.support import eventually
 
 from genba.errors import BadOption, StoreError, StoreUnreachable
-from genba.storage.engines.sqlite import database, file_checks
+from genba.storage.engines.sqlite import database, drivers, file_checks
 from genba.storage.engines.sqlite.write_queue import WriteQueue
 from genba.storage.store import open_store
 
@@ -290,12 +290,12 @@ def test_one_thread_waits_for_all_who_come_soon_and_goes_when_nobody_does(path, 
     eventually(lambda: waiting_thread() is None)  # that of a test before
     turns, seen = WriteQueue.of(path), set()
     for rest in (60.0, 60.0, 0.01):
-        monkeypatch.setattr("genba.storage.engines.sqlite.write_queue.REST", rest)
+        monkeypatch.setattr("genba.storage.engines.sqlite.write_queue.IDLE_SECONDS", rest)
         with another_has_the_turn(path) as other, ThreadPoolExecutor(1) as pool:
             pool.submit(_kill_when, other, lambda: somebody_waits(path))
-            turns.take(10)
+            turns.acquire(10)
             seen.add(waiting_thread())
-            turns.give()
+            turns.release()
 
     assert len(seen) == 1
     eventually(lambda: waiting_thread() is None)
@@ -304,10 +304,10 @@ def test_one_thread_waits_for_all_who_come_soon_and_goes_when_nobody_does(path, 
 def test_who_has_waited_too_long_is_told_who_writes_and_does_not_get_the_turn_later(path):
     turns = WriteQueue.of(path)
     with another_has_the_turn(path) as other, pytest.raises(StoreUnreachable, match=str(other.pid)):
-        turns.take(0.1)
+        turns.acquire(0.1)
 
-    turns.take(10)
-    turns.give()
+    turns.acquire(10)
+    turns.release()
 
 
 def test_who_is_stopped_while_waiting_for_the_turn_does_not_keep_it_when_it_comes(path):
@@ -325,13 +325,13 @@ def test_who_is_stopped_while_waiting_for_the_turn_does_not_keep_it_when_it_come
         try:
             signal.setitimer(signal.ITIMER_REAL, 0.2)
             with pytest.raises(Stop):
-                turns.take(10)
+                turns.acquire(10)
         finally:
             signal.signal(signal.SIGALRM, before)
         other.kill()
 
-    turns.take(10)
-    turns.give()
+    turns.acquire(10)
+    turns.release()
 
 
 def test_a_child_process_uses_connections_of_its_own(store):
@@ -424,7 +424,7 @@ def test_of_a_sqlite_that_may_corrupt_the_file_is_warned_once(
     path, caplog, monkeypatch, version, times
 ):
     """FAULTS row 27: that of Python, where a process has asked for it; apsw brings a sound one."""
-    database._warn_of.cache_clear()
+    drivers.warn_of_wal_reset_bug.cache_clear()
     monkeypatch.setattr(sqlite3, "sqlite_version", version)
 
     for _ in "ab":
@@ -441,11 +441,11 @@ def test_of_a_sqlite_that_may_corrupt_the_file_is_warned_once(
 
 
 def test_the_sqlite_that_is_used_without_asking_is_sound(path, caplog):
-    database._warn_of.cache_clear()
+    drivers.warn_of_wal_reset_bug.cache_clear()
     with closing(open_store(f"sqlite:///{path}")) as store:
         one(store)
 
-    assert not database.has_wal_reset_bug(tuple(map(int, apsw.sqlite_lib_version().split("."))))
+    assert not drivers.has_wal_reset_bug(tuple(map(int, apsw.sqlite_lib_version().split("."))))
     assert caplog.records == []
 
 
@@ -465,7 +465,7 @@ def test_the_look_at_who_writes_reads_all_locks_of_the_machine_only_if_we_are_he
             store.writer()
             assert read
         read.clear()
-        take = f"WriteQueue.of(Path({str(path)!r})).take(9)"
+        take = f"WriteQueue.of(Path({str(path)!r})).acquire(9)"
         imports = (
             "import sys\nfrom pathlib import Path\n"
             "from genba.storage.engines.sqlite.write_queue import WriteQueue"

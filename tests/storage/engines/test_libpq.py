@@ -197,9 +197,9 @@ def test_a_connection_that_a_signal_has_cut_off_is_not_used_again(store_of_its_o
             stopped_after, signal.pthread_kill, (threading.get_ident(), signal.SIGUSR1)
         )
         with store._db.transaction() as tx:
-            sessions.append(tx.ask("SELECT pg_backend_pid()", {}).fetchone())
+            sessions.append(tx.execute("SELECT pg_backend_pid()", {}).fetchone())
             ring.start()
-            tx.ask("SELECT pg_sleep(30)", {})
+            tx.execute("SELECT pg_sleep(30)", {})
 
     store, sessions = store_of_its_own, []
     before = signal.signal(signal.SIGUSR1, stop)
@@ -210,7 +210,7 @@ def test_a_connection_that_a_signal_has_cut_off_is_not_used_again(store_of_its_o
         signal.signal(signal.SIGUSR1, before)
 
     with store._db.statement() as tx:
-        assert tx.ask("SELECT pg_backend_pid()", {}).fetchone() not in sessions
+        assert tx.execute("SELECT pg_backend_pid()", {}).fetchone() not in sessions
 
 
 @pytest.fixture

@@ -22,8 +22,9 @@ from tests.storage.builders import (
 from genba.domain.clock import SystemClock
 from genba.errors import SchemaTooNew, StoreError
 from genba.storage.engines import migrate
-from genba.storage.engines.database import Database, load_queries
+from genba.storage.engines.database import Database
 from genba.storage.engines.postgres.database import PostgresDatabase
+from genba.storage.engines.queries import load_queries
 from genba.storage.engines.sqlite.database import SqliteDatabase
 from genba.storage.engines.sqlite.file_checks import SqliteLocation
 from genba.storage.store import open_store

@@ -18,8 +18,9 @@ from tests.storage.builders import CLAIM, TASK, a_node, connection, spoken
 from tests.support import Databases, sqlite_url
 
 from genba.domain.clock import SystemClock
-from genba.storage.engines.database import Database, load_queries
+from genba.storage.engines.database import Database
 from genba.storage.engines.postgres.database import PostgresDatabase
+from genba.storage.engines.queries import load_queries
 from genba.storage.engines.sqlite.database import SqliteDatabase
 from genba.storage.engines.sqlite.file_checks import SqliteLocation
 from genba.storage.store import open_store

@@ -23,7 +23,7 @@ class TopicSubscription(NamedTuple):
 
 
 class OpenTransaction(Protocol):
-    def ours(self) -> AbstractContextManager[Transaction]: ...
+    def own_statements(self) -> AbstractContextManager[Transaction]: ...
 
 
 class Messages:
@@ -55,7 +55,7 @@ class Messages:
         `within` the job's own transaction it is gone with its commit.
         """
         if within is not None:
-            with within.ours() as tx:
+            with within.own_statements() as tx:
                 self._check(tx, fence)
                 row = tx.one("receive_oldest", job_id=fence[0])
                 return row[0] if row else None

@@ -1,22 +1,10 @@
-"""What the Store needs from a database, and the named queries that both engines share.
-
-A query is written once, with `:name` parameters and the tables as `genba.job`:
-
-    -- name: finish(id, attempt)      the names in parentheses order the columns of a batch
-    -- literal: limit                 this parameter is written into the text (the planner must see it)
-
-`/* now */` is the store's wall clock, `/* boot */` its clock for leases, `/* lock */` takes the rows that
-nobody else holds, `/* args */` are the arguments of a job, wherever they are kept.  A folder named like the engine
-may override a name, with a reason beside it.
-"""
+"""The protocols that a database engine implements."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from importlib.resources import files
 from typing import Any, NamedTuple, Protocol
 
 from genba.errors import StoreUnreachable
@@ -24,238 +12,195 @@ from genba.errors import StoreUnreachable
 Row = tuple[Any, ...]
 QueryCall = tuple[str, Mapping[str, Any]]  # the name of a query, and its values
 
+LONG_ARGUMENTS_BYTES = 500  # longer arguments are not stored in the job's row, which is rewritten
+
+# Our tables, on both engines: the only ones that an uninstall may drop.
+TABLES = frozenset(
+    (
+        *("migration", "namespace", "sequence"),
+        *("job", "tag", "argument", "attempt", "event", "dependency", "unsettled"),
+        *("bucket", "bucket_limit", "recheck", "fair", "question"),
+        *("lock", "waiter", "message", "session", "listener"),
+        *("schedule", "tick", "task", "queue", "node", "control"),
+    )
+)
+
 
 class AnswerLost(StoreUnreachable):
-    """The connection broke in the middle: it may have happened, or not."""
-
-
-_HEAD = re.compile(r"^-- name: (\w+)(?:\(([^)]*)\))?\s*$", re.MULTILINE)
-_LITERAL = re.compile(r"^-- literal: (\w+)\s*$", re.MULTILINE)
-_COMMENT = re.compile(r"^\s*--.*\n?", re.MULTILINE)
-TABLES = frozenset(
-    {
-        *(
-            "migration",
-            "namespace",
-            "sequence",
-            "job",
-            "tag",
-            "attempt",
-            "event",
-            "dependency",
-            "unsettled",
-            "bucket",
-        ),
-        *("question", "argument"),
-        *(
-            "bucket_limit",
-            "recheck",
-            "lock",
-            "waiter",
-            "schedule",
-            "tick",
-            "task",
-            "queue",
-            "node",
-            "control",
-        ),
-        *("message", "session", "listener", "fair"),
-    }
-)  # ours, of both engines: what an uninstall may drop
-LONG_ARGUMENTS_BYTES = (
-    500  # longer ones are kept apart from the row of their job, which is written again
-)
-PARAMETER = re.compile(r"(?<![:\w]):([a-z_]\w*)")
-
-
-@dataclass(frozen=True, slots=True)
-class Query:
-    """One named statement; `columns` order the values of a batch, `literals` are written into the text."""
-
-    name: str
-    text: str
-    columns: tuple[str, ...] = ()
-    literals: tuple[str, ...] = ()
+    """The connection broke during a call: the change may or may not have been committed."""
 
 
 @dataclass(frozen=True, slots=True)
 class DiskInfo:
-    """Where the database is, as far as this machine can see: "" and None if it is elsewhere."""
+    """The disk of the database, if it is on this machine; otherwise "" and None."""
 
     file_system: str = ""
-    free: int | None = None  # bytes on that disk
-
-
-def load_queries(dialect: str) -> dict[str, Query]:
-    """Every named query of the package, those of `dialect` over the shared ones."""
-    root = files("genba.storage") / "queries"
-    found: dict[str, Query] = {}
-    for folder in (root / "shared", root / dialect):
-        for file in sorted(folder.iterdir(), key=lambda f: f.name):
-            if file.name.endswith(".sql"):
-                found.update((query.name, query) for query in parse_queries(file.read_text()))
-    return found
-
-
-def parse_queries(text: str) -> Iterable[Query]:
-    heads = list(_HEAD.finditer(text))
-    for head, after in zip(heads, [*heads[1:], None], strict=True):
-        body = text[head.end() : after.start() if after else len(text)]
-        columns = tuple(c.strip() for c in (head[2] or "").split(",") if c.strip())
-        yield Query(
-            head[1],
-            _COMMENT.sub("", body).strip().rstrip(";"),
-            columns,
-            tuple(_LITERAL.findall(body)),
-        )
+    free: int | None = None  # bytes
 
 
 class Transaction(Protocol):
-    """One open transaction (or one statement of its own)."""
+    """One open transaction, or a connection that runs single statements."""
 
     def all(self, name: str, /, **values: Any) -> list[Row]: ...
 
     def one(self, name: str, /, **values: Any) -> Row | None: ...
 
     def all_json(self, name: str, /, **values: Any) -> list[Row]:
-        """As `all`, for many rows; where each row costs, the query gives them as one JSON array."""
+        """Like `all`, for many rows; on SQLite the query returns them as one JSON array."""
         ...
 
     def run(self, name: str, /, **values: Any) -> int:
-        """How many rows it changed."""
+        """Run the query; return the number of changed rows."""
         ...
 
     def batch(self, name: str, rows: Sequence[Row], /, **values: Any) -> list[Row]:
-        """The statement for each row, in as few calls as the engine can; gives all rows returned."""
+        """Run the query for each row, in as few calls as possible; return all rows it returns."""
         ...
 
     def matched(self, name: str, rows: Sequence[Row], /, **values: Any) -> list[Row] | None:
-        """As `batch`, of a statement that returns something for each row that it finds; None: it has found all."""
+        """Run a batch that returns one row per match; return None if every row matched."""
         ...
 
     def claim(self, **values: Any) -> Sequence[Sequence[Any]]:
-        """The best jobs that may start, leased; in any order."""
+        """Lease the best jobs that may start; return them in any order."""
         ...
 
     def insert_jobs(self, columns: Sequence[str], rows: Sequence[Row]) -> None:
-        """Many plain new rows of `genba.job`, the fastest way the engine has."""
+        """Insert many plain rows into `genba.job`, the fastest way that the engine has."""
         ...
 
-    def insert_alike(
+    def insert_uniform_jobs(
         self, columns: Sequence[str], same: Row, rows: Sequence[tuple[int, bytes]]
     ) -> None:
-        """The same of rows that differ in their first and last column only, the id and the arguments."""
+        """Insert rows that differ only in their first and last column, id and arguments."""
         ...
 
     def select(self, text: str, /, **values: Any) -> list[Row]:
-        """A statement that was composed; same parameters and table names as in the files."""
+        """Run a composed statement; parameters and table names as in the files."""
         ...
 
     def names(self, values: Sequence[str]) -> Any:
-        """A list of names, as the engine wants it for a parameter."""
+        """Convert a list of names to the form that the engine wants for a parameter."""
         ...
 
     def numbers(self, values: Sequence[int]) -> Any:
-        """The same for whole numbers."""
+        """Convert a list of whole numbers in the same way."""
         ...
 
     def ids(self, count: int) -> list[int]:
-        """That many new job ids, growing."""
+        """Allocate that many new job ids, in growing order."""
         ...
 
     def now(self) -> int:
-        """The store's wall clock."""
+        """Read the store's wall clock."""
         ...
 
 
 class WritingProcess(NamedTuple):
-    """The process that keeps all others from writing; `born` tells it from a later one with its pid."""
+    """The process that holds the write lock; `born` and pid together identify it."""
 
     pid: int
-    born: int
-    stopped: bool  # by a signal, or a debugger: it will not come to an end by itself
+    born: int  # ticks since the machine's start
+    stopped: bool  # by a signal or a debugger: it will not finish by itself
 
 
 class Database(Protocol):
-    """One engine, connected on first use; safe to use from several threads and after a fork."""
+    """One database, connected on first use; safe to use from several threads and after a fork."""
 
     @property
     def dialect(self) -> str: ...
 
     @property
     def parallel_writers(self) -> int:
-        """How many writers gain from writing at once: with one, a finish and the next claim share a commit."""
+        """How many writers gain from writing at the same time.
+
+        With one, a finish and the next claim share a commit.
+        """
         ...
 
     @property
     def pooler_found(self) -> bool:
-        """Nobody has said that there is a pooler, and there is one."""
+        """Whether there is a pooler that the URL does not mention."""
         ...
 
     def transaction(self) -> AbstractContextManager[Transaction]:
-        """All or nothing, durable when the block is left."""
+        """Open a transaction; it is durable when the block is left."""
         ...
 
     def single_write(self) -> AbstractContextManager[Transaction]:
-        """For one writing statement: durable when the block is left, without the cost of a frame around it."""
+        """Run one writing statement, durable when the block is left.
+
+        Saves the cost of a transaction around it.
+        """
         ...
 
-    def pipeline(self, *steps: QueryCall) -> list[list[Row]]:
-        """These as one transaction, sent all at once: none may need the answer to another.  Gives their rows."""
+    def pipeline(self, *calls: QueryCall) -> list[list[Row]]:
+        """Run queries as one transaction, sent all at once; return the rows of each.
+
+        None of them may need the answer to another.
+        """
         ...
 
     def statement(self) -> AbstractContextManager[Transaction]:
-        """For reading; each statement sees what is committed."""
+        """Open a connection for reading; each statement sees all that is committed."""
         ...
 
     def snapshot(self) -> AbstractContextManager[DatabaseSnapshot]:
-        """For reading all there is, as of one moment, however long it takes."""
+        """Open a snapshot for reading everything, however long it takes."""
         ...
 
     def adopt(self, conn: Any) -> AbstractContextManager[Transaction]:
-        """The caller's own open transaction."""
+        """Use the caller's own open transaction."""
         ...
 
     def job_transaction(self, within: float) -> JobTransaction:
-        """A transaction that user code writes in too, of so many seconds at most where it blocks all others."""
+        """Open a transaction that user code writes in too.
+
+        On SQLite it blocks all other writers and ends after `within` seconds.
+        """
         ...
 
     def schema(self) -> AbstractContextManager[Schema]:
-        """What is there, without waiting for whoever writes or changes it."""
+        """Open the schema for reading, without waiting for a writer or a migration."""
         ...
 
     def migrations(self) -> AbstractContextManager[SchemaMigration]:
-        """The right to change the schema; one process at a time."""
+        """Lock the schema for changes; one process at a time."""
         ...
 
-    def home(self) -> DiskInfo: ...
+    def disk(self) -> DiskInfo: ...
 
-    def writer(self, *, whoever: bool = False) -> WritingProcess | None:
-        """Who writes just now, where that is one at a time; asks the kernel, and never waits for the database.
+    def writing_process(self, *, any_holder: bool = False) -> WritingProcess | None:
+        """Find the process that writes, if only one can write at a time.
 
-        Only who is in our way; `whoever` it is takes longer."""
+        Asks the kernel, and never waits for the database. Only a process that is in our way; with
+        `any_holder` also another one, which takes longer.
+        """
         ...
 
-    def mark(self) -> object:
-        """For those who poll: if two marks are equal, surely nothing was written between them."""
+    def write_marker(self) -> object:
+        """Return a marker for polling: if two are equal, no write happened in between."""
         ...
 
     def close(self) -> None: ...
 
 
 class DatabaseSnapshot(Protocol):
-    """The database as it was when this was opened; others go on writing."""
+    """The database as of the moment when this was opened; other processes go on writing."""
 
     def rows(self, name: str, /, **values: Any) -> Iterator[Row]:
-        """One after the other, so that any number of them needs no memory; several of these may be under way."""
+        """Yield rows one by one, in constant memory; several such reads may be open at once."""
         ...
 
 
 class JobTransaction(Protocol):
-    """An open transaction, ours and the user's: `connection` is the driver's own, and for this alone."""
+    """An open transaction that a job's user code and genba share.
 
-    def ours(self) -> AbstractContextManager[Transaction]:
-        """For our own statements in it."""
+    `connection` is the driver's own, and is used for nothing else.
+    """
+
+    def own_statements(self) -> AbstractContextManager[Transaction]:
+        """Run genba's own statements in the transaction."""
         ...
 
     @property
@@ -263,11 +208,14 @@ class JobTransaction(Protocol):
 
     @property
     def expired(self) -> str:
-        """Words for the user if its time was over; then it is rolled back, and its connection closed."""
+        """Explain to the user that the time limit has passed; "" if it has not.
+
+        After the time limit the transaction is rolled back and its connection is closed.
+        """
         ...
 
-    def take_back(self) -> None:
-        """From here on it is ours alone; StoreError if it is not open any more."""
+    def reclaim(self) -> None:
+        """End the user's part; StoreError if the transaction is not open any more."""
         ...
 
     def commit(self) -> None: ...
@@ -279,17 +227,20 @@ class Schema(Protocol):
     def applied(self) -> Mapping[int, str]: ...
 
     def serves(self) -> Mapping[int, int]:
-        """Of each that is applied: the oldest schema whose code works with it."""
+        """Map each applied version to the oldest schema whose code works with it."""
         ...
 
 
 class SchemaMigration(Schema, Protocol):
-    """Under the lock: what is applied, and how to apply more."""
+    """The schema, locked for changes."""
 
     def apply(self, version: int, name: str, script: str, serves: int | None = None) -> None:
-        """The script and its record, in one transaction; `serves` None: nobody but those who know it."""
+        """Run the script and record it, in one transaction.
+
+        `serves` None: only code that knows this version works with it.
+        """
         ...
 
     def drop_all(self) -> list[str]:
-        """Remove our objects and nothing else; gives their names."""
+        """Remove our objects and no others; return their names."""
         ...

@@ -210,7 +210,7 @@ class Enqueuer:
     ) -> list[Enqueued]:
         first = self._row(jobs[0], ids[0], 0, self._moment(tx, epoch), limited=False)
         same = first[1:-1]  # between the id and the arguments
-        tx.insert_alike(_COLUMNS, same, list(zip(ids, map(_args, jobs), strict=True)))
+        tx.insert_uniform_jobs(_COLUMNS, same, list(zip(ids, map(_args, jobs), strict=True)))
         if not is_quiet(jobs[0].options):
             self._store.events.tell(tx, first[_STATE], ids)
         return [Enqueued(id, True) for id in ids]

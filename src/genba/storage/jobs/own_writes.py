@@ -37,7 +37,7 @@ class OwnWrites:
 
     def save(self, fence: Fence, checkpoint: bytes, within: OwnTransaction | None = None) -> None:
         """Durable when it returns; `within` the job's own transaction, when that is committed."""
-        with self._db.single_write() if within is None else within.ours() as tx:
+        with self._db.single_write() if within is None else within.own_statements() as tx:
             if tx.one("save_checkpoint", saved=checkpoint, **_fenced(fence)) is None:
                 raise _lost(fence)
 
@@ -84,7 +84,7 @@ class OwnWrites:
     def open(self, fence: Fence) -> tuple[JobTransaction, Orphan, int | None]:
         joint = self._db.job_transaction(OWN_TRANSACTION_SECONDS)
         try:
-            with joint.ours() as tx:
+            with joint.own_statements() as tx:
                 row, node = self._own(tx, fence)
             if row.cancel_requested is not None:
                 raise Stopped("this job was asked to stop")
@@ -102,8 +102,8 @@ class OwnWrites:
     ) -> None:
         wish, report, jitter = told
         try:
-            joint.take_back()
-            with joint.ours() as tx:
+            joint.reclaim()
+            with joint.own_statements() as tx:
                 tx.run("restore_planner")
                 self._end(tx, node, [_ending(row, wish, report, tx.now(), jitter)])
         except BaseException:  # also a stop must not leave it open; raised again
@@ -131,10 +131,10 @@ class OwnTransaction:
         self._told = told
         self._open: tuple[JobTransaction, Orphan, int | None] | None = None
 
-    def ours(self) -> AbstractContextManager[Transaction]:
+    def own_statements(self) -> AbstractContextManager[Transaction]:
         """For our own writes while it is open."""
         assert self._open is not None
-        return self._open[0].ours()
+        return self._open[0].own_statements()
 
     def __enter__(self) -> Any:
         try:

@@ -1,7 +1,8 @@
-"""Arrays for batches, dumped whole.
+"""Columns of a batch, dumped to PostgreSQL arrays in one call.
 
-psycopg dumps a list element by element, in Python, and chooses the type by the values; a batch of five hundred
-jobs has ten such lists.  These wrap a column's cells, always have one type, and pack in one call.
+psycopg dumps a list element by element, in Python, and chooses the type by the values; a batch of
+five hundred jobs has ten such lists. The classes here wrap a column's cells, have one type each,
+and pack in one call.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def dump_texts(cells: tuple[Any, ...]) -> bytes:
 
 
 def register(adapters: Any) -> None:
-    """Teach our columns, and to send every int as bigint (one type, one prepared statement)."""
+    """Register our columns; send every int as bigint (one type, one prepared statement)."""
     for kind, dumper in _dumpers().items():
         adapters.register_dumper(kind, dumper)
 
@@ -70,7 +71,7 @@ def _dumpers() -> dict[type, Any]:
     from psycopg.pq import Format
     from psycopg.types.numeric import Int8Dumper
 
-    def made(array: int, pack: Any) -> Any:
+    def column_dumper(array: int, pack: Any) -> Any:
         class Column(Dumper):
             format = Format.BINARY
             oid = array
@@ -82,7 +83,7 @@ def _dumpers() -> dict[type, Any]:
 
     return {
         int: Int8Dumper,
-        IntColumn: made(INT8_ARRAY, dump_ints),
-        TextColumn: made(TEXT_ARRAY, dump_texts),
-        BytesColumn: made(BYTEA_ARRAY, dump_bytes),
+        IntColumn: column_dumper(INT8_ARRAY, dump_ints),
+        TextColumn: column_dumper(TEXT_ARRAY, dump_texts),
+        BytesColumn: column_dumper(BYTEA_ARRAY, dump_bytes),
     }

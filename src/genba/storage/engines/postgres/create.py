@@ -1,4 +1,4 @@
-"""Make the database itself, where it does not exist yet."""
+"""Create the database itself, if it does not exist yet."""
 
 from __future__ import annotations
 
@@ -10,29 +10,34 @@ from genba.domain.url import mask_password, scrub_password, split_url
 from genba.errors import BadOption, StoreError, StoreUnreachable
 from genba.storage.engines.postgres.database import PostgresDatabase
 
-_THERE = "SELECT 1 FROM pg_database WHERE datname = %s"
+_EXISTS = "SELECT 1 FROM pg_database WHERE datname = %s"
 
 
 def create_database(url: str) -> None:
-    """On PostgreSQL by way of the database `postgres`; for SQLite the folder."""
+    """Create the database, connected to the database `postgres`; for SQLite, create the folder."""
     parts = split_url(url)
     name = unquote(parts.path)[1:]
     if parts.scheme == "sqlite":
         try:
             os.makedirs(os.path.dirname(os.path.abspath(name)), exist_ok=True)
         except OSError as error:
-            raise StoreUnreachable(f"cannot make the folder of {name}: {error.strerror}") from error
+            raise StoreUnreachable(
+                f"cannot create the folder of {name}: {error.strerror}"
+            ) from error
         return
     if not name:
-        raise BadOption(f"{mask_password(url)} names no database: postgresql://host/NAME")
+        raise BadOption(
+            f"{mask_password(url)} does not name a database: use postgresql://host/NAME"
+        )
     query = f"?{parts.query}" if parts.query else ""
     server = PostgresDatabase(f"{parts.scheme}://{parts.netloc}/postgres{query}", {}, None)
     with closing(server.connect()) as conn:
         try:
-            if not conn.execute(_THERE, (name,)).fetchone():
+            if not conn.execute(_EXISTS, (name,)).fetchone():
                 conn.execute('CREATE DATABASE "{}"'.format(name.replace('"', '""')))
         except server.errors as error:
-            if not conn.execute(_THERE, (name,)).fetchone():  # another one may have been quicker
+            # Another process may have created it meanwhile.
+            if not conn.execute(_EXISTS, (name,)).fetchone():
                 raise StoreError(
-                    f"cannot make {mask_password(url)}: {scrub_password(str(error), url)}"
+                    f"cannot create {mask_password(url)}: {scrub_password(str(error), url)}"
                 ) from error

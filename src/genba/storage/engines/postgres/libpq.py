@@ -1,8 +1,8 @@
 """Statements straight through libpq.
 
-What a cursor of psycopg does around a statement takes longer than the statement needs to be sent, and a single enqueue
-is little else; most of it is not needed for ours.  Values and rows are still psycopg's: its own adapters write and read
-them.  BEGIN travels with the first statement of its transaction.
+A psycopg cursor spends more time around a statement than it takes to send it, and a single enqueue
+is little else; most of that is not needed for our statements. psycopg's own adapters still write
+the values and read the rows. BEGIN travels with the first statement of its transaction.
 """
 
 from __future__ import annotations
@@ -17,25 +17,23 @@ from typing import Any, NamedTuple
 from genba.storage.engines.database import Row
 from genba.storage.engines.postgres.deadline import ANSWER_SECONDS
 
-MAX_PREPARED = (
-    400  # statements that stay prepared on a connection: all that we have, and the sizes of claims
-)
-_PLACE = re.compile(r"%\((\w+)\)s|%%")
+# Statements that stay prepared on a connection: all that we have, and the sizes of claims.
+MAX_PREPARED = 400
+_PLACEHOLDER = re.compile(r"%\((\w+)\)s|%%")
 
-BoundStatement = tuple[
-    str, Mapping[str, Any]
-]  # the text has %(name)s for its values, as a cursor would take it
+# The text with %(name)s for its values, as a cursor takes it, and the values.
+BoundStatement = tuple[str, Mapping[str, Any]]
 
 
 class StatementResult:
-    """What a cursor would say of one statement."""
+    """The result of one statement, with the part of a cursor's interface that we use."""
 
     __slots__ = ("description", "rowcount", "rows")
 
     def __init__(self, rows: list[Row], rowcount: int, description: bool) -> None:
         self.rows = rows
         self.rowcount = rowcount
-        self.description = description  # whether it gives rows at all
+        self.description = description  # whether the statement returns rows at all
 
     def fetchall(self) -> list[Row]:
         return self.rows
@@ -44,8 +42,8 @@ class StatementResult:
         return self.rows[0] if self.rows else None
 
 
-class _Ready(NamedTuple):
-    """A statement that can be sent; without a name it is not prepared."""
+class _Statement(NamedTuple):
+    """A statement in the form that libpq sends; without a name it is not prepared."""
 
     name: bytes | None
     text: bytes
@@ -55,7 +53,10 @@ class _Ready(NamedTuple):
 
 
 class LibpqConnection:
-    """One connection that nobody else uses meanwhile; `prepare` unless each statement may meet another session."""
+    """One connection, used by one thread at a time.
+
+    `prepare` unless a pooler may run each statement in another session.
+    """
 
     def __init__(self, psycopg: Any, conn: Any, *, prepare: bool) -> None:
         self._psycopg = psycopg
@@ -64,59 +65,58 @@ class LibpqConnection:
         self._values = psycopg.adapt.Transformer(conn)
         self._auto = psycopg.adapt.PyFormat.AUTO
         self._binary = psycopg.pq.Format.BINARY
-        self._good = (psycopg.pq.ExecStatus.TUPLES_OK, psycopg.pq.ExecStatus.COMMAND_OK)
+        self._success = (psycopg.pq.ExecStatus.TUPLES_OK, psycopg.pq.ExecStatus.COMMAND_OK)
         self._prepare = prepare
         self._names: dict[tuple[str, tuple[int, ...]], bytes] = {}  # by text and types
-        self._begin = False  # with the next statement
+        self._begin_pending = False  # BEGIN is sent with the next statement
         self._poll = select.poll()
         self._poll.register(conn.pgconn.socket, select.POLLIN)
 
     @property
     def _limit(self) -> float | None:
-        return getattr(
-            self.conn, "limit", ANSWER_SECONDS
-        )  # connections of an older psycopg have none of their own
+        # Connections of an older psycopg have no limit of their own.
+        return getattr(self.conn, "limit", ANSWER_SECONDS)
 
     def execute(self, text: str, values: Mapping[str, Any]) -> StatementResult:
-        ready = self._made_ready(text, values)
-        if self._begin:
-            self._begin = False
-            return self._read(self._at_once([_BEGIN, ready])[1])
-        self._send(ready)
+        statement = self._prepared(text, values)
+        if self._begin_pending:
+            self._begin_pending = False
+            return self._read(self._send_together([_BEGIN, statement])[1])
+        self._send(statement)
         return self._read(self._result())
 
-    def pipeline(self, asked: Sequence[BoundStatement]) -> list[StatementResult]:
-        """A whole transaction at once."""
-        ready = [self._made_ready(text, values) for text, values in asked]
+    def pipeline(self, bound: Sequence[BoundStatement]) -> list[StatementResult]:
+        """Run a whole transaction in one round trip."""
+        statements = [self._prepared(text, values) for text, values in bound]
         try:
-            return [self._read(result) for result in self._at_once([_BEGIN, *ready, _COMMIT])[1:-1]]
-        except BaseException:  # also a stop must not leave it open; raised again
+            results = self._send_together([_BEGIN, *statements, _COMMIT])
+            return [self._read(result) for result in results[1:-1]]
+        except BaseException:  # even a stop signal must not leave it open; raised again
             self.rollback()
             raise
 
     def begin(self) -> None:
-        self._begin = True
+        self._begin_pending = True
 
-    def begun(self) -> None:
-        """For whoever goes on with a cursor: from here on the transaction is open."""
-        if self._begin:
-            self._begin = False
+    def begin_now(self) -> None:
+        """Send a pending BEGIN, because the next statement goes through a cursor."""
+        if self._begin_pending:
+            self._begin_pending = False
             self._command(_BEGIN)
 
     def commit(self) -> None:
-        if not self._begin:  # else there was no statement
-            done = self._command(_COMMIT)
-            if (
-                done.command_status != b"COMMIT"
-            ):  # of one in which a statement has failed PostgreSQL says ROLLBACK
+        if not self._begin_pending:  # otherwise no statement was sent
+            result = self._command(_COMMIT)
+            # If a statement has failed, PostgreSQL answers ROLLBACK.
+            if result.command_status != b"COMMIT":
                 raise self._psycopg.InternalError(
                     "a statement had failed, and all of the transaction was undone"
                 )
-        self._begin = False
+        self._begin_pending = False
 
     def rollback(self) -> None:
-        """As well as it can be: a connection that was cut off in a statement is of no use any more."""
-        self._begin = False
+        """Roll back if possible; a connection that was interrupted in a statement is closed."""
+        self._begin_pending = False
         status = self._psycopg.pq.TransactionStatus
         if self._pgconn.transaction_status in (status.INTRANS, status.INERROR):
             try:
@@ -124,10 +124,10 @@ class LibpqConnection:
             except self._psycopg.Error:
                 self._pgconn.finish()
 
-    def _made_ready(self, text: str, values: Mapping[str, Any]) -> _Ready:
-        numbered, places = _numbered(text)
+    def _prepared(self, text: str, values: Mapping[str, Any]) -> _Statement:
+        numbered, names = _numbered(text)
         params = self._values.dump_sequence(
-            [values[place] for place in places], (self._auto,) * len(places)
+            [values[name] for name in names], (self._auto,) * len(names)
         )
         types, formats = self._values.types or (), self._values.formats
         name = self._names.get((text, types))
@@ -136,40 +136,42 @@ class LibpqConnection:
             self._pgconn.send_prepare(name, numbered, types)
             self._result()
             self._names[text, types] = name
-        return _Ready(name, numbered, params, types, formats)
+        return _Statement(name, numbered, params, types, formats)
 
-    def _send(self, ready: _Ready) -> None:
-        if ready.name is None:
+    def _send(self, statement: _Statement) -> None:
+        if statement.name is None:
             self._pgconn.send_query_params(
-                ready.text, ready.params, ready.types, ready.formats, self._binary
+                statement.text, statement.params, statement.types, statement.formats, self._binary
             )
         else:
-            self._pgconn.send_query_prepared(ready.name, ready.params, ready.formats, self._binary)
+            self._pgconn.send_query_prepared(
+                statement.name, statement.params, statement.formats, self._binary
+            )
 
-    def _command(self, ready: _Ready) -> Any:
-        self._send(ready)
+    def _command(self, statement: _Statement) -> Any:
+        self._send(statement)
         return self._result()
 
-    def _at_once(self, steps: Sequence[_Ready]) -> list[Any]:
-        """The answers to all of them, in one round trip; the error of the first that has failed."""
+    def _send_together(self, statements: Sequence[_Statement]) -> list[Any]:
+        """Return the results of all, in one round trip; raise the error of the first failure."""
         self._pgconn.enter_pipeline_mode()
-        for ready in steps:
-            self._send(ready)
+        for statement in statements:
+            self._send(statement)
         self._pgconn.pipeline_sync()
         until = self._until()
         self._flush(until)
         results = []
-        for _ in steps:
+        for _ in statements:
             results.append(self._next(until))
-            self._next(until)  # each is followed by None
-        self._next(until)  # and all by the end of the pipeline
+            self._next(until)  # None, after each result
+        self._next(until)  # the end of the pipeline
         self._pgconn.exit_pipeline_mode()
         for result in results:
             self._check(result)
         return results
 
     def _result(self) -> Any:
-        """The answer to the one statement that was sent; an error as a cursor would raise it."""
+        """Return the result of the one statement that was sent; raise errors as a cursor does."""
         until = self._until()
         self._flush(until)
         last = result = self._next(until)
@@ -189,7 +191,7 @@ class LibpqConnection:
     def _check(self, result: Any) -> None:
         if result is None:
             raise self._psycopg.OperationalError("the connection was lost")
-        if result.status not in self._good:
+        if result.status not in self._success:
             raise self._psycopg.errors.error_from_result(result)
 
     def _next(self, until: float | None) -> Any:
@@ -199,9 +201,8 @@ class LibpqConnection:
         return self._pgconn.get_result()
 
     def _flush(self, until: float | None) -> None:
-        while (
-            self._pgconn.flush()
-        ):  # more than the kernel takes at once; the server may have to be read meanwhile
+        # More than the kernel takes at once; meanwhile the server's output may have to be read.
+        while self._pgconn.flush():
             self._poll.modify(self._pgconn.socket, select.POLLIN | select.POLLOUT)
             self._wait(until)
             self._pgconn.consume_input()
@@ -213,21 +214,21 @@ class LibpqConnection:
     def _wait(self, until: float | None) -> None:
         left = None if until is None else max(0.0, until - time.monotonic()) * 1000
         if not self._poll.poll(left):
-            self._pgconn.finish()  # nobody knows whether it has happened
+            self._pgconn.finish()  # it is unknown whether the statement was executed
             raise self._psycopg.OperationalError(f"no answer within {self._limit:g} s")
 
 
 _BEGIN, _COMMIT, _ROLLBACK = (
-    _Ready(None, text, [], (), None) for text in (b"BEGIN", b"COMMIT", b"ROLLBACK")
+    _Statement(None, text, [], (), None) for text in (b"BEGIN", b"COMMIT", b"ROLLBACK")
 )
 
 
 @lru_cache(maxsize=1000)
 def _numbered(text: str) -> tuple[bytes, tuple[str, ...]]:
-    """The text with $1, $2 … as libpq wants it, and the names in that order."""
-    places: dict[str, int] = {}
+    """Replace names by $1, $2 … as libpq wants it; return the text, and the names in order."""
+    numbers: dict[str, int] = {}
 
-    def place(found: re.Match[str]) -> str:
-        return f"${places.setdefault(found[1], len(places) + 1)}" if found[1] else "%"
+    def number(match: re.Match[str]) -> str:
+        return f"${numbers.setdefault(match[1], len(numbers) + 1)}" if match[1] else "%"
 
-    return _PLACE.sub(place, text).encode(), tuple(places)
+    return _PLACEHOLDER.sub(number, text).encode(), tuple(numbers)

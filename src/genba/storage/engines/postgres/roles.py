@@ -1,10 +1,11 @@
-"""What roles of a PostgreSQL server may do with our tables: a producer, a worker, a reader, an admin.
+"""What roles of a PostgreSQL server may do with our tables: producer, worker, reader, admin.
 
-A producer asks for jobs and sees what becomes of them, but not their arguments and results.  It cannot claim or end
-one, nor change what it is, does or has become; but an enqueue moves jobs, its own and those that wait beside it
-(for a slot, a turn, a key), and so a producer may write seven columns of every job: it can make others wait.  A
-worker is a node, with its jobs.  A reader looks at everything and changes nothing.  An admin also steers: tasks,
-queues, limits and locks.  None of them may change the tables themselves; that is for who has made them.
+A producer enqueues jobs and sees their states, but not their arguments and results. It cannot claim
+or end a job, nor change its identity, its work or its state; but an enqueue also moves other jobs
+that wait for the same slot, turn or key, and so a producer may write seven columns of every job: it
+can make others wait. A worker is a node, with its jobs. A reader reads everything and changes
+nothing. An admin also changes tasks, queues, limits and locks. None of them may change the tables
+themselves; that needs their owner.
 """
 
 from __future__ import annotations
@@ -16,31 +17,34 @@ from types import MappingProxyType
 from genba.domain.url import mask_password, scrub_password, split_url
 from genba.errors import BadOption, StoreError
 from genba.storage.engines.database import TABLES
-from genba.storage.engines.postgres.database import SEQUENCES, PostgresDatabase
+from genba.storage.engines.postgres.database import PostgresDatabase
+from genba.storage.engines.postgres.schema import SEQUENCES
 from genba.storage.jobs.enqueue import ENQUEUED
 
 _ALL = "SELECT, INSERT, UPDATE, DELETE"
-_SECRET = frozenset({"args", "result", "saved", "error", "progress"})  # of a job: not for producers
-# What an enqueue changes in rows that are there.  PostgreSQL narrows that to columns, not to rows: a slot goes to who
-# is first in line (parked_on, granted_at, rank), a key is taken from a job that is final (key_hash), and a job that is
-# unique or of a fair queue gets the rest after its insert (buckets, capped, fair_key, rank).
-_MOVED = ("parked_on", "granted_at", "rank", "buckets", "capped", "fair_key", "key_hash")
-_OPERATORS: Mapping[str, Sequence[str]] = MappingProxyType(
-    {  # what a node writes there; the other columns are an operator's
+_SECRET = frozenset({"args", "result", "saved", "error", "progress"})  # not for producers
+# What an enqueue changes in existing rows. PostgreSQL can restrict that to columns, not to rows: a
+# slot goes to the first parked job (parked_on, granted_at, rank), a key is taken from a job that is
+# final (key_hash), and a job that is unique or of a fair queue gets the rest after its insert
+# (buckets, capped, fair_key, rank).
+_MOVED_BY_ENQUEUE = ("parked_on", "granted_at", "rank", "buckets", "capped", "fair_key", "key_hash")
+# Tables of operators, with the columns that a node writes too.
+_WRITTEN_BY_NODES: Mapping[str, Sequence[str]] = MappingProxyType(
+    {
         "task": ("title", "definition", "changed_at", "changed_by"),
         "queue": ("vtime", "fair_by", "paused", "paused_until", "changed_at", "changed_by"),
         "bucket_limit": ("n", "most", "ordered", "per", "burst"),
     }
 )
 _COLUMNS = (
-    "SELECT table_name, array_agg(column_name::text ORDER BY ordinal_position) FROM information_schema.columns "
-    "WHERE table_schema = 'genba' GROUP BY table_name"
+    "SELECT table_name, array_agg(column_name::text ORDER BY ordinal_position) "
+    "FROM information_schema.columns WHERE table_schema = 'genba' GROUP BY table_name"
 )
 ROLE_KINDS = ("producer", "worker", "reader", "admin")
 
 
 def grant(url: str, role: str, kind: str) -> None:
-    """Give `role`, which must exist, the rights of `kind`, and take all others of ours from it."""
+    """Give `role`, which must exist, the rights of `kind` and no others on our tables."""
     if kind not in ROLE_KINDS:
         raise BadOption(f"a role is one of {', '.join(ROLE_KINDS)}, not {kind!r}")
     if split_url(url).scheme not in ("postgresql", "postgres"):
@@ -84,34 +88,43 @@ def _rights(kind: str, table: str, columns: Sequence[str]) -> list[str]:
     if kind == "admin":
         return [_ALL]
     if kind == "worker":
-        own = _OPERATORS.get(table)
-        return [_ALL] if own is None else ["SELECT, INSERT", _some("UPDATE", own)]
-    return _of_producer(table, columns)
+        columns_of_nodes = _WRITTEN_BY_NODES.get(table)
+        if columns_of_nodes is None:
+            return [_ALL]
+        return ["SELECT, INSERT", _on_columns("UPDATE", columns_of_nodes)]
+    return _producer_rights(table, columns)
 
 
-def _of_producer(table: str, columns: Sequence[str]) -> list[str]:
+def _producer_rights(table: str, columns: Sequence[str]) -> list[str]:
     match table:
         case "job":
             shown = [column for column in columns if column not in _SECRET]
-            return [_some("SELECT", shown), _some("INSERT", ENQUEUED), _some("UPDATE", _MOVED)]
+            return [
+                _on_columns("SELECT", shown),
+                _on_columns("INSERT", ENQUEUED),
+                _on_columns("UPDATE", _MOVED_BY_ENQUEUE),
+            ]
         case "event":
             return ["INSERT"]
         case "tag" | "dependency" | "unsettled" | "recheck":
             return ["SELECT, INSERT"]
         case "bucket":
-            return ["SELECT, INSERT", _some("UPDATE", ["taken", "owner", "full_at", "next_at"])]
+            return [
+                "SELECT, INSERT",
+                _on_columns("UPDATE", ["taken", "owner", "full_at", "next_at"]),
+            ]
         case "question":
-            return ["SELECT, INSERT", _some("UPDATE", ["look_at"])]
+            return ["SELECT, INSERT", _on_columns("UPDATE", ["look_at"])]
         case "fair":
-            return ["SELECT, INSERT", _some("UPDATE", ["last"])]
+            return ["SELECT, INSERT", _on_columns("UPDATE", ["last"])]
         case "bucket_limit":
             return ["SELECT, INSERT"]
         case "node":
-            return ["SELECT", _some("UPDATE", ["hungry"])]
+            return ["SELECT", _on_columns("UPDATE", ["hungry"])]
         case "namespace" | "task" | "queue":
             return ["SELECT"]
     return []
 
 
-def _some(right: str, columns: Sequence[str]) -> str:
+def _on_columns(right: str, columns: Sequence[str]) -> str:
     return f"{right} ({', '.join(columns)})"

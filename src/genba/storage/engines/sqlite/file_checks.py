@@ -28,14 +28,36 @@ MOUNTS = Path("/proc/self/mountinfo")
 
 @dataclass(frozen=True, slots=True)
 class SqliteLocation:
-    """Where the database is: a path, or None for one in memory."""
+    """Where the database is."""
 
-    path: Path | None
+    path: Path | None  # None: in memory
     driver: str = "apsw"
     allow_network: bool = False
 
 
-def check_location(place: SqliteLocation, path: Path) -> None:
+def check_location(location: SqliteLocation, path: Path) -> None:
+    """Check that SQLite may open `path`; create the file if it does not exist."""
+    _check_access(path)
+    kind = file_system(path.parent)
+    if not location.allow_network and any(
+        kind == network or kind.startswith(network) for network in NETWORK_FILE_SYSTEMS
+    ):
+        raise StoreError(
+            f"{path} is on a {kind} file system, where SQLite's locks cannot be trusted. Use a "
+            "local disk or PostgreSQL; if you know better, add ?network=allow to the URL"
+        )
+    if not path.exists():
+        _create(path)
+        return
+    library = _library_with_open_file(path)
+    if library not in (None, location.driver):
+        raise StoreError(
+            f"{path} is open in this process through {library}, and two SQLite libraries drop each "
+            f"other's locks. Add ?driver={library} to the URL, so that genba uses the same one"
+        )
+
+
+def _check_access(path: Path) -> None:
     folder = path.parent
     if not folder.is_dir():
         raise StoreUnreachable(f"cannot open {path}: there is no folder {folder}")
@@ -45,52 +67,43 @@ def check_location(place: SqliteLocation, path: Path) -> None:
         raise StoreUnreachable(
             f"cannot open {path}: this user may not write there (SQLite needs the folder too)"
         )
-    kind = file_system(folder)
-    if not place.allow_network and any(
-        kind == bad or kind.startswith(bad) for bad in NETWORK_FILE_SYSTEMS
-    ):
-        raise StoreError(
-            f"{path} is on a {kind} file system, where SQLite's locks cannot be trusted. Use a local disk or "
-            "PostgreSQL; if you know better, add ?network=allow to the URL"
-        )
-    if not path.exists():
-        try:
-            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-        except FileExistsError:
-            return  # another process was quicker; to open and close it now would drop the locks of ours
-        except OSError as error:
-            raise StoreUnreachable(f"cannot create {path}: {error.strerror}") from error
+
+
+def _create(path: Path) -> None:
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    except FileExistsError:
+        # Another process was quicker. Opening and closing the file now would drop our own locks.
         return
-    owner = _library(path)
-    if owner not in (None, place.driver):
-        raise StoreError(
-            f"{path} is open in this process through {owner}, and two SQLite libraries drop each other's locks. "
-            f"Add ?driver={owner} to the URL, so that genba uses the same one"
-        )
+    except OSError as error:
+        raise StoreUnreachable(f"cannot create {path}: {error.strerror}") from error
 
 
-def _library(path: Path) -> str | None:
-    """Which library has the file open in this process: apsw can name its connections, so the rest is sqlite3's."""
+def _library_with_open_file(path: Path) -> str | None:
+    """Find the library that has the file open in this process.
+
+    apsw can list its connections, so any other open descriptor is sqlite3's.
+    """
     real = os.path.realpath(path)
     try:
-        here = any(_link(f"/proc/self/fd/{fd}") == real for fd in os.listdir("/proc/self/fd"))
+        is_open = any(_link(f"/proc/self/fd/{fd}") == real for fd in os.listdir("/proc/self/fd"))
     except FileNotFoundError:
-        here = False
-    if not here:
+        is_open = False
+    if not is_open:
         return None
     apsw = sys.modules.get("apsw")
-    return "apsw" if apsw and any(_opens(conn, real) for conn in apsw.connections()) else "sqlite3"
+    if apsw and any(_has_opened(conn, real) for conn in apsw.connections()):
+        return "apsw"
+    return "sqlite3"
 
 
-def _opens(conn: Any, real: str) -> bool:
+def _has_opened(conn: Any, real: str) -> bool:
     import apsw
 
     try:
         return bool(os.path.realpath(conn.filename) == real)
-    except (
-        apsw.ThreadingViolationError
-    ):  # at work in another thread, it cannot be asked: it may well be the one
-        return True
+    except apsw.ThreadingViolationError:
+        return True  # busy in another thread, so it cannot tell: it may be this file
 
 
 def _link(path: str) -> str:
@@ -101,9 +114,9 @@ def _link(path: str) -> str:
 
 
 def file_system(folder: Path) -> str:
-    """The kind of file system that holds `folder`, as the kernel names it ("" where it cannot be known)."""
+    """Name the kind of file system that holds `folder`, as the kernel does; "" if unknown."""
     real = os.path.realpath(folder)
-    best, kind = "", ""
+    longest, kind = "", ""
     try:
         mounts = MOUNTS.read_text()
     except OSError:
@@ -112,6 +125,6 @@ def file_system(folder: Path) -> str:
         left, _, right = line.partition(" - ")
         point = left.split()[4].replace("\\040", " ")
         inside = real == point or real.startswith(point.rstrip("/") + "/")
-        if inside and len(point) >= len(best):
-            best, kind = point, right.split()[0]
+        if inside and len(point) >= len(longest):
+            longest, kind = point, right.split()[0]
     return kind

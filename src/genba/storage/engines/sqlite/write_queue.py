@@ -1,8 +1,9 @@
-"""The queue of those who write to one SQLite file.
+"""The queue of the processes and threads that write to one SQLite file.
 
-Writers queue on a lock file beside the database before `BEGIN IMMEDIATE`, because SQLite's own busy handler
-sleeps and guesses, and starves whoever is unlucky.  The kernel hands our lock on in order, and drops it when
-its holder dies.  A checkpoint happens inside a commit, so it happens under the lock too.
+Writers queue on a lock file beside the database before `BEGIN IMMEDIATE`, because SQLite's own busy
+handler sleeps and guesses, and starves unlucky writers. The kernel passes our lock on in order, and
+frees it when its holder dies. A checkpoint happens inside a commit, so it happens under the lock
+too.
 """
 
 from __future__ import annotations
@@ -13,51 +14,53 @@ import queue
 import struct
 import threading
 from pathlib import Path
+from typing import Any
 
 from genba.errors import StoreUnreachable
 from genba.storage.engines.database import WritingProcess
 
-BUSY_SECONDS = 10.0  # seconds a writer waits for its turn before it gives up
+BUSY_SECONDS = 10.0  # how long a writer waits for its turn before it gives up
+IDLE_SECONDS = 1.0  # how long the waiting thread stays without work
+
 _FLOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux
-REST = 1.0  # seconds after which a thread goes that nobody needs
 
 
-class _Waiting:
-    """Somebody in line."""
+class _WaitingWriter:
+    """A thread of this process that waits for the lock."""
 
-    __slots__ = ("came", "state", "story")
+    __slots__ = ("arrived", "state", "state_lock")
 
     def __init__(self) -> None:
-        self.came = threading.Lock()  # open once the turn has come
-        self.came.acquire()
-        self.story = threading.Lock()
-        self.state = ""  # then "waiting", and "ours" or "late"
+        self.arrived = threading.Lock()  # released once the lock is ours
+        self.arrived.acquire()
+        self.state_lock = threading.Lock()
+        self.state = ""  # then "waiting", then "ours" or "late"
 
 
 class WriteQueue:
     """The queue of writers of one file, for one process.
 
-    POSIX locks belong to the process: a child does not inherit them, the kernel frees them at death, and
-    `holder()` can name who has it.  Such a lock falls when *any* descriptor of the file is closed, hence one
-    descriptor per process and file, kept for good.
+    POSIX locks belong to the process: a child does not inherit them, the kernel frees them at
+    death, and `holder()` can name the process that has it. Such a lock is lost when *any*
+    descriptor of the file is closed, hence one descriptor per process and file, never closed.
     """
 
-    _all: dict[tuple[int, str], WriteQueue] = {}  # noqa: RUF012  per process, because the kernel counts per process
-    _at_rest: list[WriteQueue] = []  # noqa: RUF012  while a fork is under way
+    # Per process, because the kernel counts per process.
+    _all: dict[tuple[int, str], WriteQueue] = {}  # noqa: RUF012
+    _held_for_fork: list[WriteQueue] = []  # noqa: RUF012
     _guard = threading.Lock()
-    opening = (
-        threading.Lock()
-    )  # who looks at which library has the file must not meet a half-open connection
+    # The check which library has the file open must not see a half-open connection.
+    opening = threading.Lock()
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._mine = threading.Lock()
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        self._line: queue.SimpleQueue[_Waiting] = queue.SimpleQueue()
-        self._hall = threading.Lock()
-        self._has_usher = False
-        self._taken = 0  # how often
-        self._seen = -1  # the same, at the last look
+        self._waiting: queue.SimpleQueue[_WaitingWriter] = queue.SimpleQueue()
+        self._thread_lock = threading.Lock()
+        self._has_thread = False
+        self._acquired = 0  # how often
+        self._acquired_at_last_check = -1
 
     @classmethod
     def of(cls, database: Path) -> WriteQueue:
@@ -69,113 +72,116 @@ class WriteQueue:
 
     @classmethod
     def before_fork(cls) -> None:
-        """No thread may be writing: SQLite keeps what it has locked in the memory that the child inherits."""
-        cls._at_rest = [
-            turns for turns in list(cls._all.values()) if turns._mine.acquire(timeout=BUSY_SECONDS)
+        """Wait until no thread writes: SQLite keeps its locks in memory that the child inherits."""
+        cls._held_for_fork = [
+            each for each in list(cls._all.values()) if each._mine.acquire(timeout=BUSY_SECONDS)
         ]
 
     @classmethod
     def after_fork(cls) -> None:
-        for turns in cls._at_rest:
-            turns._mine.release()
+        for each in cls._held_for_fork:
+            each._mine.release()
 
     @classmethod
     def in_child(cls) -> None:
-        cls._all, cls._at_rest = {}, []
+        cls._all, cls._held_for_fork = {}, []
         cls._guard, cls.opening = threading.Lock(), threading.Lock()
 
-    def take(self, within: float) -> None:
+    def acquire(self, within: float) -> None:
         if not self._mine.acquire(timeout=within):
             raise StoreUnreachable(
                 f"{self._path}: another thread of this process has been writing for {within:g} s"
             )
-        self._taken += 1
+        self._acquired += 1
         try:
             fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            self._stand_in_line(within)
-        except (
-            BaseException
-        ):  # also a stop, which comes when the call has just returned; raised again
-            self.give()
+            self._wait(within)
+        except BaseException:  # even a stop signal just after the call returned; raised again
+            self.release()
             raise
 
-    def _stand_in_line(self, within: float) -> None:
-        """A thread waits in the kernel's queue, since a lock has no deadline of its own."""
-        me = _Waiting()
+    def _wait(self, within: float) -> None:
+        """Let a thread wait in the kernel's queue, because the lock call has no deadline."""
+        writer = _WaitingWriter()
         try:
-            self._send(me)
-            me.came.acquire(timeout=within)
-        except (
-            BaseException
-        ):  # a stop: the turn will come all the same, and must not stay here; raised again
-            with me.story:
-                if me.state != "waiting":  # ours, or nobody was sent
-                    self.give()
-                me.state = "late"
+            self._pass_to_thread(writer)
+            writer.arrived.acquire(timeout=within)
+        except BaseException:
+            # A stop signal: the lock will still arrive, and must not stay here. Raised again.
+            with writer.state_lock:
+                if writer.state != "waiting":  # the lock is ours, or the thread was not started
+                    self.release()
+                writer.state = "late"
             raise
-        with me.story:
-            if me.state == "ours":
+        with writer.state_lock:
+            if writer.state == "ours":
                 return
-            me.state = "late"
-        writer = describe_process(self.holder())
-        stopped = " (stopped)" if writer and writer.stopped else ""
-        who = f"process {writer.pid if writer else '?'}{stopped}"
-        raise StoreUnreachable(f"{self._path}: {who} has been writing for {within:g} s")
+            writer.state = "late"
+        process = describe_process(self.holder())
+        stopped = " (stopped)" if process and process.stopped else ""
+        name = f"process {process.pid if process else '?'}{stopped}"
+        raise StoreUnreachable(f"{self._path}: {name} has been writing for {within:g} s")
 
-    def _send(self, me: _Waiting) -> None:
-        with self._hall:
-            if not self._has_usher:
-                threading.Thread(target=self._be_usher, name="genba-turn", daemon=True).start()
-                self._has_usher = True
-            me.state = "waiting"
-            self._line.put(me)
+    def _pass_to_thread(self, writer: _WaitingWriter) -> None:
+        with self._thread_lock:
+            if not self._has_thread:
+                threading.Thread(target=self._wait_for_lock, name="genba-turn", daemon=True).start()
+                self._has_thread = True
+            writer.state = "waiting"
+            self._waiting.put(writer)
 
-    def _be_usher(self) -> None:
-        """Waits for whoever holds `_mine`; to start anew for each would cost more than what most of them write."""
+    def _wait_for_lock(self) -> None:
+        """Run the thread that waits for the holder of `_mine`.
+
+        A new thread for each wait would cost more than most writers write.
+        """
         while True:
             try:
-                one = self._line.get(timeout=REST)
+                writer = self._waiting.get(timeout=IDLE_SECONDS)
             except queue.Empty:
-                with self._hall:
-                    if self._line.empty():
-                        self._has_usher = False
+                with self._thread_lock:
+                    if self._waiting.empty():
+                        self._has_thread = False
                         return
                 continue
             fcntl.lockf(self._fd, fcntl.LOCK_EX)
-            with one.story:
-                if one.state == "late":
-                    self.give()
-                one.state = "ours"
-            one.came.release()
+            with writer.state_lock:
+                if writer.state == "late":
+                    self.release()
+                writer.state = "ours"
+            writer.arrived.release()
 
-    def give(self) -> None:
+    def release(self) -> None:
         try:
             fcntl.lockf(self._fd, fcntl.LOCK_UN)
         finally:
             self._mine.release()
 
-    def other(self) -> int | None:
-        """The process that has the turn, if it is not ours; the kernel is asked for this lock alone."""
-        asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-        kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(self._fd, fcntl.F_GETLK, asked))
+    def other_holder(self) -> int | None:
+        """Find another process that has the lock; asks the kernel for this lock only."""
+        request = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(self._fd, fcntl.F_GETLK, request))
         return pid if kind != fcntl.F_UNLCK and pid > 0 else None
 
-    def lasts(self) -> bool:
-        """One of our threads has had the turn, or waited for it, since the last look."""
-        before, self._seen = self._seen, self._taken
-        return self._mine.locked() and before == self._taken
+    def held_since_last_check(self) -> bool:
+        """Test whether one of our threads has held the lock, or waited, ever since the last call."""
+        before, self._acquired_at_last_check = self._acquired_at_last_check, self._acquired
+        return self._mine.locked() and before == self._acquired
 
     def holder(self) -> int | None:
-        """The process that has the turn."""
+        """Find the process that has the lock."""
         return lock_holder(self._path)
 
 
 def lock_holder(path: Path, byte: int = 0) -> int | None:
-    """The process that has this byte for itself; the file is not opened, for to close it would free our own locks."""
+    """Find the process that has locked this byte for writing.
+
+    Does not open the file, because closing it would free our own locks.
+    """
     try:
         inode, locks = os.stat(path).st_ino, Path("/proc/locks").read_text()
-    except OSError:  # nobody has written yet, or this is no Linux
+    except OSError:  # nothing has been written yet, or this is not Linux
         return None
     for line in locks.splitlines():
         words = line.split()
@@ -192,6 +198,11 @@ def describe_process(pid: int | None) -> WritingProcess | None:
     except OSError:
         return None
     return None if pid is None else WritingProcess(pid, int(fields[19]), fields[0] in (b"T", b"t"))
+
+
+def close_connection(conn: Any) -> None:
+    with WriteQueue.opening:
+        conn.close()
 
 
 os.register_at_fork(
