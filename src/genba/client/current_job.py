@@ -1,4 +1,4 @@
-"""current_job(): what running code may ask."""
+"""current_job(): what code inside a running job can read and request."""
 
 from __future__ import annotations
 
@@ -22,12 +22,11 @@ from genba.signal_safe import defer_stop
 from genba.wire import NOTE_LIMIT, JobMessage, SharedMemory
 
 _current: ContextVar[Callable[[], RunningJob] | None] = ContextVar("genba_job", default=None)
-_only: list[Callable[[], RunningJob] | None] = [
-    None
-]  # of a worker that runs one job at a time, for its threads too
+# In a worker that runs one job at a time: seen by its threads too, as a ContextVar is not.
+_only: list[Callable[[], RunningJob] | None] = [None]
 
-
-_NOTHING = object()  # no result given: what the function returns is the result
+_NO_RESULT = object()  # `succeed()` without one: the return value of the function is the result
+_LONGEST_REASON = 8192
 
 
 class OwnJobWrites(Protocol):
@@ -36,11 +35,11 @@ class OwnJobWrites(Protocol):
     def save(self, fence: Fence, checkpoint: bytes, within: Any = None) -> None: ...
 
     def end(
-        self, fence: Fence, wish: OutcomeRequest, report: AttemptReport, jitter: float
+        self, fence: Fence, request: OutcomeRequest, report: AttemptReport, jitter: float
     ) -> None: ...
 
     def transaction(
-        self, fence: Fence, told: Callable[[], tuple[OutcomeRequest, AttemptReport, float]]
+        self, fence: Fence, ending: Callable[[], tuple[OutcomeRequest, AttemptReport, float]]
     ) -> AbstractContextManager[Any]: ...
 
 
@@ -81,28 +80,28 @@ class JobHost(Protocol):
     def inbox(self, job: RunningJob) -> Inbox: ...
 
     def threads(self, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Awaitable[Any]:
-        """For the a-twins: what blocks, in a thread."""
+        """Run a blocking call in a thread, for the async methods."""
         ...
 
     def stopping(self) -> None:
-        """The job has heard, before the node could tell, that it shall stop."""
+        """Take note that the job knows it must stop, before the node could say so."""
         ...
 
 
 class RequestedOutcome:
-    """What a job has asked to end with: so it ends when its function returns, or at once by `apply()`."""
+    """The outcome that a job has requested; it applies when the function returns, or by `apply()`."""
 
-    __slots__ = ("_job", "wish")
+    __slots__ = ("_job", "request")
 
-    def __init__(self, wish: OutcomeRequest, job: RunningJob) -> None:
-        self.wish = wish
+    def __init__(self, request: OutcomeRequest, job: RunningJob) -> None:
+        self.request = request
         self._job = job
 
     def __repr__(self) -> str:
-        return f"<Outcome {self.wish.wants}>"
+        return f"<Outcome {self.request.wants}>"
 
     def apply(self) -> None:
-        """End the job now; durable when it returns.  Code that goes on after it has nothing more to say.
+        """End the job now; it is durable when this returns, whatever the code does after it.
 
         IllegalMove if an outcome is applied already, or a later request has replaced this one.
         """
@@ -122,8 +121,8 @@ class RunningJob:
         self._memory = host.memory
         self._extra = job.extra or (None, 0, 0, None)
         self._saved: bytes | None = self._extra[3]
-        self._told: tuple[float, float, bytes] | None = None
-        self._asked: RequestedOutcome | None = None
+        self._progress: tuple[float, float, bytes] | None = None
+        self._requested: RequestedOutcome | None = None
         self._options: dict[str, Any] | None = None
         self._applied = False
         self.clones: list[bytes] = []
@@ -150,32 +149,32 @@ class RunningJob:
 
     @property
     def options(self) -> dict[str, Any]:
-        """Its queue and priority, and the other job options that are not as usual; times in seconds.
+        """Its queue and priority, and the options that are not the defaults, as `using` takes them.
 
-        As `using` takes them.  The first look reads the job from the database.
+        Times are seconds.  The first use reads the job from the database.
         """
         if self._options is None:
             self._options = self._host.options(self._job.id)
         return dict(self._options)
 
     async def aoptions(self) -> dict[str, Any]:
-        """`options`, for a loop that must not wait for the database."""
-        found: dict[str, Any] = await self._host.threads(lambda: self.options)
-        return found
+        """Return `options`, without blocking the event loop for the database."""
+        options: dict[str, Any] = await self._host.threads(lambda: self.options)
+        return options
 
     @property
     def traceparent(self) -> str | None:
-        """The trace that this job belongs to, as W3C writes it: for a header of your own; None if nobody traces it."""
+        """The trace of this job as a W3C header, for requests of your own; None without a trace."""
         return OptionsSnapshot.read(self._extra[0].encode()).trace if self._extra[0] else None
 
     @property
     def retries(self) -> int:
-        """How many retries of the budget are used."""
+        """The number of retries that the budget has lost."""
         return int(self._extra[1])
 
     @property
     def crashes(self) -> int:
-        """How often an attempt at this job died."""
+        """The number of attempts at this job that crashed."""
         return int(self._extra[2])
 
     @property
@@ -189,42 +188,42 @@ class RunningJob:
         return self._host.deps(self._job.id)
 
     async def adeps(self) -> dict[int, Any]:
-        """`deps`, for a loop that must not wait for the database."""
+        """Return `deps`, without blocking the event loop for the database."""
         results: dict[int, Any] = await self._host.threads(self._host.deps, self._job.id)
         return results
 
     @property
     def should_stop(self) -> bool:
-        """True when this job was asked to stop, its node drains, or its task was disabled: finish what is at hand."""
+        """Whether to stop soon: the job was asked to stop, its node drains, or its task was disabled."""
         return self._memory.should_stop(self._place)
 
     @property
     def cancel_requested(self) -> bool:
-        """True when this very job was asked to stop."""
+        """Whether this very job was asked to stop."""
         return self._memory.asked_to_stop() == self._place
 
     def progress(self, done: float, total: float = 100, note: str | None = None) -> None:
-        """Tell how far it is; cheap enough for every turn of a loop."""
+        """Report how far it is; this is cheap enough for every turn of a loop."""
         if not 0 <= done <= total < math.inf:
             raise ValueError(f"progress must lie between 0 and {total}, not {done!r}")
         text = b"" if note is None else note.encode(errors="replace")[:NOTE_LIMIT]
-        self._told = done, total, text
+        self._progress = done, total, text
         self._memory.note(self._place, done, total, text)
 
     def heartbeat(self) -> None:
-        """Say that it is alive, and leave the progress alone."""
+        """Show that it is alive, without a change of the progress."""
         self._memory.beat()
 
     def log(self, *words: object) -> None:
-        """A line for the log of this attempt, with the time; `print` and `logging` go there too."""
+        """Write a line with the time to the log of this attempt, as `print` and `logging` do."""
         self._host.log(" ".join(map(str, words)))
 
     # checkpoints
 
     def save(self, value: Any) -> None:
-        """A checkpoint: the next attempt at this job finds it in `saved`, whatever becomes of this one.
+        """Save a checkpoint of plain JSON values, which the next attempt at this job finds in `saved`.
 
-        Plain JSON values only.  Durable when it returns; inside `transaction()`, with its commit.
+        It is durable when this returns; inside `transaction()`, with its commit.
         LeaseLost if this attempt is over.
         """
         checkpoint = encode_checkpoint(value)
@@ -243,11 +242,11 @@ class RunningJob:
     # messages
 
     def inbox(self, timeout: Duration | None = None) -> Any:
-        """The next message that `job.send` has sent to this job, oldest first; waits for one.
+        """Wait for the next message of `job.send` to this job, and return it; the oldest comes first.
 
-        None when the time is over, or when the job should stop.  A message is kept until it is received: those that
-        this attempt has not taken wait for the next one.  Inside `transaction()` it does not wait, and a message is
-        received with the commit.
+        None when the time is over, or when the job should stop.  A message is kept until it is
+        received: the next attempt gets those that this one has not taken.  Inside `transaction()`
+        it does not wait, and a message is received with the commit.
         """
         return self._mail().get(timeout)
 
@@ -258,13 +257,14 @@ class RunningJob:
         self._inbox = self._inbox or self._host.inbox(self)
         return self._inbox
 
-    # what comes after it
+    # a copy
 
     def clone(self, **changes: Any) -> None:
-        """Ask for a copy of this job, which is enqueued in the transaction of its success, and only then.
+        """Request a copy of this job, which is enqueued with its success, and only then.
 
-        `changes` are arguments of the task by name, or else job options as in `using`, or else what the task's own
-        `**kwargs` takes; the copy is due at once, unless it says otherwise.  `max_waiting` does not refuse it.
+        `changes` are arguments of the task by name, or else job options as in `using`, or else
+        arguments for the task's own `**kwargs`.  The copy is due at once, unless it says otherwise.
+        `max_waiting` does not refuse it.
         """
         self._refuse_after_apply()
         self.clones.append(self._host.clone(self._job.id, changes))
@@ -272,54 +272,56 @@ class RunningJob:
     async def aclone(self, **changes: Any) -> None:
         await self._host.threads(self.clone, **changes)
 
-    # how it shall end
+    # requests for an outcome
 
-    def succeed(self, result: Any = _NOTHING) -> RequestedOutcome:
-        """Ask to end well, with this result; an exception that comes later is stronger, as it is than any request."""
-        if result is _NOTHING:
-            return self._ask(OutcomeRequest(wants="succeed"))
-        payload, lost = self._host.encode_result(self._job.task, result)
-        reason = f"the result could not be kept: {lost}" if lost else None
-        return self._ask(OutcomeRequest(wants="succeed", result=payload or b"null", reason=reason))
+    def succeed(self, result: Any = _NO_RESULT) -> RequestedOutcome:
+        """Request success with this result; an exception after any request wins over it."""
+        if result is _NO_RESULT:
+            return self._request(OutcomeRequest(wants="succeed"))
+        payload, why = self._host.encode_result(self._job.task, result)
+        reason = f"the result could not be kept: {why}" if why else None
+        return self._request(
+            OutcomeRequest(wants="succeed", result=payload or b"null", reason=reason)
+        )
 
     def fail(self, reason: str) -> RequestedOutcome:
-        """Ask to fail for good, whatever the retry budget says."""
-        return self._ask(OutcomeRequest(wants="fail", reason=_clean(reason)))
+        """Request to fail for good, whatever the retry budget says."""
+        return self._request(OutcomeRequest(wants="fail", reason=_clean(reason)))
 
     def hold(self, reason: str) -> RequestedOutcome:
-        """Ask to be held until a person resumes it."""
-        return self._ask(OutcomeRequest(wants="hold", reason=_clean(reason)))
+        """Request to be held until a person resumes it."""
+        return self._request(OutcomeRequest(wants="hold", reason=_clean(reason)))
 
     def retry(
         self, at: Any = None, *, delay: Any = None, free: bool = True, reason: str | None = None
     ) -> RequestedOutcome:
-        """Ask for another attempt; `free` takes nothing from the budget.  Without a time, by the job's retry rule."""
+        """Request another attempt, at a time or by the job's retry rule; `free` leaves the budget."""
         if at is not None and delay is not None:
             raise BadOption("at and delay exclude each other; give one of them")
-        wish = OutcomeRequest(
+        request = OutcomeRequest(
             wants="retry",
             reason=_clean(reason) if reason else None,
             at=None if at is None else self._host.moment(at),
             delay=None if delay is None else duration(delay),
             free=free,
         )
-        return self._ask(wish)
+        return self._request(request)
 
-    def _ask(self, wish: OutcomeRequest) -> RequestedOutcome:
+    def _request(self, request: OutcomeRequest) -> RequestedOutcome:
         self._refuse_after_apply()
-        self._asked = RequestedOutcome(wish, self)
-        return self._asked
+        self._requested = RequestedOutcome(request, self)
+        return self._requested
 
     @defer_stop
     def _apply(self, outcome: RequestedOutcome) -> None:
         self._refuse_after_apply()
-        if outcome is not self._asked:
+        if outcome is not self._requested:
             raise IllegalMove(f"job {self.id}: a later request has replaced this one")
         if self._open:
             raise IllegalMove(
                 f"job {self.id}: inside transaction() the end of the block applies the outcome"
             )
-        self._host.inside().end(self.fence, *self._last_words())
+        self._host.inside().end(self.fence, *self._ending())
         self._applied = True
 
     def _refuse_after_apply(self) -> None:
@@ -328,21 +330,22 @@ class RunningJob:
                 f"job {self.id}: the outcome of attempt {self.attempt} is applied already"
             )
 
-    def _last_words(self) -> tuple[OutcomeRequest, AttemptReport, float]:
-        wish = self._asked.wish if self._asked else OutcomeRequest(wants="succeed")
-        if wish.wants == "succeed" and wish.result is None:
-            wish = OutcomeRequest(wants="succeed", result=b"null", reason=wish.reason)
-        if wish.wants == "succeed" and self.clones:
-            wish = replace(wish, clones=tuple(self.clones))
-        return wish, self._host.report(self.told), random.random()  # noqa: S311  spreads retries
+    def _ending(self) -> tuple[OutcomeRequest, AttemptReport, float]:
+        request = self._requested.request if self._requested else OutcomeRequest(wants="succeed")
+        if request.wants == "succeed" and request.result is None:
+            request = OutcomeRequest(wants="succeed", result=b"null", reason=request.reason)
+        if request.wants == "succeed" and self.clones:
+            request = replace(request, clones=tuple(self.clones))
+        return request, self._host.report(self.progress_json), random.random()  # noqa: S311  spreads retries
 
     def transaction(self) -> OwnTransaction:
-        """`with` it as conn: what is written on conn, jobs enqueued with `conn=conn`, and the end of this job are one
-        commit; an exception in the block undoes all of it.
+        """Commit your writes, new jobs and the end of this job together: `with … as conn:`.
 
-        The job succeeds with the result of `succeed(…)`, or ends as it has asked; afterwards nothing changes that.
-        LeaseLost if this attempt is over.  On SQLite the block may take 5 s, because nobody else can write meanwhile.
-        `async with` opens and commits it in a thread; what the block does on conn blocks.
+        It covers what the block writes on conn and enqueues with `conn=conn`; an exception in the
+        block undoes all of it.  The job succeeds with the result of `succeed(…)`, or ends as it has
+        requested, and code after the block cannot change that.  LeaseLost if this attempt is over.
+        On SQLite the block may take 5 s, because all other writers wait.  `async with` opens and
+        commits in a thread; what the block itself does on conn blocks.
         """
         return OwnTransaction(self)
 
@@ -357,14 +360,14 @@ class RunningJob:
         return self._open.own if self._open else None
 
     def lock(self) -> None:
-        """Let the node know that this attempt takes locks."""
+        """Mark in the shared memory that this attempt takes locks."""
         self._memory.lock(self._place)
 
-    # for one who waits here for other jobs
+    # while it waits for other jobs
 
     @contextmanager
     def lending(self) -> Iterator[None]:
-        """Let the node give this job's slot to others."""
+        """Lend the slot of this job to other jobs of the node."""
         self._memory.wait(self._place)
         try:
             yield
@@ -372,11 +375,12 @@ class RunningJob:
             self._memory.wait(None)
 
     def check_loan(self) -> None:
-        """WaitWouldDeadlock if the node has no slot to lend any more."""
+        """Raise WaitWouldDeadlock if the node cannot lend another slot."""
         if self._memory.refused(self._place):
             raise WaitWouldDeadlock(
-                f"job {self.id} waits for others, and so do eight more on this node: nobody could run what they wait "
-                "for; give it more workers, or use after= instead of waiting in a job"
+                f"job {self.id} waits for other jobs, and so do eight more on this node: "
+                "no worker is left to run those jobs; "
+                "give the node more workers, or use after= instead of waiting in a job"
             )
 
     # for the worker
@@ -386,15 +390,15 @@ class RunningJob:
         return self._applied
 
     @property
-    def wish(self) -> OutcomeRequest | None:
-        return self._asked.wish if self._asked else None
+    def request(self) -> OutcomeRequest | None:
+        return self._requested.request if self._requested else None
 
     @property
-    def told(self) -> str | None:
+    def progress_json(self) -> str | None:
         """The last progress, as it is stored."""
-        if self._told is None:
+        if self._progress is None:
             return None
-        done, total, text = self._told
+        done, total, text = self._progress
         return msgspec.json.encode(
             (float(done), float(total), text.decode(errors="replace"))
         ).decode()
@@ -403,11 +407,11 @@ class RunningJob:
         """Close its inbox, and roll back a transaction that was left open; True if there was one."""
         if self._inbox is not None:
             self._inbox.close()
-        left = self._open
-        if left is not None:
-            with suppress(GenbaError):  # its time may have been over before
-                left.__exit__(RuntimeError, RuntimeError("left open"), None)
-        return left is not None
+        transaction = self._open
+        if transaction is not None:
+            with suppress(GenbaError):  # its time limit may have ended it before
+                transaction.__exit__(RuntimeError, RuntimeError("left open"), None)
+        return transaction is not None
 
 
 class OwnTransaction:
@@ -422,7 +426,7 @@ class OwnTransaction:
         job._refuse_after_apply()
         if job._open:
             raise IllegalMove(f"job {job.id} has a transaction open already")
-        own = self.own = job._host.inside().transaction(job.fence, job._last_words)
+        own = self.own = job._host.inside().transaction(job.fence, job._ending)
         job._open = self
         try:
             return own.__enter__()
@@ -457,36 +461,39 @@ class OwnTransaction:
 
 
 def _clean(reason: str) -> str:
-    """Without what a database refuses."""
-    return str(reason).encode(errors="replace").decode().replace("\0", "\ufffd")[:8192]
+    """Leave out what a database refuses."""
+    return str(reason).encode(errors="replace").decode().replace("\0", "\ufffd")[:_LONGEST_REASON]
 
 
 def current_job() -> RunningJob:
-    """The job that is running here; GenbaError outside of one."""
-    found = find_job()
-    if found is None:
-        raise GenbaError("current_job() is for code that runs as a job; here none is running")
-    return found
+    """Return the job that is running here; GenbaError if there is none."""
+    job = find_job()
+    if job is None:
+        raise GenbaError("current_job() is for code that runs as a job; here no job is running")
+    return job
 
 
 def find_job() -> RunningJob | None:
-    """The job that is running here, if one is."""
+    """Return the job that is running here, or None."""
     make = _current.get() or _only[0]
     return None if make is None else make()
 
 
 def find_memory() -> SharedMemory | None:
-    """The shared memory of the job that is running here."""
+    """Return the shared memory of the worker whose job is running here, or None."""
     job = find_job()
     return None if job is None else job._memory
 
 
 def set_current_job_of_task(make: Callable[[], RunningJob]) -> None:
-    """For a worker that runs several at a time: who to ask for the job of this asyncio task, and of what it starts."""
+    """In a worker that runs several jobs at a time: set the job of this asyncio task and its children."""
     _current.set(make)
 
 
 def set_current_job(make: Callable[[], RunningJob] | None) -> Callable[[], RunningJob] | None:
-    """For a worker that runs one job at a time: who to ask for it (made only if asked); gives whom it replaces."""
+    """In a worker that runs one job at a time: set the job, and return the one before.
+
+    `make` is called when code uses the job, which most jobs never do.
+    """
     before, _only[0] = _only[0], make
     return before

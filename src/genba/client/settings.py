@@ -1,4 +1,4 @@
-"""Where settings come from: `[tool.genba]` of the project, then GENBA_*, then arguments; later wins."""
+"""Settings: from `[tool.genba]` of the project, then GENBA_*, then arguments; later wins."""
 
 from __future__ import annotations
 
@@ -17,16 +17,18 @@ from genba.options.parse import NAME_PATTERN
 
 NAMES = ("url", "namespace", "lease", "tz", "age_step", "keep_events", "max_events")
 NODE_NAMES = (
-    *("queues", "pool", "min", "max", "grace"),
-    *(
-        "max_dedicated",
-        "recycle_after",
-        "max_load",
-        "min_free_memory",
-        "metrics",
-        "log_format",
-        "log_jobs",
-    ),
+    "queues",
+    "pool",
+    "min",
+    "max",
+    "grace",
+    "max_dedicated",
+    "recycle_after",
+    "max_load",
+    "min_free_memory",
+    "metrics",
+    "log_format",
+    "log_jobs",
 )
 
 
@@ -46,39 +48,40 @@ class Settings:
 
 
 def read(
-    given: Mapping[str, Any], environ: Mapping[str, str] | None = None, folder: Path | None = None
+    arguments: Mapping[str, Any],
+    environ: Mapping[str, str] | None = None,
+    folder: Path | None = None,
 ) -> Settings:
-    """What holds, after all three places were asked; BadOption names the place that is wrong."""
+    """Read the settings from all three places; BadOption names the place of a wrong one."""
     environ = os.environ if environ is None else environ
-    found = Settings()
+    settings = Settings()
     project = {name: value for name, value in _project(folder).items() if name != "node"}
+    variables = {name: environ.get(f"GENBA_{name.upper()}") for name in NAMES}
     layers: list[tuple[str, Mapping[str, Any]]] = [
         ("[tool.genba]", project),
-        (
-            "the environment",
-            {n: environ[f"GENBA_{n.upper()}"] for n in NAMES if environ.get(f"GENBA_{n.upper()}")},
-        ),
-        ("Genba(…)", {name: value for name, value in given.items() if value is not None}),
+        ("the environment", {name: value for name, value in variables.items() if value}),
+        ("Genba(…)", {name: value for name, value in arguments.items() if value is not None}),
     ]
     for place, values in layers:
         for name, value in values.items():
-            found = _with(found, place, name, value)
-    return found
+            settings = _with(settings, place, name, value)
+    return settings
 
 
 def read_node(
     environ: Mapping[str, str] | None = None, folder: Path | None = None
 ) -> dict[str, Any]:
-    """What `[tool.genba.node]` and GENBA_NODE_* say of a node, as it is written there."""
+    """Return the settings of a node in `[tool.genba.node]` and GENBA_NODE_*, as they are written."""
     environ = os.environ if environ is None else environ
     table = _project(folder).get("node", {})
     unknown = [name for name in table if name not in NODE_NAMES]
     if unknown:
         raise BadOption(
-            f"[tool.genba.node]: there is no setting {unknown[0]!r}; there are {', '.join(NODE_NAMES)}"
+            f"[tool.genba.node]: there is no setting {unknown[0]!r}; "
+            f"there are {', '.join(NODE_NAMES)}"
         )
-    told = {name: environ.get(f"GENBA_NODE_{name.upper()}") for name in NODE_NAMES}
-    return {**table, **{name: value for name, value in told.items() if value}}
+    variables = {name: environ.get(f"GENBA_NODE_{name.upper()}") for name in NODE_NAMES}
+    return {**table, **{name: value for name, value in variables.items() if value}}
 
 
 def _project(folder: Path | None) -> Mapping[str, Any]:
@@ -97,7 +100,7 @@ def _with(settings: Settings, place: str, name: str, value: Any) -> Settings:
         raise BadOption(f"{place}: there is no setting {name!r}; there are {', '.join(NAMES)}")
     known = {field: getattr(settings, field) for field in NAMES}
     try:
-        known[name] = _READ[name](value)
+        known[name] = _READERS[name](value)
     except (BadOption, ValueError, TypeError, ZoneInfoNotFoundError) as error:
         raise BadOption(f"{place}: {name} = {value!r}: {error}") from error
     return Settings(**known)
@@ -109,39 +112,39 @@ def _namespace(value: Any) -> str:
     return value
 
 
-def _time(value: Any) -> Micros:
-    """A duration; in the environment a number is a text."""
+def _duration(value: Any) -> Micros:
+    """Read a duration; a number may be a text, as it is in the environment."""
     return duration(
         float(value) if isinstance(value, str) and value.replace(".", "", 1).isdigit() else value
     )
 
 
 def _age_step(value: Any) -> Micros:
-    micros = _time(value)
+    micros = _duration(value)
     if micros < 1:
-        raise BadOption("a priority must be worth some time, or it would be worth nothing")
+        raise BadOption("age_step must be positive: it is the time that one priority is worth")
     return micros
 
 
 def _lease(value: Any) -> Micros:
-    micros = _time(value)
+    micros = _duration(value)
     if micros < 1_000_000:
-        raise BadOption("a lease shorter than 1 s would call healthy nodes dead")
+        raise BadOption("a lease must be at least 1 s: with less, healthy nodes count as dead")
     return micros
 
 
-def _most(value: Any) -> int:
+def _max_events(value: Any) -> int:
     if isinstance(value, bool) or int(value) < 1:
         raise BadOption("at least 1 event must be kept")
     return int(value)
 
 
-_READ: dict[str, Any] = {
+_READERS: dict[str, Any] = {
     "url": str,
     "namespace": _namespace,
     "lease": _lease,
     "tz": lambda v: ZoneInfo(v).key,
     "age_step": _age_step,
     "keep_events": duration,
-    "max_events": _most,
+    "max_events": _max_events,
 }

@@ -93,8 +93,8 @@ def apply_requests(
     extra: dict[str, Any] | None,
 ) -> CallOutcome:
     """With what the job has told and asked for; `left_open`: its transaction was not over."""
-    if job.told is not None:
-        extra = {**(extra or {}), "progress": job.told}
+    if job.progress_json is not None:
+        extra = {**(extra or {}), "progress": job.progress_json}
     if job.clones and outcome == wire.RETURNED:
         extra = {**(extra or {}), "clones": job.clones}
     if outcome not in (wire.RETURNED, wire.RAISED):
@@ -103,7 +103,7 @@ def apply_requests(
         reason = f"{PANIC}: a transaction was left open, and was rolled back"
         error = payload if outcome == wire.RAISED else None
         return outcome, error, {**(extra or {}), "wants": "hold", "reason": reason}
-    wish = job.wish
+    wish = job.request
     if wish is None or outcome == wire.RAISED:
         return (
             outcome,
