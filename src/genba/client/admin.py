@@ -95,7 +95,7 @@ class AdminClient:
     def install(
         self, create: bool = False, tell: Callable[[int, int], None] = lambda done, of: None
     ) -> list[str]:
-        """Make the schema current, with `create` the database itself too; returns the steps applied.
+        """Make the schema current, and return the steps applied; `create` makes the database too.
 
         `tell` is called before each step with how many are done, and of how many.
         """
@@ -112,7 +112,7 @@ class AdminClient:
         grant(self.url, role, kind)
 
     def verify(self) -> VerifyReport:
-        """Replay the history, and report lost or twice finished jobs, exceeded limits and illegal moves."""
+        """Replay the history, and report what is wrong: jobs lost, finished twice, over a limit."""
         return self.store.verify()
 
     def uninstall(self) -> list[str]:
@@ -134,7 +134,7 @@ class AdminClient:
     aoverview = async_method(overview)
 
     def doctor(self) -> list[Finding]:
-        """Examine database and nodes: what is wrong comes first, then what else there is to know."""
+        """Examine database and nodes; what is wrong comes first, then what else to know."""
         return examine(self.store)
 
     adoctor = async_method(doctor)
@@ -156,7 +156,7 @@ class AdminClient:
     anode_names = async_method(node_names)
 
     def tell_node(self, name: str, verb: str, changes: Mapping[str, Any] | None = None) -> None:
-        """Let the living node `name` "drain", "stop" (a drain without its grace), or "set" pool, min or max."""
+        """Make a living node "drain", "stop" (drain without grace), or "set" pool, min or max."""
         store = self.store
         store.install()
         if verb not in ("drain", "stop", "set"):
@@ -193,16 +193,20 @@ class AdminClient:
     def break_lock(
         self, name: str, *, token: int | None = None, by: str | None = None
     ) -> list[int]:
-        """Take a lock from its holders, which are not stopped; returns the tokens that are void now."""
+        """Take a lock from its holders, and return the tokens that are void now.
+
+        The holders themselves are not stopped.
+        """
         self.store.install()
         return self.store.locks.break_(name, token, by or current_account())
 
     abreak_lock = async_method(break_lock)
 
     def set_limit(self, template: str, n: int | None) -> None:
-        """Let `n` jobs of each bucket of `Limit(template, …)` run, whatever the code says; None: as it says.
+        """Let `n` jobs of each bucket of `Limit(template, …)` run; None: as many as the code says.
 
-        A smaller n stops no job, but starts none either until there is room.  BadOption if there is no such limit.
+        A smaller n stops no job, but starts none either until there is room.  BadOption if there is
+        no such limit.
         """
         self.store.policy.set_limit(template, n, current_account())
 
@@ -210,7 +214,7 @@ class AdminClient:
 
 
 def prune(store: Store, age: Micros | None, keep_in_code: Mapping[str, KeepTimes]) -> int:
-    """Delete final jobs older than `age`, or older than their task keeps them; returns their number.
+    """Delete final jobs older than `age`, or than their task keeps them; return their number.
 
     Definitions that nodes have written win over `keep_in_code`.
     """

@@ -33,8 +33,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 class Genba(Client):
     """An app: the tasks that it can run, and the jobs that were enqueued.
 
-    Making one connects to nothing.  The first call that needs the database opens it, and installs the schema if
-    it is not there.  After a fork the child opens connections of its own.
+    Making one connects to nothing.  The first call that needs the database opens it, and installs
+    the schema if it is not there.  After a fork the child opens connections of its own.
     """
 
     def set_defaults(self, **options: Any) -> None:
@@ -55,7 +55,7 @@ class Genba(Client):
     def task(self, fn: None = None, /, **options: Any) -> TaskDecorator: ...
 
     def task(self, fn: Any = None, /, **options: Any) -> Any:
-        """Register a function, or a class with `run`, as a task with these job options and this policy."""
+        """Register a function, or a class with `run`, as a task with these options and policy."""
         if fn is None:
             return TaskDecorator(self.registry, options)
         return self.registry.add_task(fn, options)
@@ -66,7 +66,7 @@ class Genba(Client):
     def condition(self, fn: None = None, /, *, name: str | None = None) -> Callable[[F], F]: ...
 
     def condition(self, fn: Any = None, /, *, name: str | None = None) -> Any:
-        """Register a condition for `ready=`: `def disk_ok(job)` returns True, False, Wait, or a chain.
+        """Register a condition for `ready=`: `def disk_ok(job)` returns a bool, Wait, or a chain.
 
         A worker calls it before a job starts; it has a second to return.
         """
@@ -81,22 +81,25 @@ class Genba(Client):
     def lifespan(self, fn: F, /) -> F:
         """Surround every worker: entered before its first job, left when it ends by itself.
 
-        A generator function, or anything that gives a context manager; plain or async.  It takes no arguments.
+        A generator function, or anything that gives a context manager; plain or async.  It takes no
+        arguments.
         """
         return self.registry.add_lifespan(fn)
 
     def middleware(self, fn: F, /) -> F:
         """Surround every run: `def timed(job, call_next)`; what it returns is the result.
 
-        The first one registered is outermost, except that plain functions are outside of `async def` ones.
+        The first one registered is outermost, except that plain functions are outside of `async
+        def` ones.
         """
         return self.registry.add_middleware(fn)
 
     def recur(self, name: str, call: Call[Any], **options: Unpack[RuleOptions]) -> Schedule:
         """Enqueue `call` again and again, by cron= or every=; the same again changes nothing.
 
-        While a module is imported this declares a schedule, which nodes write.  Anywhere else it is written at once
-        and counts as changed by hand: code that declares the name no longer changes it.
+        While a module is imported this declares a schedule, which nodes write.  Anywhere else it is
+        written at once and counts as changed by hand: code that declares the name no longer changes
+        it.
         """
         if importing():
             self.new_schedule(name, call, options)  # to raise its errors here
@@ -116,9 +119,10 @@ class Genba(Client):
     def on(self, name: EventNames, /) -> Callable[[F], F]: ...
 
     def on(self, name: EventNames, callback: Callback | None = None, /) -> Any:
-        """Call back for each event of this name ("*": all) from now on, in a thread of this process.
+        """Call back for each event of this name ("*": all) from now on, in a thread.
 
-        Registered while a module of the app is imported, it runs with each node instead, for the node's own events.
+        Registered while a module of the app is imported, it runs with each node instead, for the
+        node's own events.
         """
         at_import = importing()
         if callback is not None:
@@ -134,13 +138,14 @@ class Genba(Client):
     # run
 
     def node(self, target: str | None = None, **options: Any) -> NodeHandle:
-        """Make a node for this app; `run()` (or `await …arun()`) starts it as a child and waits for it."""
+        """Make a node for this app; `run()` or `await …arun()` starts it as a child and waits."""
         return NodeHandle.of(self, self.settings, target, options)
 
     def testing(self) -> Testing:
-        """Make an empty queue with its own clock: `with app.testing() as q:`; jobs run when `q` says so.
+        """Make an empty queue with its own clock for a test: `with app.testing() as q:`.
 
-        It has the schedules that the code declares, as a node would have written them.
+        It runs jobs when the test calls `q.run()`.  It has the schedules that the code declares, as a
+        node would have written them.
         """
         testing: Testing = import_module("genba.testing").InProcessTesting(self)
         return testing
@@ -193,13 +198,13 @@ class Genba(Client):
         return store.inside
 
     def options_of(self, job_id: int) -> dict[str, Any]:
-        """Return the options of the job that this worker runs, as `current_job().options` shows them."""
+        """Return the options of the job that this worker runs, for `current_job().options`."""
         record = self.job(job_id).record
         options = self.registry.options_of(record.task)
         return options_of(record, options.limits if options else ())
 
     def clone(self, job_id: int, changes: dict[str, Any]) -> bytes:
-        """Encode a copy of the job that this worker runs, for the store to insert when it succeeds."""
+        """Encode a copy of the job that this worker runs; the store inserts it with the success."""
         record = self.job(job_id).record
         call = copy_of(self.registry.tasks[record.task], record, changes)
         return self._new_jobs.encode_clone(self.store, call, current_traceparent(find_job()))

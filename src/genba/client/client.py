@@ -1,4 +1,4 @@
-"""Client: enqueue, query, change and wait for jobs, and read events; it needs no code of the tasks."""
+"""Client: enqueue, query, change and wait for jobs, and read events, without code of tasks."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class Client(AdminClient):
 
     @settings.setter
     def settings(self, settings: Settings) -> None:
-        """Use another database, namespace or time zone for what is opened and enqueued from now on."""
+        """Use another database, namespace or time zone from now on."""
         self._connection.settings = settings
         self._new_jobs = NewJobs(self.registry, settings.namespace, settings.zone)
 
@@ -128,7 +128,7 @@ class Client(AdminClient):
         return self.registry.arguments_of(task)
 
     def by_name(self, task: str, payload: bytes) -> dict[str, Any]:
-        """Decode stored arguments by name, by the code of the task or by the definition of a node."""
+        """Decode stored arguments by name, with the code or the definition of the task."""
         return self._connection.by_name(task, payload)
 
     # enqueue
@@ -136,7 +136,8 @@ class Client(AdminClient):
     def enqueue(self, task: AnyTask, /, *args: Any, **kwargs: Any) -> Job[Any]:
         """Enqueue a task of this app, or any task by name.
 
-        The arguments of a task that is not here are not checked; its job waits for a node that knows the task.
+        The arguments of a task that is not here are not checked; its job waits for a node that
+        knows the task.
         """
         return self.submit([self.call(task, args, kwargs)])[0]
 
@@ -154,7 +155,7 @@ class Client(AdminClient):
         return self.registry.call(task, args, kwargs or {}, options or {})
 
     def enqueue_many(self, calls: Iterable[Call[R]], *, conn: Any = None) -> Group[R]:
-        """Enqueue all or nothing, in one round trip; a call may run `after` another one of the list."""
+        """Enqueue all or nothing, in one round trip; a call may run `after` another in the list."""
         jobs = cast("list[Job[R]]", self.submit(listed(calls), conn))
         return Group(self._connection, jobs)
 
@@ -194,7 +195,8 @@ class Client(AdminClient):
     ) -> list[Job[Any]]:
         """Return the jobs that fit, open ones by default, the newest first (or the "oldest").
 
-        `before` is the id where the last page ended: pages neither repeat nor miss a job that was there at first.
+        `before` is the id where the last page ended: pages neither repeat nor miss a job that was
+        there at first.
         """
         if type(limit) is not int or limit < 1:
             raise BadOption(f"limit must be a whole number of at least 1, not {limit!r}")
@@ -244,7 +246,7 @@ class Client(AdminClient):
     # locks
 
     def mutex(self, name: str, wait: Duration | None = None) -> Lock:
-        """Make the handle of a lock with one holder at a time: `with app.mutex("stock/7") as lock:`.
+        """Make the handle of a lock with one holder: `with app.mutex("stock/7") as lock:`.
 
         `wait`: None for ever, 0 only tries (`if not lock:`), otherwise LockTimeout when it is over.
         """
@@ -268,7 +270,7 @@ class Client(AdminClient):
     apublish = async_method(publish)
 
     def subscribe(self, topic: str) -> Subscription:
-        """Receive what is published to `topic` from now on: `with app.subscribe("t") as messages:`."""
+        """Receive what is published to `topic` from now on: `with app.subscribe(…) as topic:`."""
         return Subscription(self._connection, checked_name("topic", topic))
 
     asubscribe = async_method(subscribe)
@@ -290,7 +292,8 @@ class Client(AdminClient):
     ) -> int:
         """Cancel all that fit, and ask running ones to stop; returns how many there are.
 
-        With `dry_run` it only counts.  `tell` is called with the number so far after every few hundred.
+        With `dry_run` it only counts.  `tell` is called with the number so far after every few
+        hundred.
         """
         jobs, why = self._filter(filters), parse_reason(reason)
         return self._each(jobs, lambda ids: self.store.cancel_all(ids, why), dry_run, tell)
@@ -339,7 +342,8 @@ class Client(AdminClient):
         """
         jobs = self._filter({"state": "final", **filters})
         jobs = replace(jobs, states=jobs.wanted_states() - {State.RUNNING})
-        # A job that waits for another is the younger one.  It goes first, or it would end because of the other.
+        # A job that waits for another is the younger one.  It goes first, or the end of the other
+        # would end it too.
         return self._each(jobs, self.store.bulk.delete, dry_run, tell, newest_first=True)
 
     adelete_many = async_method(delete_many)
@@ -349,7 +353,8 @@ class Client(AdminClient):
     ) -> int:
         """Delete every open job that does not run, of all queues or some; returns how many.
 
-        With `running` the running ones are killed and end cancelled; with `schedules` all schedules are deleted first.
+        With `running` the running ones are killed and end cancelled; with `schedules` all schedules
+        are deleted first.
         """
         if schedules:
             for schedule in self.schedules():
@@ -394,7 +399,8 @@ class Client(AdminClient):
     ) -> list[Job[Any]]:
         """Wait until all (or "any") of these are final, and return those that are.
 
-        Takes jobs, groups, and iterables of such.  With `throw` it raises for the first that failed.
+        Takes jobs, groups, and iterables of such.  With `throw` it raises for the first that
+        failed.
         """
         return wait_for(self._connection, list(each_job(jobs)), timeout, until, throw)
 
@@ -416,8 +422,8 @@ class Client(AdminClient):
     ) -> Iterator[Event]:
         """Yield what has happened, in order for each job; events that commit late are not skipped.
 
-        It starts at the oldest kept event, or after the one with this `cursor`; CursorExpired if the events after it
-        are gone.  With `block` it goes on for ever.
+        It starts at the oldest kept event, or after the one with this `cursor`; CursorExpired if
+        the events after it are gone.  With `block` it goes on for ever.
         """
         return self._reader(after, kinds, job, task).follow(block)
 
@@ -441,7 +447,7 @@ class Client(AdminClient):
         job: Any = None,
         task: EventNames = None,
     ) -> None:
-        """Call back for events from now on (of a `job`: from its first), until that returns something true."""
+        """Call back for new events (of a `job`: from its first on), until that returns true."""
         call_until_true(self._reader_from_now(after, kinds, job, task).follow(True), callback)
 
     async def alisten(

@@ -17,7 +17,8 @@ from genba.storage.records import JobRecord
 def copy_of(task: Task[..., Any, Any], record: JobRecord, changes: Mapping[str, Any]) -> Call[Any]:
     """Build the call that this job came from, with `changes`.
 
-    A change is an argument that the task names, or else an option, or else goes to the task's `**kwargs`.
+    A change is an argument that the task names, or else an option, or else goes to the task's
+    `**kwargs`.
     """
     args, kwargs = task.arguments.decode(record.args)
     bound = task.arguments.signature.bind(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""The connection of a client: its settings, the store that opens on first use, a clock, and threads."""
+"""The connection of a client: settings, the store that opens on first use, clock, threads."""
 
 from __future__ import annotations
 
@@ -36,7 +36,10 @@ class RunningTest(Protocol):
 
 
 class ClientConnection:
-    """What a client and all its handles share; `arguments_of` gives the arguments of a task with code here."""
+    """What a client and all its handles share.
+
+    `arguments_of` returns the arguments of a task whose code is here.
+    """
 
     def __init__(self, settings: Settings, arguments_of: Callable[[str], Arguments | None]) -> None:
         self.settings = settings
@@ -122,7 +125,7 @@ class ClientConnection:
     # arguments
 
     def by_name(self, task: str, payload: bytes) -> dict[str, Any]:
-        """Decode stored arguments by name, by the code of the task or by the definition of a node."""
+        """Decode stored arguments by name, with the code or the definition of the task."""
         try:
             return self._by_name(task, payload)
         except (*DECODE_ERRORS, LookupError):  # the row or the definition was written by hand

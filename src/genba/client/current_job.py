@@ -89,7 +89,7 @@ class JobHost(Protocol):
 
 
 class RequestedOutcome:
-    """The outcome that a job has requested; it applies when the function returns, or by `apply()`."""
+    """The outcome that a job has requested: applied at its return, or at once by `apply()`."""
 
     __slots__ = ("_job", "request")
 
@@ -194,7 +194,7 @@ class RunningJob:
 
     @property
     def should_stop(self) -> bool:
-        """Whether to stop soon: the job was asked to stop, its node drains, or its task was disabled."""
+        """Whether to stop soon: on a request, a drain of the node, or when the task is disabled."""
         return self._memory.should_stop(self._place)
 
     @property
@@ -221,7 +221,7 @@ class RunningJob:
     # checkpoints
 
     def save(self, value: Any) -> None:
-        """Save a checkpoint of plain JSON values, which the next attempt at this job finds in `saved`.
+        """Save a checkpoint of plain JSON values, for `saved` of the next attempt at this job.
 
         It is durable when this returns; inside `transaction()`, with its commit.
         LeaseLost if this attempt is over.
@@ -242,7 +242,7 @@ class RunningJob:
     # messages
 
     def inbox(self, timeout: Duration | None = None) -> Any:
-        """Wait for the next message of `job.send` to this job, and return it; the oldest comes first.
+        """Wait for the next message of `job.send` to this job; the oldest comes first.
 
         None when the time is over, or when the job should stop.  A message is kept until it is
         received: the next attempt gets those that this one has not taken.  Inside `transaction()`
@@ -295,7 +295,7 @@ class RunningJob:
     def retry(
         self, at: Any = None, *, delay: Any = None, free: bool = True, reason: str | None = None
     ) -> RequestedOutcome:
-        """Request another attempt, at a time or by the job's retry rule; `free` leaves the budget."""
+        """Request another attempt, by default by the retry rule; `free` leaves the budget."""
         if at is not None and delay is not None:
             raise BadOption("at and delay exclude each other; give one of them")
         request = OutcomeRequest(
@@ -404,7 +404,7 @@ class RunningJob:
         ).decode()
 
     def leave(self) -> bool:
-        """Close its inbox, and roll back a transaction that was left open; True if there was one."""
+        """Close its inbox, and roll back an open transaction; True if there was one."""
         if self._inbox is not None:
             self._inbox.close()
         transaction = self._open
@@ -486,12 +486,12 @@ def find_memory() -> SharedMemory | None:
 
 
 def set_current_job_of_task(make: Callable[[], RunningJob]) -> None:
-    """In a worker that runs several jobs at a time: set the job of this asyncio task and its children."""
+    """Set the job of this asyncio task, in a worker that runs several jobs at a time."""
     _current.set(make)
 
 
 def set_current_job(make: Callable[[], RunningJob] | None) -> Callable[[], RunningJob] | None:
-    """In a worker that runs one job at a time: set the job, and return the one before.
+    """Set the job, in a worker that runs one at a time, and return the one before.
 
     `make` is called when code uses the job, which most jobs never do.
     """

@@ -24,10 +24,10 @@ class Event:
 
     @property
     def cursor(self) -> str:
-        """Where to go on: `events(after=cursor)` gives what came after this event, in any process."""
+        """The place after this event, for `events(after=cursor)` in any process."""
         return self.place.cursor
 
     @property
     def job(self) -> Any:
-        """The handle of its job, read from the store when you use it; None if it is not about a job."""
+        """The handle of its job, read when it is used; None if it is not about a job."""
         return None if self.job_id is None else self._handle(self.job_id)

@@ -133,7 +133,8 @@ class EventReader:
 class EventHandlers:
     """The callbacks of `app.on`: one thread for all of them, in the process that registered them.
 
-    Callbacks that the app's module registers run in the listeners of the nodes instead; it is true if there are such.
+    Callbacks that the app's module registers run in the listeners of the nodes instead; it is true
+    if there are such.
     """
 
     def __init__(self, connection: ClientConnection) -> None:
@@ -148,7 +149,7 @@ class EventHandlers:
         return bool(self._of_nodes)
 
     def add(self, name: EventNames, callback: Callback, *, importing: bool) -> None:
-        """Register a callback: for the nodes if a module of the app is being imported, else for here."""
+        """Register a callback: for the nodes while the app is imported, else for this process."""
         if not callable(callback):
             raise BadOption(f"a handler of events is a function, not {callback!r}")
         (self._of_nodes if importing else self._of_process).append((kinds_of(name), callback))
@@ -174,7 +175,7 @@ class EventHandlers:
         self._thread.start()
 
     def serve(self, node: int, ready: Callable[[], None]) -> None:
-        """Call back for ever, in this thread, for events of this node; call `ready` before the first."""
+        """Call back for ever, in this thread, for events of this node; call `ready` first."""
         reader = self._reader_from_now(node)
         ready()
         _serve(reader, self._of_nodes, threading.Event())

@@ -88,7 +88,7 @@ class Group(Sequence[Job[R]]):
     acancel = async_method(cancel)
 
     def requeue(self) -> int:
-        """Run the failed ones again; jobs that were given up because of them wait for them again."""
+        """Run the failed ones again; jobs that were cancelled with them wait for them again."""
         return self._connection.store.requeue_failed(self._ids())
 
     arequeue = async_method(requeue)

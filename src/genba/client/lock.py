@@ -89,7 +89,8 @@ class HeldLocks:
 class Lock:
     """A mutex or a semaphore: `with` it, or `acquire` and `release`.
 
-    Inside a job it belongs to the job and is freed with its end at the latest; elsewhere it belongs to the process.
+    Inside a job it belongs to the job and is freed with its end at the latest; elsewhere it belongs
+    to the process.
     """
 
     def __init__(
@@ -122,7 +123,7 @@ class Lock:
 
     @property
     def token(self) -> int:
-        """A number larger than those of all earlier holders: outside stores should refuse a smaller one."""
+        """A number larger than those of earlier holders, for stores that refuse smaller ones."""
         if self._last is None:
             raise LockLost(f"lock {self.name!r} was not taken")
         return self._last.token
@@ -164,7 +165,7 @@ class Lock:
     # release
 
     def release(self) -> None:
-        """Release it; LockLost if it was lost before.  After a fork the child has nothing to release."""
+        """Release it; LockLost if it was lost before.  In the child of a fork it does nothing."""
         grant = self._last_grant()
         self._grants.remove(grant)
         if grant.owner.pid == os.getpid():
@@ -208,7 +209,8 @@ class Lock:
     def _check_process(self, grant: Grant) -> None:
         if grant.owner.pid != os.getpid():
             raise LockLost(
-                f"lock {self.name!r} was taken before the fork, and stays with process {grant.owner.pid}"
+                f"lock {self.name!r} was taken before the fork, "
+                f"and stays with process {grant.owner.pid}"
             )
 
     # with
@@ -368,7 +370,7 @@ class LockRequest:
                 raise
 
     def _withdraw_later(self) -> None:
-        """Remove rows that we do not know of: this process may live for long, and wait for itself."""
+        """Remove rows of ours without an answer: else this process may wait for itself."""
         owner, store = self._session_owner, self._connection.store
         if owner is not None:
             store.listener.later(lambda: store.locks.withdraw(self._name, owner))
@@ -480,6 +482,7 @@ def checked_name(what: str, name: Any) -> str:
     """Return the name of a lock or a topic, or raise BadOption."""
     if not isinstance(name, str) or not 1 <= len(name) <= _LONGEST_NAME or not name.isprintable():
         raise BadOption(
-            f"the name of a {what} is a text of 1 to {_LONGEST_NAME} printable characters, not {name!r}"
+            f"the name of a {what} is a text of 1 to {_LONGEST_NAME} printable characters, "
+            f"not {name!r}"
         )
     return name

@@ -42,7 +42,10 @@ def _is_message(data: bytes) -> bool:
 
 
 class MessageWait:
-    """One wait for a message: call `step` until it returns None.  Steps may run in different threads."""
+    """One wait for a message: call `step` until it returns None.
+
+    Its steps may run in different threads.
+    """
 
     def __init__(
         self,
@@ -195,7 +198,8 @@ class Subscription:
             return
         if self._pid != os.getpid():
             raise GenbaError(
-                f"the subscription to {self.topic!r} was made before the fork, and stays with the parent"
+                f"the subscription to {self.topic!r} was made before the fork, "
+                "and stays with the parent"
             )
         messages = self._connection.store.messages
         self._subscription, published = messages.hear(self._subscription)

@@ -92,7 +92,7 @@ class NodeHandle:
 
 @contextmanager
 def _passing_on(send: Callable[[int], None]) -> Iterator[None]:
-    """Pass signals of this process on to the child; Python receives them in its main thread only."""
+    """Pass signals on to the child; Python receives them in its main thread only."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,4 +1,4 @@
-"""Tasks and queues as operators change them while everything runs: disable, override, pause, resume."""
+"""Tasks and queues as operators change them: disable, override, pause, resume."""
 
 from __future__ import annotations
 
@@ -188,9 +188,10 @@ class TaskControl:
     def set(self, /, **changes: Any) -> dict[str, Any]:
         """Override options and policy of the code, for jobs enqueued from now on.
 
-        Options of a call, by `.using(…)`, still win.  None is a value (`timeout=None`: no timeout); `reset` takes a
-        change back.  Nodes apply `concurrency` with their next maintenance; `cron`, `every` and `tz` change the task's
-        own schedule; `on_final` is the name of a task.  Returns all that is overridden now.
+        Options of a call, by `.using(…)`, still win.  None is a value (`timeout=None`: no timeout);
+        `reset` takes a change back.  Nodes apply `concurrency` with their next maintenance; `cron`,
+        `every` and `tz` change the task's own schedule; `on_final` is the name of a task.  Returns
+        all that is overridden now.
         """
         if not changes:
             raise BadOption("nothing to change: name an option, for example set(timeout='5m')")
@@ -241,13 +242,13 @@ class TaskControl:
     def _check_schedule(
         self, definition: dict[str, Any], old: dict[str, Any], values: dict[str, Any]
     ) -> None:
-        """Raise BadOption before anything is written, if the schedule is not the task's or would not run."""
+        """Raise BadOption if the schedule is not the task's, or would not run."""
         row, after = self._schedule(), merge_overrides(old, values)
         check_against_definition(definition, after)
         if row is not None and row.owner is None:
             raise BadOption(
-                f"schedule {self.name!r} was made or changed by hand, so the task cannot change it: "
-                f"use app.schedule({self.name!r}).set(…)"
+                f"schedule {self.name!r} was made or changed by hand, "
+                f"so the task cannot change it: use app.schedule({self.name!r}).set(…)"
             )
         of_task = task_schedule(definition, {}) is not None or old.keys() & set(SCHEDULE_OPTIONS)
         if row is not None and not of_task:

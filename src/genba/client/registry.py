@@ -27,7 +27,7 @@ AnyTask = str | Task[..., Any, Any]  # the name of a task, or the task
 
 
 class Registry:
-    """Tasks and conditions by name, schedules, lifespans and middleware, and the defaults for all tasks."""
+    """Tasks and conditions by name, schedules, lifespans, middleware, and the defaults."""
 
     def __init__(self, app: TaskApp) -> None:
         self._app = app
@@ -95,7 +95,7 @@ class Registry:
         templates.add(task.name, rules)
 
     def _with_hook(self, name: str, policy: Policy) -> Policy:
-        """Register a function in `on_final` as a task, and put the name of that task in its place."""
+        """Register a function in `on_final` as a task, and replace it by that task's name."""
         if not callable(policy.on_final):
             return policy
         hook = f"{name}{ON_FINAL_SUFFIX}"
@@ -147,7 +147,8 @@ class Registry:
         if plain is not None:
             raise BadTask(
                 f"task {name!r} runs several at a time: the middleware "
-                f"{getattr(plain, '__qualname__', plain)} must be `async def`, or it would stop them all"
+                f"{getattr(plain, '__qualname__', plain)} must be `async def`, "
+                "or it would stop them all"
             )
 
     def call(
@@ -157,7 +158,7 @@ class Registry:
         kwargs: Mapping[str, Any],
         options: Mapping[str, Any],
     ) -> Call[Any]:
-        """Make a call by name; its arguments are not checked if the code of the task is not here."""
+        """Make a call by name; arguments are checked only if the code of the task is here."""
         task = self._name_of(task)
         if task in self.tasks:
             return self.tasks[task].using(**options).call(*args, **kwargs)

@@ -198,7 +198,10 @@ class Schedule:
     aset = async_method(set)
 
     def delete(self) -> None:
-        """Delete it; a running job continues.  If code declares it, the next node start adds it again."""
+        """Delete it; a running job continues.
+
+        If code declares it, the next node that starts adds it again.
+        """
         self._connection.store.schedules.delete(self.name)
 
     adelete = async_method(delete)

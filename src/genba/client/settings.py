@@ -71,7 +71,7 @@ def read(
 def read_node(
     environ: Mapping[str, str] | None = None, folder: Path | None = None
 ) -> dict[str, Any]:
-    """Return the settings of a node in `[tool.genba.node]` and GENBA_NODE_*, as they are written."""
+    """Return what `[tool.genba.node]` and GENBA_NODE_* say, as it is written there."""
     environ = os.environ if environ is None else environ
     table = _project(folder).get("node", {})
     unknown = [name for name in table if name not in NODE_NAMES]

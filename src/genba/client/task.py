@@ -124,7 +124,8 @@ class Task(Generic[P, R, V]):
         """Raise BadTask for a policy that the function cannot have."""
         if policy.concurrency > 1 and not self.is_async:
             raise BadTask(
-                f"{self.name}: concurrency is for tasks that are `async def`; others run one at a time"
+                f"{self.name}: concurrency is for tasks that are `async def`; "
+                "others run one at a time"
             )
         # Only the names of its parameters: annotations may name what the module defines later.
         known = self.arguments.signature.parameters
@@ -238,7 +239,7 @@ class Task(Generic[P, R, V]):
 
 
 def final_hook(app: TaskApp, hook: Callable[[Job[Any]], Any]) -> Callable[..., Any]:
-    """Make the function of the task behind `on_final=`: it calls `hook` with the handle of an ended job."""
+    """Make the function of the task behind `on_final=`: it calls `hook` with the ended job."""
     if inspect.iscoroutinefunction(hook):
 
         async def call_async_hook(job: int) -> None:

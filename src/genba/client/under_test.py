@@ -1,6 +1,7 @@
 """What `app.testing()` gives: a queue whose jobs run when the test says so.
 
-`genba.testing` implements it.  The two are apart because it also needs what nodes and workers are made of.
+`genba.testing` implements it.  The two are apart because it also needs what nodes and workers are
+made of.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ def wait_in_job(
     job: WaitingJob | None,
     check: Callable[[], None] = lambda: None,
 ) -> None:
-    """Wait for `done`; a job lends its slot meanwhile, and `check` raises if waiting cannot help."""
+    """Wait for `done`; a job lends its slot meanwhile.  `check` raises if waiting cannot end."""
     if job is None:
         done.wait(timeout_seconds)
         return
@@ -139,7 +139,7 @@ def _seconds(timeout: Duration | None) -> float | None:
 
 
 def check_deadlock(store: Any, job: WaitingJob | None, wait: JobWait) -> None:
-    """Raise WaitWouldDeadlock if the awaited jobs wait for a limit that this job, or a parent, holds."""
+    """Raise WaitWouldDeadlock if an awaited job waits for a slot that we or a parent hold."""
     chain = _parents(store, job)
     for id in sorted(wait.open)[:_MOST_CHECKED] if chain else ():
         record = store.job(id)
@@ -203,7 +203,7 @@ class WaitThread:
             self._waits.discard(wait)
 
     def paused(self) -> threading.Lock:
-        """Return the lock that pauses the thread: closing the store under it leaves no open connection."""
+        """Return the lock that pauses the thread, so that it cannot reopen a store being closed."""
         if self._pid != os.getpid():
             self._reset()
         return self._looking
@@ -266,7 +266,7 @@ class WaitThread:
                     self._pause = min(_PAUSES_SECONDS[1], self._pause * 1.5)
 
     def _next_pause(self, look_seconds: float) -> float:
-        """Pause at least three times as long as a look took; spread, so that processes do not align."""
+        """Pause at least three times as long as a look took; spread, so that processes differ."""
         return max(self._pause, 3 * look_seconds) * random.uniform(0.8, 1.2)  # noqa: S311
 
     def _look(

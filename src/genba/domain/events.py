@@ -1,4 +1,4 @@
-"""The kinds of events, the names that users may give them, and how one stored row unfolds into events."""
+"""The kinds of events, their other names, and how one stored row unfolds into events."""
 
 from __future__ import annotations
 
@@ -122,7 +122,8 @@ class JobEvent:
 def unfold(kind: str, at: Micros, job_id: int | None, data: bytes | None) -> Iterator[JobEvent]:
     """Yield the events of one row, always in the same order.
 
-    The start of a short job is stored with its end, as `started`: it becomes an event of its own before the end.
+    The start of a short job is stored with its end, as `started`: it becomes an event of its own
+    before the end.
     """
     values = read_json(data, dict[str, Any], {"data": UNREADABLE} if data else {})
     if job_id is not None:

@@ -47,7 +47,7 @@ class Call(Generic[R]):
 
 
 def parents_first(calls: Sequence[Call[Any]]) -> tuple[Sequence[Call[Any]], Sequence[int] | None]:
-    """Sort each call behind those that it waits for, and say where each one went; None: no change."""
+    """Sort calls behind those that they wait for, with the new places; None: no change."""
     if not any(call.options.after for call in calls):
         return calls, None
     places = {id(call): i for i, call in enumerate(calls)}

@@ -185,8 +185,8 @@ class NewJobs:
         )
         if of_task or "unique_for" in call.said:
             raise BadOption(
-                f"task {call.task!r}: unique_for says for how long the identity of a job stays taken, "
-                "and this one has none: give key= or once=, too"
+                f"task {call.task!r}: unique_for says for how long the identity of a job stays "
+                "taken, and this one has none: give key= or once=, too"
             )
 
     def _limits_of(self, call: Call[Any], definition: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -209,7 +209,8 @@ def _one_connection(calls: Sequence[Call[Any]], conn: Any) -> Any:
         if named is not None and named is not conn:
             if conn is not None:
                 raise BadOption(
-                    "conn: these calls name different connections; all of one enqueue_many go through one"
+                    "conn: these calls name different connections; "
+                    "all of one enqueue_many go through one"
                 )
             conn = named
     return conn
@@ -219,7 +220,7 @@ def _one_connection(calls: Sequence[Call[Any]], conn: Any) -> Any:
 
 
 def _apply_rules(calls: Sequence[Call[Any]], rules: OperatorRules) -> Sequence[Call[Any]]:
-    """Give the calls the options that operators want for their tasks; TaskDisabled if one is off."""
+    """Give the calls the options that operators set; TaskDisabled if a task is disabled."""
     if not rules.concern_tasks:
         return calls
     disabled = {call.task for call in calls} & rules.disabled
@@ -250,7 +251,7 @@ def _apply_rules(calls: Sequence[Call[Any]], rules: OperatorRules) -> Sequence[C
 def _with_fair_keys(
     calls: Sequence[Call[Any]], jobs: list[NewJob], rules: OperatorRules, values: Values
 ) -> list[NewJob]:
-    """Add the key by which jobs of fair queues take turns; without one, the task's name is the key."""
+    """Add the key by which jobs of fair queues take turns; by default the task's name."""
     if not rules.fair and all(call.policy.fair_by is None for call in calls):
         return jobs
     return [_with_fair_key(call, job, rules, values) for call, job in zip(calls, jobs, strict=True)]
@@ -275,7 +276,7 @@ class _Parameter(TypedDict):
 
 
 def _readable(definitions: Definitions) -> Definitions:
-    """Leave out definitions that were written by hand and make no sense: as if no node had declared them."""
+    """Leave out definitions that cannot be read, for example because they were written by hand."""
     return {task: one for task, one in definitions.items() if _is_readable(one)}
 
 

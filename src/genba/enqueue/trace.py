@@ -1,7 +1,8 @@
 """Trace context from the code that enqueues to the job that runs, as W3C writes it (traceparent).
 
-It is stored with the job.  genba never imports OpenTelemetry: if the app has imported it, its current span is read and
-each run becomes a span; otherwise a job passes the context that it came with on to the jobs that it enqueues.
+It is stored with the job.  genba never imports OpenTelemetry: if the app has imported it, its
+current span is read and each run becomes a span; otherwise a job passes the context that it came
+with on to the jobs that it enqueues.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class TracedJob(Protocol):
 
 
 def current_traceparent(job: TracedJob | None) -> str | None:
-    """Return the traceparent of the current span, else of the job that runs here; None without a trace."""
+    """Return the traceparent of the current span, else of the job that runs here, or None."""
     otel = _opentelemetry()
     if otel is not None:
         span = otel.get_current_span().get_span_context()

@@ -1,4 +1,4 @@
-"""The names of tasks and conditions: given by the user, or made from the module and the function."""
+"""The names of tasks and conditions: set by the user, or made from module and function."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def is_task_name(name: str) -> bool:
 
 
 def module_of(fn: Callable[..., Any]) -> str:
-    """Return the module of `fn`; for a script its file name, so that a node can import it by that."""
+    """Return the module of `fn`; for a script its file name, by which a node can import it."""
     if fn.__module__ != "__main__":
         return fn.__module__
     file = getattr(sys.modules["__main__"], "__file__", None)

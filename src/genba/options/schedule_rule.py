@@ -49,7 +49,7 @@ _CHOICES: Mapping[str, tuple[str, ...]] = {
 
 
 def read_rule(options: Mapping[str, Any], now: Micros, zone: ZoneInfo) -> ScheduleRule:
-    """Build the rule from these options; BadOption for an unknown, ill-typed or contradictory one."""
+    """Build the rule; BadOption for an unknown, ill-typed or contradictory option."""
     given = {name: value for name, value in options.items() if value is not None}
     _check_names_and_choices(given)
     every = parse_every("every", given.get("every"))
@@ -115,7 +115,8 @@ def _check_names_and_choices(given: Mapping[str, Any]) -> None:
 def _check_cron_or_every(given: Mapping[str, Any], every: Micros | None) -> None:
     if ("cron" in given) == (every is not None):
         raise BadOption(
-            "a schedule needs cron= or every= (longer than 0, or -1 for again at once), and not both"
+            "a schedule needs cron= or every= (longer than 0, or -1 for again at once), "
+            "and not both"
         )
     for name in ("base", "reference") if "cron" in given else ("tz",):
         if name in given:
