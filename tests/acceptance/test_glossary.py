@@ -17,6 +17,8 @@ PATH = re.compile(
     r"|storage|wire|worker)/[\w./-]*)`"
 )
 
+NAME = re.compile(r"`(\w[\w/]*)`")
+
 
 def modules() -> list[Path]:
     return sorted(path for path in SOURCE.rglob("*.py") if not path.stem.startswith("_"))
@@ -41,3 +43,15 @@ def test_the_files_that_a_document_names_exist(document: Path) -> None:
 def exists(path: str) -> bool:
     """Whether a file or folder has this path, with or without `.py`."""
     return any((root / f"{path}{end}").exists() for root in (ROOT, SOURCE) for end in ("", ".py"))
+
+
+def test_every_module_that_the_glossary_names_exists() -> None:
+    """Classes stand in parentheses behind their module."""
+    layers = re.sub(r"\([^)]*\)", "", GLOSSARY.partition("\n## `cli`")[2])
+    rows = re.findall(r"^\| ([^|]+) \|", layers, re.MULTILINE)
+    named = {name for row in rows for name in NAME.findall(row)}
+    existing = {
+        name for path in modules() for name in (path.stem, f"{path.parent.name}/{path.stem}")
+    }
+
+    assert sorted(named - existing) == []
