@@ -23,6 +23,7 @@ def task_name(fn: Callable[..., Any], given: str | None) -> str:
 
 
 def is_task_name(name: str) -> bool:
+    """Return whether a text can be the name of a task."""
     return NAME_PATTERN.fullmatch(name) is not None
 
 

@@ -20,7 +20,7 @@ from genba.domain.schedule import (
 from genba.errors import BadOption
 from genba.options.parse import parse_every, parse_zone
 
-_LONGEST_CRON = 200  # characters
+_MAX_CRON_LENGTH = 200
 
 
 class RuleOptions(TypedDict, total=False):
@@ -71,7 +71,7 @@ def read_rule(options: Mapping[str, Any], now: Micros, zone: ZoneInfo) -> Schedu
         pause_after_failures=_count("pause_after_failures", given),
     )
     if rule.until is not None and rule.start is not None and rule.until < rule.start:
-        raise BadOption("until lies before start: the schedule would never run")
+        raise BadOption("until must not be before start: the schedule would never run")
     return rule
 
 
@@ -104,30 +104,32 @@ def _check_names_and_choices(given: Mapping[str, Any]) -> None:
     known = RuleOptions.__annotations__
     for name in given:
         if name not in known:
-            raise BadOption(f"a schedule has no option {name!r}; there are {', '.join(known)}")
+            raise BadOption(
+                f"a schedule has no option {name!r}; expected one of {', '.join(known)}"
+            )
     for name, allowed in _CHOICES.items():
         if name in given and given[name] not in allowed:
             raise BadOption(
-                f"{name} must be one of {', '.join(map(repr, allowed))}, not {given[name]!r}"
+                f"{name} must be one of {', '.join(map(repr, allowed))}, got {given[name]!r}"
             )
 
 
 def _check_cron_or_every(given: Mapping[str, Any], every: Micros | None) -> None:
     if ("cron" in given) == (every is not None):
         raise BadOption(
-            "a schedule needs cron= or every= (longer than 0, or -1 for again at once), "
-            "and not both"
+            "a schedule needs either cron= or every= (positive, or -1 to run again at once)"
         )
     for name in ("base", "reference") if "cron" in given else ("tz",):
         if name in given:
-            raise BadOption(f"{name} belongs to {'every=' if 'cron' in given else 'cron='}")
+            needed = "every=" if "cron" in given else "cron="
+            raise BadOption(f"{name} is an option of {needed}; remove it, or give {needed}")
     if every == AT_ONCE and "base" in given:
-        raise BadOption("every=-1 has no base: it runs again at once")
+        raise BadOption("base needs an interval, but every=-1 runs again at once; remove base")
 
 
 def _cron(text: Any, tz: str) -> str:
-    if not isinstance(text, str) or len(text) > _LONGEST_CRON:
-        raise BadOption(f"cron must be a text like '0 3 * * *', not {text!r}")
+    if not isinstance(text, str) or len(text) > _MAX_CRON_LENGTH:
+        raise BadOption(f"cron must be a text like '0 3 * * *', got {text!r}")
     read_cron(text, tz)
     return text
 
@@ -151,5 +153,5 @@ def _named(name: str, given: Mapping[str, Any], read: Callable[[Any], Micros]) -
 def _count(name: str, given: Mapping[str, Any]) -> int | None:
     value = given.get(name)
     if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-        raise BadOption(f"{name} must be a whole number of at least 1, not {value!r}")
+        raise BadOption(f"{name} must be a whole number of at least 1, got {value!r}")
     return value

@@ -62,9 +62,7 @@ class Use(Flag):
     NONE = 0
     OPERATOR = auto()  # an operator may change it while the app runs
     UPDATE = auto()  # it may change until the job starts
-    DEFINITION = (
-        auto()
-    )  # nodes store it with the task, for calls by name from apps without its code
+    DEFINITION = auto()  # nodes store it with the task, for calls by name
     MICROS = auto()  # its value is kept in microseconds
 
 
