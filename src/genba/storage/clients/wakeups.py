@@ -198,8 +198,12 @@ class _ServerBell:
         self._open(conn)
 
     def _open(self, conn: Any) -> None:
-        conn.execute("SELECT pg_try_advisory_lock(%s::bigint)", (self._id,))
-        conn.execute(f'LISTEN "genba_{int(self._id)}"')
+        try:
+            conn.execute("SELECT pg_try_advisory_lock(%s::bigint)", (self._id,))
+            conn.execute(f'LISTEN "genba_{int(self._id)}"')
+        except BaseException:
+            conn.close()
+            raise
         self._conn = conn
 
     def fileno(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 from urllib.parse import parse_qsl, urlunsplit
 
 from genba.domain.clock import Clock
@@ -107,10 +107,18 @@ class PostgresDatabase:
                 self._pooler, self.pooler_found = "transaction", True
                 settings.pop("options", None)
                 return self.connect(**settings)
-            text = scrub_password(str(error).strip(), self._url)
-            unreachable = StoreUnreachable(f"cannot reach {mask_password(self._url)}: {text}")
-            # The original error is attached only if it does not contain the password.
-            raise unreachable from (error if text == str(error).strip() else None)
+            self._raise_unreachable(error)
+        try:
+            self._set_up(conn)
+        except self._psycopg.Error as error:
+            conn.close()
+            self._raise_unreachable(error)
+        except BaseException:
+            conn.close()
+            raise
+        return conn
+
+    def _set_up(self, conn: Any) -> None:
         conn.prepared_max = MAX_PREPARED
         register(conn.adapters)
         if self._pooler is None:
@@ -118,7 +126,13 @@ class PostgresDatabase:
             self._pooler = "transaction" if self.pooler_found else "none"
         if self.pooled:
             conn.prepare_threshold = None
-        return conn
+
+    def _raise_unreachable(self, error: Exception) -> NoReturn:
+        said = str(error).strip()
+        text = scrub_password(said, self._url)
+        unreachable = StoreUnreachable(f"cannot reach {mask_password(self._url)}: {text}")
+        # The original error is attached only if it does not contain the password.
+        raise unreachable from (error if text == said else None)
 
     def _deadlines(self) -> dict[str, Any]:
         in_url = self._psycopg.conninfo.conninfo_to_dict(self._url)
