@@ -137,11 +137,11 @@ def test_jobs_go_on_while_an_old_transaction_keeps_every_dead_row(jobs, url, sta
 RACE = """
 import os, sys, time
 from genba import Genba
-from genba.storage.nodes.wakeups import PostgresNodeWakeups
+from genba.storage.engines.postgres.wakeups import PostgresNodeWakeups
 
 url, count, each, rings = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "True"
 if not rings:
-    PostgresNodeWakeups.ring = lambda *args: None
+    PostgresNodeWakeups.wake_nodes = lambda *args: None
 ready, go = os.pipe(), os.pipe()
 for i in range(count):
     if os.fork() == 0:

@@ -17,13 +17,12 @@ from typing import Any
 
 from genba.domain.clock import ManualClock
 from genba.errors import StoreUnreachable
-from genba.storage.clients.wakeups import SqliteClientWakeups
 from genba.storage.engines.database import TABLES, AnswerLost
 from genba.storage.engines.queries import Query
 from genba.storage.engines.sqlite.database import SqliteDatabase
 from genba.storage.engines.sqlite.file_checks import SqliteLocation
 from genba.storage.engines.sqlite.transaction import SqliteTransaction
-from genba.storage.nodes.wakeups import SqliteNodeWakeups
+from genba.storage.engines.sqlite.wakeups import SqliteClientWakeups, SqliteNodeWakeups
 from genba.storage.records import NodeRecord
 from genba.storage.store import Store
 from genba.storage.store import queries as all_queries
@@ -242,10 +241,10 @@ class Whispers(SqliteNodeWakeups):
         super().__init__(None)
         self._world = world
 
-    def gone(self, node: NodeRecord) -> bool:
+    def lock_is_free(self, node: NodeRecord) -> bool:
         return node.id not in self._world.nodes
 
-    def ring(self, namespace: str, queue: str | None, jobs: int = 1) -> None:
+    def wake_nodes(self, namespace: str, queue: str | None, jobs: int = 1) -> None:
         self._world.ring()
 
     def wake_node(self, node: int) -> None:

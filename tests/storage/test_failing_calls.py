@@ -26,7 +26,7 @@ from genba.storage.engines.database import TABLES
 from genba.storage.store import LEASE_US, Store, open_store
 
 START = 1_767_225_600_000_000
-SILENT = {"_db", "node_wakeups", "_bells"}  # parts that write no rows of ours
+SILENT = {"_db", "node_wakeups", "_wakeups"}  # parts that write no rows of ours
 # What only reads, or changes nothing but what is in memory.
 READS = {
     "Store": "objects verify now write_marker close jobs_of_claim next_due parked_on job attempts states definitions "
@@ -144,7 +144,7 @@ class Stage:
         def store(namespace: str) -> Store:
             like = self._first
             made = Store(
-                self.database, like.node_wakeups, like.listener._bells, namespace, LEASE_US, clock
+                self.database, like.node_wakeups, like.listener._wakeups, namespace, LEASE_US, clock
             )
             made.by = lambda: "me"
             return made

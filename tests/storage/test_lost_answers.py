@@ -123,7 +123,7 @@ def test_what_is_done_is_not_said_to_have_failed_because_nobody_could_be_called(
     def fail(*_: Any) -> None:
         raise StoreUnreachable("cut after the commit")
 
-    monkeypatch.setattr(store.node_wakeups, "ring", fail)
+    monkeypatch.setattr(store.node_wakeups, "wake_nodes", fail)
 
     assert store.hold(id, "r") if verb == "hold" else getattr(store, verb)(id)
 

@@ -84,7 +84,7 @@ class ClientConnection:
 
     def wake(self) -> None:
         """Wake idle nodes, so that they look for jobs."""
-        self.store.node_wakeups.ring(self.settings.namespace, None)
+        self.store.node_wakeups.wake_nodes(self.settings.namespace, None)
 
     # for tests
 

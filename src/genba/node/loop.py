@@ -353,7 +353,7 @@ class Node:
         assert self._store is not None
         assert self._brain is not None
         assert self._office is not None
-        self._store.node_wakeups.drain()
+        self._store.node_wakeups.clear()
         self._bell.follow(self._store.node_wakeups)
         self._office.rung()
         self._perform(self._brain.on_ring(self._now()))

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from genba.domain.clock import Clock
 from genba.storage.engines.database import Database, DiskInfo, WritingProcess
-from genba.storage.nodes.wakeups import NodeWakeups
 from genba.storage.records import Micros, NodeRecord
+from genba.storage.wakeups import NodeWakeups
 
 LATE_US = 60_000_000  # micros; what should have happened before that, nobody does
 
@@ -41,10 +41,10 @@ class StoreFacts:
 
 class DoctorFacts:
     def __init__(
-        self, database: Database, presence: NodeWakeups, namespace: str, clock: Clock
+        self, database: Database, wakeups: NodeWakeups, namespace: str, clock: Clock
     ) -> None:
         self._db = database
-        self._presence = presence
+        self._wakeups = wakeups
         self._namespace = namespace
         self._clock = clock
 
@@ -74,8 +74,8 @@ class DoctorFacts:
                     for row in tx.all("long_transactions", seconds=patience)
                 ],
                 nodes=nodes,
-                deaf=frozenset(node.id for node in nodes if self._presence.deaf(node)),
-                echo=self._presence.echo(),
+                deaf=frozenset(node.id for node in nodes if self._wakeups.is_unreachable(node)),
+                echo=self._wakeups.are_delivered(),
                 queues=[(row[0], row[1], row[2]) for row in tx.all("oldest_of_queues", **mine)],
                 parked=parked,
                 overdue=(overdue[0], overdue[1]),

@@ -21,15 +21,16 @@ from genba.storage.clients.listener import ClientListener
 from genba.storage.clients.locks import Locks
 from genba.storage.clients.messages import Messages
 from genba.storage.clients.sessions import Sessions
-from genba.storage.clients.wakeups import ClientWakeups, PostgresClientWakeups, SqliteClientWakeups
 from genba.storage.clock_set_back import ClockSetBack
 from genba.storage.doctor_facts import DoctorFacts
 from genba.storage.engines import migrate
 from genba.storage.engines.database import Database, Transaction, WritingProcess
 from genba.storage.engines.postgres.database import PostgresDatabase
+from genba.storage.engines.postgres.wakeups import PostgresClientWakeups, PostgresNodeWakeups
 from genba.storage.engines.queries import Query, load_queries
 from genba.storage.engines.sqlite.database import SqliteDatabase
 from genba.storage.engines.sqlite.file_checks import SqliteLocation
+from genba.storage.engines.sqlite.wakeups import SqliteClientWakeups, SqliteNodeWakeups
 from genba.storage.events import Events, current_operator
 from genba.storage.jobs.attempts import Attempts
 from genba.storage.jobs.bulk import DELETED_WITH_JOB, BulkChanges
@@ -43,7 +44,6 @@ from genba.storage.jobs.prune import Pruner
 from genba.storage.jobs.search import Search
 from genba.storage.limits.slots import LimitSlots
 from genba.storage.nodes.nodes import Nodes
-from genba.storage.nodes.wakeups import NodeWakeups, PostgresNodeWakeups, SqliteNodeWakeups
 from genba.storage.operators import OperatorRules, Operators
 from genba.storage.records import (
     BOOST,
@@ -62,6 +62,7 @@ from genba.storage.records import (
 )
 from genba.storage.schedules.schedules import Schedules
 from genba.storage.verify import VerifyReport, verify
+from genba.storage.wakeups import ClientWakeups, NodeWakeups
 
 SIZES = (
     1,
@@ -443,13 +444,13 @@ class Store:
             if self.children_wait:
                 self.children_wait = False
                 self.settle()
-            self.node_wakeups.ring(self.namespace, None)
+            self.node_wakeups.wake_nodes(self.namespace, None)
 
     def wake_for_granted(self) -> bool:
         """Wake nodes for jobs that were let go by a limit, if there are any."""
         handed, self.limits.lines.handed = self.limits.lines.handed, False
         if handed:
-            self.node_wakeups.ring(self.namespace, None, 8)
+            self.node_wakeups.wake_nodes(self.namespace, None, 8)
         return handed
 
     # jobs are kept in motion
@@ -704,7 +705,7 @@ class Store:
 
     def _ring_all(self) -> None:
         with suppress(StoreError):  # it is done: nodes look every second anyway
-            self.node_wakeups.ring(self.namespace, None)
+            self.node_wakeups.wake_nodes(self.namespace, None)
 
 
 def _size(count: int) -> int:

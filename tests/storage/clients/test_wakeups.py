@@ -14,13 +14,13 @@ import psycopg
 import pytest
 from tests.support import eventually, without_settings
 
-from genba.storage.clients.wakeups import SqliteClientWakeups
+from genba.storage.engines.sqlite.wakeups import SqliteClientWakeups
 from genba.storage.store import Store, open_store
 
 _DIES = """
 import os, sys
 from pathlib import Path
-from genba.storage.clients.wakeups import SqliteClientWakeups
+from genba.storage.engines.sqlite.wakeups import SqliteClientWakeups
 SqliteClientWakeups(Path(sys.argv[1])).open_receiver(7)
 os._exit(0)
 """
@@ -32,15 +32,15 @@ def rung(bell: Any) -> bool:
 
 def test_a_bell_is_heard_and_its_lock_seen_by_others(store: Store, url: str) -> None:
     with closing(open_store(url)) as other:
-        bells = store.sessions._bells
+        bells = store.sessions._wakeups
         bell = bells.open_receiver(42)
-        other.sessions._bells.ring([42, 43])
+        other.sessions._wakeups.wake_clients([42, 43])
         eventually(lambda: rung(bell))
         bell.clear()
         assert not rung(bell)
-        assert not bells.gone(42)
+        assert not bells.lock_is_free(42)
         bell.close()
-        eventually(lambda: other.sessions._bells.gone(42) or url.startswith("sqlite"))
+        eventually(lambda: other.sessions._wakeups.lock_is_free(42) or url.startswith("sqlite"))
 
 
 def test_a_dead_process_leaves_a_free_lock_that_is_tidied_up(tmp_path: Path) -> None:
@@ -52,7 +52,7 @@ def test_a_dead_process_leaves_a_free_lock_that_is_tidied_up(tmp_path: Path) -> 
             env=without_settings(os.environ),
             check=True,
         )
-        assert bells.gone(7)
+        assert bells.lock_is_free(7)
         bells.remove_stale()
         assert len(list(tmp_path.glob("x.db-clients/*.lock"))) == 2  # too fresh
         for path in tmp_path.glob("x.db-clients/*.lock"):
@@ -72,7 +72,7 @@ def test_a_listening_session_that_was_cut_off_listens_again(url: str) -> None:
         mark = ear.mark()
 
         def heard() -> bool:
-            store.sessions._bells.ring([ear.id])
+            store.sessions._wakeups.wake_clients([ear.id])
             return ear.mark() > mark + 1
 
         eventually(heard, within=10, every=0.1)

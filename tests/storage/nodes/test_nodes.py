@@ -382,7 +382,7 @@ def test_an_idle_node_hears_of_new_work(store, url, clock):
             node.nodes.hungry(1, True)
             one(store)
             assert select.select([node.node_wakeups.fileno()], [], [], 5)[0]
-            node.node_wakeups.drain()
+            node.node_wakeups.clear()
             (job,) = claimed(node)
             store.cancel(job.id, None)
             assert select.select([node.node_wakeups.fileno()], [], [], 5)[0]
@@ -397,7 +397,7 @@ def test_on_postgres_a_single_job_calls_a_hungry_node_by_its_own_insert(
         pytest.skip("wake-ups on SQLite do not ask the database")
     joined(store, 1)
     monkeypatch.setattr(enqueue, "SOON", 0.0)
-    monkeypatch.delattr(type(store.node_wakeups), "ring")  # a second round trip
+    monkeypatch.delattr(type(store.node_wakeups), "wake_nodes")  # a second round trip
     with closing(open_store(url, clock=clock)) as node:
         node.node_wakeups.register(1)
         try:

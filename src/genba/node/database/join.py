@@ -40,7 +40,7 @@ def join(
     free = [
         other
         for other in store.nodes.live()
-        if other.host == node.host and store.node_wakeups.gone(other)
+        if other.host == node.host and store.node_wakeups.lock_is_free(other)
     ]
     gone = [other for other in free if other.name == node.name or born(other.pid) is None]
     ended = end_leftovers(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import selectors
 
-from genba.storage.nodes.wakeups import NodeWakeups
+from genba.storage.wakeups import NodeWakeups
 
 
 class WakeupSocket:

@@ -20,8 +20,8 @@ from genba.domain.clock import SystemClock
 from genba.errors import StoreError
 from genba.signal_safe import defer_stop
 from genba.storage.clients.sessions import Sessions
-from genba.storage.clients.wakeups import ClientWakeups, WakeupReceiver
 from genba.storage.records import Micros
+from genba.storage.wakeups import ClientWakeups, WakeupReceiver
 
 log = logging.getLogger("genba")
 
@@ -30,8 +30,8 @@ MEND = 1.0  # between two tries to hang up a broken bell again
 
 
 class ClientListener:
-    def __init__(self, bells: ClientWakeups, sessions: Sessions) -> None:
-        self._bells = bells
+    def __init__(self, wakeups: ClientWakeups, sessions: Sessions) -> None:
+        self._wakeups = wakeups
         self._sessions = sessions
         self._clock = SystemClock()
         self._left_to_parent: list[ClientListener | WakeupReceiver | None] = []
@@ -141,7 +141,7 @@ class ClientListener:
 
     def _hang(self) -> None:
         try:
-            self._bell = self._bells.open_receiver(self.id)
+            self._bell = self._wakeups.open_receiver(self.id)
         except (StoreError, OSError) as error:
             log.warning("genba hears no wake-ups here, and looks once a second: %s", error)
             self._bell = None
@@ -174,7 +174,7 @@ class ClientListener:
         ready, _, _ = select.select([fd for fd in (bell, self._wake[0]) if fd >= 0], [], [], within)
         if self._bell is None:
             with contextlib.suppress(StoreError, OSError):  # said before
-                self._bell = self._bells.open_receiver(self.id)
+                self._bell = self._wakeups.open_receiver(self.id)
         elif bell in ready or bell < 0:
             with contextlib.suppress(StoreError):  # until it is mended, who waits looks by itself
                 self._bell.clear()

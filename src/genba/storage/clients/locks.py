@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from genba.errors import BadOption, LeaseLost, LockLost, StoreError
-from genba.storage.clients.wakeups import ClientWakeups
 from genba.storage.engines.database import Database, QueryCall, Row, Transaction
 from genba.storage.records import JobId, Micros
+from genba.storage.wakeups import ClientWakeups
 
 PATIENCE = 2_000_000  # µs that one who was called may take to come; then the next in line may pass
 LAST = (1 << 63) - 1
@@ -66,9 +66,9 @@ class LockRow(NamedTuple):
 
 
 class Locks:
-    def __init__(self, database: Database, bells: ClientWakeups, namespace: str) -> None:
+    def __init__(self, database: Database, wakeups: ClientWakeups, namespace: str) -> None:
         self._db = database
-        self._bells = bells
+        self._wakeups = wakeups
         self._namespace = namespace
         self._called: list[int] = []  # bells to be rung after a commit that is not ours
 
@@ -350,7 +350,7 @@ class Locks:
     def _ring(self, called: Sequence[int]) -> None:
         if called:
             with suppress(StoreError):  # they look by themselves
-                self._bells.ring(called)
+                self._wakeups.wake_clients(called)
 
 
 def lock_lost_error(name: str, token: int) -> LockLost:

@@ -9,9 +9,9 @@ from typing import NamedTuple, Protocol
 from genba.domain.outcome import Fence
 from genba.domain.states import FINAL
 from genba.errors import CursorExpired, IllegalMove, JobNotFound, LeaseLost, StoreError
-from genba.storage.clients.wakeups import ClientWakeups
 from genba.storage.engines.database import Database, Transaction
 from genba.storage.records import JobId, Micros
+from genba.storage.wakeups import ClientWakeups
 
 
 class TopicSubscription(NamedTuple):
@@ -27,9 +27,9 @@ class OpenTransaction(Protocol):
 
 
 class Messages:
-    def __init__(self, database: Database, bells: ClientWakeups, namespace: str) -> None:
+    def __init__(self, database: Database, wakeups: ClientWakeups, namespace: str) -> None:
         self._db = database
-        self._bells = bells
+        self._wakeups = wakeups
         self._namespace = namespace
         self._doubts: dict[
             Fence, tuple[int, bytes]
@@ -191,7 +191,7 @@ class Messages:
     def _ring(self, bells: Sequence[int]) -> None:
         if bells:
             with suppress(StoreError):  # they look by themselves
-                self._bells.ring(bells)
+                self._wakeups.wake_clients(bells)
 
 
 def _cut_off(listening: TopicSubscription) -> CursorExpired:

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from genba.errors import StoreError
-from genba.storage.clients.wakeups import ClientWakeups
 from genba.storage.engines.database import Database, Transaction
 from genba.storage.nodes.dead_nodes import HeartbeatWatch
 from genba.storage.records import Micros
+from genba.storage.wakeups import ClientWakeups
 
 
 class SessionRecord(NamedTuple):
@@ -56,14 +56,14 @@ class Sessions:
     def __init__(
         self,
         database: Database,
-        bells: ClientWakeups,
+        wakeups: ClientWakeups,
         namespace: str,
         lease: Micros,
         left: Callable[[Transaction, int], list[int]],
         steady: Callable[[], Micros],
     ) -> None:
         self._db = database
-        self._bells = bells
+        self._wakeups = wakeups
         self._namespace = namespace
         self._left = left  # frees what a session had; gives the bells to be rung
         self.lease = lease
@@ -99,7 +99,7 @@ class Sessions:
                 return False
             called = self._left(tx, id)
         with suppress(StoreError):  # they look by themselves
-            self._bells.ring(called)
+            self._wakeups.wake_clients(called)
         return True
 
     def all(self) -> list[SessionRecord]:
@@ -108,7 +108,7 @@ class Sessions:
 
     def remove_stale(self) -> None:
         """Forget the bells of dead processes that had no session: jobs that waited."""
-        self._bells.remove_stale()
+        self._wakeups.remove_stale()
 
     def sweep(self, lasted: Micros) -> int:
         """End the sessions of dead processes; `lasted` is how long we have seen the database without a break."""
@@ -120,12 +120,12 @@ class Sessions:
             suspect = (
                 not gone
                 and silent >= renewal_interval(session.lease)
-                and self._bells.gone(session.id)
+                and self._wakeups.lock_is_free(session.id)
             )
             if is_session_dead(session, silent, gone, suspect, lasted) and self.close(
                 session.id, session.beat_at
             ):
-                self._bells.remove(session.id)
+                self._wakeups.remove(session.id)
                 ended += 1
         return ended
 

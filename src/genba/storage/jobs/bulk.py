@@ -96,7 +96,7 @@ class BulkChanges:
 
     def _ring(self) -> None:
         with suppress(StoreError):  # it is done: nodes look every second anyway
-            self._store.node_wakeups.ring(self._store.namespace, None)
+            self._store.node_wakeups.wake_nodes(self._store.namespace, None)
 
     def delete(self, ids: Sequence[JobId]) -> int:
         """With their history; not those that run.  Whoever waits for one of them learns that it is gone."""

@@ -73,7 +73,7 @@ class Enqueuer:
                 self._store.settle()
             if call:
                 for queue, count in _queues(jobs).items():
-                    self._store.node_wakeups.ring(self._namespace, queue, count)
+                    self._store.node_wakeups.wake_nodes(self._namespace, queue, count)
         return done
 
     def _commit(

@@ -16,8 +16,8 @@ from genba.storage.engines.database import Database, Transaction
 from genba.storage.events import Events
 from genba.storage.limits.slots import LimitSlots
 from genba.storage.nodes.dead_nodes import HeartbeatWatch
-from genba.storage.nodes.wakeups import NodeWakeups
 from genba.storage.records import Command, Ending, JobId, Micros, NewNode, NodeRecord
+from genba.storage.wakeups import NodeWakeups
 
 ORPHANS_PER_CALL = 500  # taken over in one transaction, as the query says
 
@@ -104,7 +104,7 @@ class Nodes:
     def __init__(
         self,
         database: Database,
-        presence: NodeWakeups,
+        wakeups: NodeWakeups,
         namespace: str,
         end: EndJobs,
         events: Events,
@@ -116,7 +116,7 @@ class Nodes:
         self._watch = HeartbeatWatch()
         self._obeyed: set[int] = set()  # commands that may still be there
         self._db = database
-        self._presence = presence
+        self._wakeups = wakeups
         self._namespace = namespace
         self._end = end
         self._events = events
@@ -280,7 +280,7 @@ class Nodes:
         with self._db.transaction() as tx:
             tx.run("insert_command", node=node, job_id=None, attempt=None, verb=verb, data=data)
         with suppress(StoreError):  # it finds it with its next look
-            self._presence.wake_node(node)
+            self._wakeups.wake_node(node)
 
     def resize(self, node: int, slots: int, pool: Mapping[str, Any]) -> None:
         with self._db.transaction() as tx:
@@ -312,7 +312,7 @@ class Nodes:
 
     def suspects(self, nodes: Sequence[NodeRecord], me: int) -> list[NodeRecord]:
         """Those whose lock is free."""
-        return [node for node in nodes if node.id != me and self._presence.gone(node)]
+        return [node for node in nodes if node.id != me and self._wakeups.lock_is_free(node)]
 
     def declare_dead(self, node: int, judge: Judge) -> list[JobId]:
         """Declare `node` dead and take over what it held, up to ORPHANS jobs a call."""
