@@ -84,7 +84,16 @@ class ScheduleNotFound(GenbaError, LookupError):
 
 
 class WaitTimeout(GenbaError, TimeoutError):
-    """The wait ended before the job was final."""
+    """The wait ended before the job was final.
+
+    `job_id` is the first job that is not final, and `explanation` the Explanation of
+    `job.explain()` for it; None if that could not be found out.
+    """
+
+    def __init__(self, message: str, *, job_id: int | None = None, explanation: Any = None) -> None:
+        super().__init__(message)
+        self.job_id = job_id
+        self.explanation = explanation
 
 
 class WaitWouldDeadlock(GenbaError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Generic, TypeVar, cast
@@ -13,13 +13,22 @@ from genba.client.async_methods import async_method
 from genba.client.connection import ClientConnection
 from genba.client.job_options import update_options
 from genba.client.message import encode
+from genba.client.waiting import looks_once, wait_timeout
 from genba.domain.duration import Duration, Micros, to_datetime
 from genba.domain.states import FINAL, State
 from genba.domain.untrusted_json import UNREADABLE, read_json
 from genba.domain.verdict import LOWEST_PRIORITY
 from genba.enqueue.arguments import Arguments
 from genba.enqueue.call import JobHandle
-from genba.errors import BadOption, JobCancelled, JobFailed, JobGone, JobNotFound, JobTimedOut
+from genba.errors import (
+    BadOption,
+    JobCancelled,
+    JobFailed,
+    JobGone,
+    JobNotFound,
+    JobTimedOut,
+    WaitTimeout,
+)
 from genba.options.parse import parse_job_id, parse_reason, parse_text
 from genba.reports.explain import Explanation, explain
 from genba.storage.records import AttemptRecord, JobRecord
@@ -228,12 +237,25 @@ class Job(JobHandle, Generic[R]):
     def wait(self, timeout: Duration | None = None, throw: bool = False) -> Job[R]:
         """Wait until it is final; WaitTimeout if that takes longer.
 
-        How it ended makes no difference, unless `throw` is true.
+        How it ended makes no difference, unless `throw` is true.  `timeout=0` looks once.
         """
+        if looks_once(timeout) and self._connection.test is None:
+            return self._look(timeout, throw)
         wait_for(self._connection, [self], timeout, "all", throw)
         return self.refresh()
 
+    def _look(self, timeout: Duration | None, throw: bool) -> Job[R]:
+        """Read it once, with its result; WaitTimeout if it is not final."""
+        state = self.refresh().state
+        if state not in FINAL:
+            raise _explained(self._connection, wait_timeout([self.id], 1, timeout), self.record)
+        if throw and state != State.SUCCEEDED:
+            raise self.failure()
+        return self
+
     async def await_(self, timeout: Duration | None = None, throw: bool = False) -> Job[R]:
+        if looks_once(timeout) and self._connection.test is None:
+            return await self._connection.threads(self._look, timeout, throw)
         await await_for(self._connection, [self], timeout, "all", throw)
         return await self.arefresh()
 
@@ -358,11 +380,16 @@ def wait_for(
     throw: bool,
 ) -> list[Job[Any]]:
     """Wait until all (or "any") of these are final, and return those that are."""
+    ids, waits = [job.id for job in jobs], connection.wait_thread
     if connection.test is not None:
         connection.test.wait(jobs, until)
-    else:
-        connection.wait_thread.wait([job.id for job in jobs], until, throw, timeout)
-    return _final_jobs(connection, jobs, throw)
+        return _final_jobs(jobs, connection.store.states(ids) if ids else {}, throw)
+    try:
+        wait = waits.look if looks_once(timeout) else waits.wait
+        ended = wait(ids, until, throw, timeout)
+    except WaitTimeout as error:
+        raise _explained(connection, error) from None
+    return _final_jobs(jobs, ended, throw)
 
 
 async def await_for(
@@ -372,19 +399,37 @@ async def await_for(
     until: str,
     throw: bool,
 ) -> list[Job[Any]]:
-    if connection.test is not None:
+    if connection.test is not None or looks_once(timeout):
         return await connection.threads(wait_for, connection, jobs, timeout, until, throw)
-    await connection.wait_thread.await_([job.id for job in jobs], until, throw, timeout)
-    return await connection.threads(_final_jobs, connection, jobs, throw)
+    try:
+        ended = await connection.wait_thread.await_([job.id for job in jobs], until, throw, timeout)
+    except WaitTimeout as error:
+        raise await connection.threads(_explained, connection, error) from None
+    if throw:
+        return await connection.threads(_final_jobs, jobs, ended, throw)
+    return _final_jobs(jobs, ended, throw)
 
 
-def _final_jobs(
-    connection: ClientConnection, jobs: Sequence[Job[Any]], throw: bool
-) -> list[Job[Any]]:
-    states = connection.store.states([job.id for job in jobs]) if jobs else {}
+def _final_jobs(jobs: Sequence[Job[Any]], states: Mapping[int, str], throw: bool) -> list[Job[Any]]:
     final = [job for job in jobs if states.get(job.id) in FINAL]
     if throw:
         for job in final:
             if states[job.id] != State.SUCCEEDED:
                 raise job.refresh().failure()
     return final
+
+
+def _explained(
+    connection: ClientConnection, error: WaitTimeout, record: JobRecord | None = None
+) -> WaitTimeout:
+    """Add why the first open job is not final; without that reason, return the error as it is."""
+    id = error.job_id
+    try:
+        if record is None and id is not None:
+            record = connection.store.job(id)
+        if record is None:
+            return error
+        explanation = explain_record(connection, record)
+        return WaitTimeout(f"{error}: {explanation}", job_id=id, explanation=explanation)
+    except Exception:  # noqa: BLE001  the timeout must be raised, whatever became of the database
+        return error

@@ -95,7 +95,9 @@ class JobWait:
     def __init__(
         self, ids: Iterable[int], until: str, throw: bool, wake: Callable[[], object]
     ) -> None:
-        self.open = set(ids)
+        self.open = dict.fromkeys(ids)  # in the order of the call
+        self.ended: dict[int, str] = {}  # the states of those that are final
+        self.seen = False  # the states were read at least once
         self._any = until == "any"
         self._throw = throw
         self._wake = wake
@@ -104,10 +106,12 @@ class JobWait:
 
     def update(self, states: dict[int, str]) -> None:
         """Take over the states that were just read, and end the wait if they are enough."""
-        ended = {id for id in self.open if states.get(id) in FINAL}
+        self.seen = True
+        ended = {id: states[id] for id in self.open if states.get(id) in FINAL}
         gone = {id for id in self.open if id not in states}
-        self.open -= ended
-        failed = self._throw and any(states[id] != "succeeded" for id in ended)
+        self.open = {id: None for id in self.open if id not in ended}
+        self.ended |= ended
+        failed = self._throw and any(state != "succeeded" for state in ended.values())
         if gone:
             id = min(gone)
             self.end(JobGone(f"job {id} is gone: it was pruned, deleted, or never committed"))
@@ -122,8 +126,19 @@ class JobWait:
         """Raise what went wrong, or WaitTimeout if it took too long."""
         if self.error is not None:
             raise self.error
-        if not self.done:
-            raise WaitTimeout(f"{len(self.open)} of {total} jobs were not final after {timeout}")
+        if not self.done and self.open:
+            raise wait_timeout(list(self.open), total, timeout)
+
+
+def wait_timeout(open_ids: Sequence[int], total: int, timeout: Duration | None) -> WaitTimeout:
+    """Make the error of a wait that took too long; the first of these jobs is named."""
+    message = f"{len(open_ids)} of {total} jobs were not final after {timeout}"
+    return WaitTimeout(message, job_id=open_ids[0])
+
+
+def looks_once(timeout: Duration | None) -> bool:
+    """Check whether a wait with this timeout only looks whether the jobs are final."""
+    return timeout is not None and duration(timeout) == 0
 
 
 def _new_wait(
@@ -208,12 +223,31 @@ class WaitThread:
             self._reset()
         return self._looking
 
-    def wait(self, ids: Sequence[int], until: str, throw: bool, timeout: Duration | None) -> None:
-        """Wait until all (or any) of these are final; raises WaitTimeout, or what went wrong."""
+    def look(
+        self, ids: Sequence[int], until: str, throw: bool, timeout: Duration | None
+    ) -> dict[int, str]:
+        """Read the states once; like `wait` with a timeout that is over at once."""
+        wait = _new_wait(ids, until, throw, lambda: None)
+        if wait is None:
+            return {}
+        self._read(wait)
+        wait.check(len(ids), timeout)
+        return wait.ended
+
+    def _read(self, wait: JobWait) -> None:
+        wait.update(self._store().states(list(wait.open)))
+
+    def wait(
+        self, ids: Sequence[int], until: str, throw: bool, timeout: Duration | None
+    ) -> dict[int, str]:
+        """Wait until all (or any) of these are final; return the states of those that are.
+
+        Raises WaitTimeout, or what went wrong.  However short the timeout, the states are read.
+        """
         done = threading.Event()
         wait = _new_wait(ids, until, throw, done.set)
         if wait is None:
-            return
+            return {}
         self.add(wait)
         try:
             job = find_job()
@@ -222,15 +256,23 @@ class WaitThread:
             )
         finally:
             self.drop(wait)
+        if not wait.seen and not wait.done:
+            self._read(wait)
         wait.check(len(ids), timeout)
+        return wait.ended
 
     async def await_(
         self, ids: Sequence[int], until: str, throw: bool, timeout: Duration | None
-    ) -> None:
+    ) -> dict[int, str]:
         loop, done = asyncio.get_running_loop(), asyncio.Event()
-        wait = _new_wait(ids, until, throw, lambda: loop.call_soon_threadsafe(done.set))
+
+        def wake() -> None:
+            with suppress(RuntimeError):  # the loop was closed, and the wait ended with it
+                loop.call_soon_threadsafe(done.set)
+
+        wait = _new_wait(ids, until, throw, wake)
         if wait is None:
-            return
+            return {}
         self.add(wait)
         try:
             job = find_job()
@@ -242,7 +284,10 @@ class WaitThread:
             )
         finally:
             self.drop(wait)
+        if not wait.seen and not wait.done:
+            await asyncio.to_thread(self._read, wait)
         wait.check(len(ids), timeout)
+        return wait.ended
 
     def _run(self) -> None:
         before: object = None
