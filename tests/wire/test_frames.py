@@ -121,7 +121,7 @@ def test_tokens_of_bunches_256_or_65536_apart_differ() -> None:
     assert len(wire.token(2**32 - 1) * 3) == 3 * wire.TOKEN_SIZE
 
 
-# the slate
+# the shared memory
 
 
 @given(serial=st.integers(0, 2**32 - 1), index=st.integers(0, 2**24 - 1))
@@ -191,7 +191,7 @@ def test_signs_of_life_are_counted(both_ends: tuple[SharedMemory, SharedMemory])
     worker, node = both_ends
     worker.beat()
     worker.beat()
-    worker.note(1, 0, 100, b"")
+    worker.write_progress(1, 0, 100, b"")
 
     assert node.beats() == 3
 
@@ -201,12 +201,12 @@ def test_signs_of_life_are_counted(both_ends: tuple[SharedMemory, SharedMemory])
 
 def test_progress_is_seen_whole_or_not_at_all(both_ends: tuple[SharedMemory, SharedMemory]) -> None:
     worker, node = both_ends
-    assert node.noted() is None
+    assert node.read_progress() is None
 
-    worker.note(7, 1, 4, "é".encode())
-    first = node.noted()
-    worker.note(8, 2, 4, b"")
-    second = node.noted()
+    worker.write_progress(7, 1, 4, "é".encode())
+    first = node.read_progress()
+    worker.write_progress(8, 2, 4, b"")
+    second = node.read_progress()
 
     assert first is not None
     assert second is not None
@@ -218,9 +218,9 @@ def test_a_note_cut_in_the_middle_of_a_letter_can_be_read(
     both_ends: tuple[SharedMemory, SharedMemory],
 ) -> None:
     worker, node = both_ends
-    worker.note(7, 1, 4, ("é" * wire.NOTE_LIMIT).encode()[: wire.NOTE_LIMIT - 1])
+    worker.write_progress(7, 1, 4, ("é" * wire.NOTE_LIMIT).encode()[: wire.NOTE_LIMIT - 1])
 
-    noted = node.noted()
+    noted = node.read_progress()
     assert noted is not None
     assert noted[4].endswith("é�")
 
@@ -229,14 +229,14 @@ def test_a_note_that_failed_half_way_is_not_seen_and_spoils_none_after_it(
     both_ends: tuple[SharedMemory, SharedMemory],
 ) -> None:
     worker, node = both_ends
-    worker.note(7, 1, 4, b"")
+    worker.write_progress(7, 1, 4, b"")
     with pytest.raises(struct.error):
-        worker.note(7, 10**400, 10**401, b"")
-    assert node.noted() is None
+        worker.write_progress(7, 10**400, 10**401, b"")
+    assert node.read_progress() is None
 
-    worker.note(7, 2, 4, b"")
+    worker.write_progress(7, 2, 4, b"")
 
-    noted = node.noted()
+    noted = node.read_progress()
     assert noted is not None
     assert noted[2] == 2.0
 

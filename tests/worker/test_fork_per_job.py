@@ -221,7 +221,7 @@ def test_a_doomed_job_is_killed_by_its_worker_who_tells_what_it_has_used(ward):
     while used(pid) < 20 and time.monotonic() < deadline:  # hundredths of a second
         ward.read()
     ward.line.memory.ask_to_stop(wire.place(3, 0))
-    ward.line.memory.doom(wire.place(3, 0))
+    ward.line.memory.mark_for_kill(wire.place(3, 0))
     ward.pool.signal(ward.slot, signal.SIGTERM)
     end = ward.ended()
 

@@ -208,7 +208,7 @@ class RunningJob:
             raise ValueError(f"progress must lie between 0 and {total}, not {done!r}")
         text = b"" if note is None else note.encode(errors="replace")[:NOTE_LIMIT]
         self._progress = done, total, text
-        self._memory.note(self._place, done, total, text)
+        self._memory.write_progress(self._place, done, total, text)
 
     def heartbeat(self) -> None:
         """Show that it is alive, without a change of the progress."""

@@ -1,4 +1,4 @@
-"""What node and worker send each other: frames on a socket, and one piece of shared memory per worker."""
+"""What node and worker exchange: frames on a socket, and shared memory for each worker."""
 
 from genba.wire.frames import (
     APPLIED,
@@ -37,6 +37,7 @@ from genba.wire.shared_memory import (
     NOTE_LIMIT,
     RUNNING,
     SHARED_MEMORY_SIZE,
+    STOP_SIGNAL,
     SharedMemory,
 )
 
@@ -63,6 +64,7 @@ __all__ = [
     "SHARED_MEMORY_SIZE",
     "STOP",
     "STOPPED",
+    "STOP_SIGNAL",
     "TASK",
     "TOKEN_SIZE",
     "BareResult",

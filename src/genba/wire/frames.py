@@ -1,7 +1,7 @@
 """Frames on the socket between node and worker.
 
-A frame is four bytes of length and a msgpack array whose first item tells its kind.  Bytes in, messages out;
-no socket here.
+A frame is four bytes of length and a msgpack array whose first item is its kind.  This module turns
+bytes into messages and back; it has no socket.
 """
 
 from __future__ import annotations
@@ -12,16 +12,23 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-# node → worker: [BUNCH, serial, jobs], [STOP, seat, place], [EXIT], [SHARE, seats], [ASK, serial, job, conditions],
-#                [EACH, serial, jobs]: a bunch, each job in a process of its own
+# node → worker:
+#   [BUNCH, serial, jobs]
+#   [FORK_PER_JOB, serial, jobs]: a bunch, each job in a process of its own
+#   [STOP, seat, place]: stop the job of this seat
+#   [EXIT]: end when the jobs in hand have ended
+#   [SHARE, seats]: become a shared worker; with 0 seats, an ordinary one again
+#   [CHECK_CONDITIONS, serial, job, conditions]
 BUNCH, STOP, EXIT, SHARE, CHECK_CONDITIONS, FORK_PER_JOB = range(6)
-# worker → node: [READY, pid], [BELL], [RESULTS, [result, …]], [ANSWER, [serial, ways, wait, said, error]]
+# worker → node:
+#   [READY, pid]
+#   [RESULTS_READY]: there are results in the shared memory
+#   [RESULTS, [result, …]]: results that did not fit into it
+#   [CONDITIONS_CHECKED, [serial, ways, wait, reason, error]]
 READY, RESULTS_READY, RESULTS, CONDITIONS_CHECKED = range(4)
 
-
-RETURNED, RAISED, STOPPED, BAD_ARGUMENTS, APPLIED = range(
-    5
-)  # how the call ended; APPLIED: the job has written its end itself
+# How a call ended; APPLIED: the job has written its end itself.
+RETURNED, RAISED, STOPPED, BAD_ARGUMENTS, APPLIED = range(5)
 
 _length = struct.Struct("<I")
 _encoder = msgspec.msgpack.Encoder()
@@ -29,19 +36,19 @@ _decoder = msgspec.msgpack.Decoder()
 
 
 class JobMessage(NamedTuple):
-    """A job as it travels to a worker."""
+    """A job as it is sent to a worker."""
 
     id: int
     attempt: int
     claim: int
     task: str
     args: bytes
-    extra: tuple[Any, ...] | None  # (options, retries, crashes, saved): None when all are as usual
+    extra: tuple[Any, ...] | None  # (options, retries, crashes, saved); None: all usual
 
 
 TASK, ARGS = JobMessage._fields.index("task"), JobMessage._fields.index("args")
 
-# A Result without its names: what is made for each job should not cost more than it must.
+# A JobResult as a plain tuple: it is made for every job, and a tuple costs less.
 BareResult = tuple[int, int, int, bytes | None, int, int, int | None, int, dict[str, Any] | None]
 
 
@@ -60,13 +67,16 @@ class JobResult(NamedTuple):
 
 
 def frame(message: tuple[Any, ...]) -> bytearray:
-    made = bytearray()
-    add_frame(made, message)
-    return made
+    stream = bytearray()
+    add_frame(stream, message)
+    return stream
 
 
 def add_frame(stream: bytearray, message: tuple[Any, ...]) -> None:
-    """Written where it goes off from: arguments may be long, and each copy of them costs as much as a short job."""
+    """Append a frame to `stream`.
+
+    It is written in place: arguments may be long, and a copy of them costs as much as a short job.
+    """
     start = len(stream)
     stream += _length.pack(0)
     _encoder.encode_into(message, stream, -1)
@@ -74,7 +84,7 @@ def add_frame(stream: bytearray, message: tuple[Any, ...]) -> None:
 
 
 def unframe(data: bytes) -> list[Any] | None:
-    """The message of one frame that came whole; None if it did not."""
+    """Return the message of one frame, or None if the frame is not complete."""
     whole = len(data) >= _length.size and len(data) - _length.size >= _length.unpack_from(data)[0]
     if not whole:
         return None
@@ -83,13 +93,13 @@ def unframe(data: bytes) -> list[Any] | None:
 
 
 class Frames:
-    """Bytes as they come, frames as they are complete.
+    """Collects received bytes, and gives the frames that are complete.
 
-    All of them come into the same memory: to get pages from the kernel for each anew takes longer than to fill them.
+    All bytes go into the same memory: new pages from the kernel cost more than filling them does.
     """
 
-    ROOM = 1 << 18
-    KEPT = 1 << 21  # bytes; what was needed beyond that for one frame is given back after it
+    ROOM = 1 << 18  # bytes
+    KEPT = 1 << 21  # bytes; a larger buffer, made for one frame, is freed after it
 
     def __init__(self) -> None:
         self._view = memoryview(bytearray(self.ROOM))
@@ -100,13 +110,13 @@ class Frames:
         return self.filled(len(data))
 
     def room(self, least: int = 1) -> memoryview:
-        """Where the next bytes may be put, by whoever then says how many they were."""
+        """Return the memory for the next bytes; after receiving, call `filled` with their number."""
         start, held = self._start, self._end - self._start
         if not held and len(self._view) > self.KEPT:
             self._view = memoryview(bytearray(self.ROOM))
-        wanted = max(held + least, self._size() + _length.size)
-        if wanted > len(self._view):
-            larger = memoryview(bytearray(wanted))
+        needed = max(held + least, self._size() + _length.size)
+        if needed > len(self._view):
+            larger = memoryview(bytearray(needed))
             larger[:held] = self._view[start : self._end]
             self._view = larger
         elif start:
@@ -115,7 +125,7 @@ class Frames:
         return self._view[held:]
 
     def filled(self, size: int) -> Iterator[list[Any]]:
-        """The frames that are complete with so many bytes more."""
+        """Give the frames that are complete now that `size` bytes more have come."""
         self._end += size
         return self._complete()
 
@@ -129,14 +139,17 @@ class Frames:
             yield _decoder.decode(self._view[start:end])
 
     def _size(self) -> int:
-        """Of the frame that has begun; 0 as long as that is not known."""
+        """Return the size of the frame that has begun; 0 until its length has come."""
         if self._end - self._start < _length.size:
             return 0
         return int(_length.unpack_from(self._view, self._start)[0])
 
 
 def token(serial: int) -> bytes:
-    """The right to run one job of a bunch.  The whole serial: of many bunches taken back, none is taken for another."""
+    """Return the token for one job of a bunch.
+
+    It is the whole serial, so that no bunch is taken for another after many were taken back.
+    """
     return _length.pack(serial & 0xFFFFFFFF)
 
 
@@ -148,5 +161,5 @@ def serials(tokens: bytes) -> list[int]:
 
 
 def place(serial: int, index: int) -> int:
-    """One number for a job in a bunch; what the status word carries above its phase."""
+    """Return one number for a job in a bunch; the status word has it above the phase."""
     return (serial & 0xFFFFFFFF) << 24 | index & 0xFFFFFF

@@ -239,7 +239,7 @@ def sight(memory: wire.SharedMemory) -> WorkerView:
         phase,
         memory.beats(),
         memory.has_checked_stop(place),
-        memory.noted(),
+        memory.read_progress(),
         locked=memory.locked(place),
         waits=memory.waits(place),
         started=memory.started(),

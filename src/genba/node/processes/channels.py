@@ -74,10 +74,10 @@ class Channels:
         (self._seats.get(slot) or self._lines[slot]).memory.ask_to_stop(place)
 
     def doom(self, slot: int, place: int) -> None:
-        self._lines[slot].memory.doom(place)
+        self._lines[slot].memory.mark_for_kill(place)
 
     def bow_out(self, slot: int, place: int) -> None:
-        (self._seats.get(slot) or self._lines[slot]).memory.bow_out(place)
+        (self._seats.get(slot) or self._lines[slot]).memory.request_stop(place)
 
     def refuse(self, slot: int, place: int) -> None:
         (self._seats.get(slot) or self._lines[slot]).memory.refuse(place)
