@@ -196,7 +196,7 @@ class InProcessTesting(Testing):
         with asyncio.Runner() as runner:
             checker = ConditionChecker(self._app.conditions, runner.get_loop, self._app.by_name)
             try:
-                readiness = checker.ask(job, conditions)
+                readiness = checker.check(job, conditions)
             except Exception as error:  # noqa: BLE001  as in a worker: an error means not ready
                 return False, None, checker.name, f"{type(error).__name__}: {error}"
         return bool(readiness), readiness.wait, checker.name, None

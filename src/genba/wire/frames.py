@@ -110,7 +110,7 @@ class Frames:
         return self.filled(len(data))
 
     def room(self, least: int = 1) -> memoryview:
-        """Return the memory for the next bytes; after receiving, call `filled` with their number."""
+        """Return the memory for the next bytes; call `filled` when they are there."""
         start, held = self._start, self._end - self._start
         if not held and len(self._view) > self.KEPT:
             self._view = memoryview(bytearray(self.ROOM))

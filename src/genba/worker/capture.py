@@ -1,4 +1,7 @@
-"""What a job prints and logs goes into the shared memory: it costs no system call, and outlives the process."""
+"""Sends what a job prints and logs to the shared memory.
+
+That costs no system call, and the node can read it after the death of the process.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from typing import Any, Protocol, TextIO
 
 from genba.wire import LOG_END, SharedMemory
 
-_LONGEST = 2 * LOG_END  # of one text: what is longer is cut before it costs anything
+_LONGEST = 2 * LOG_END  # bytes; a longer text is cut before it is encoded
 
 
 class Sink(Protocol):
@@ -21,7 +24,7 @@ class Sink(Protocol):
 
 
 class Capture:
-    """One worker's log; between jobs, what is printed goes where it always went."""
+    """The output of one worker: to the log while `on`, otherwise where it went before."""
 
     def __init__(self, memory: SharedMemory) -> None:
         self.on = False
@@ -30,13 +33,14 @@ class Capture:
         os.register_at_fork(after_in_child=self._after_fork)
 
     def _after_fork(self) -> None:
-        self._lock = threading.RLock()  # whoever held it is not here
+        self._lock = threading.RLock()  # the thread that held it is not in the child
 
     def install(self) -> int:
-        """Take the place of stdout and stderr, also in the logging that the app has set up.
+        """Replace stdout and stderr, also in the logging handlers of the app.
 
-        What no Python stream sees, such as the output of other programs, goes into a pipe; gives its other end, for
-        the node: whoever wrote may be dead when it is read, or hold the interpreter's lock while it is full.
+        Output that no Python stream sees, such as that of other programs, goes into a pipe, whose
+        other end is returned for the node.  This process could not read it: it may be dead by then,
+        or the writer holds the interpreter's lock while the pipe is full.
         """
         out, err = sys.stdout, sys.stderr
         sys.stdout, sys.stderr = Stream(self, out, 1), Stream(self, err, 2)
@@ -45,7 +49,7 @@ class Capture:
             if isinstance(handler, logging.StreamHandler) and handler.stream in (out, err):
                 handler.setStream(sys.stdout if handler.stream is out else sys.stderr)
         read, write = os.pipe2(os.O_CLOEXEC)
-        with suppress(OSError):  # a larger one is a favour
+        with suppress(OSError):  # the larger size may be refused; then the default has to do
             fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, 1 << 18)
         os.dup2(write, 1)
         os.dup2(write, 2)
@@ -64,7 +68,7 @@ class Capture:
 
 
 class Outside:
-    """Where a standard stream led before; most workers never write there, so it is opened by the first who does."""
+    """Where a standard stream led before; opened by the first write, if any."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -77,14 +81,13 @@ class Outside:
         return self._stream
 
     def flush(self) -> None:
-        if (
-            self._stream is not None and not self._stream.closed
-        ):  # at the end of all, it may be gone before us
+        # At interpreter exit the stream may be closed before this one.
+        if self._stream is not None and not self._stream.closed:
             self._stream.flush()
 
 
 class Stream(io.TextIOBase):
-    """Stands for one of the two standard streams."""
+    """Replaces one of the two standard streams."""
 
     encoding = "utf-8"
     errors = "replace"
@@ -120,12 +123,12 @@ class _Bytes(io.RawIOBase):
         self._fd = fd
 
     def write(self, text: Any) -> int:
-        given = bytes(text)
+        data = bytes(text)
         if self._capture.on:
-            self._capture.write_bytes(given)
+            self._capture.write_bytes(data)
         else:
-            self._outside.stream.buffer.write(given)
-        return len(given)
+            self._outside.stream.buffer.write(data)
+        return len(data)
 
     def writable(self) -> bool:
         return True

@@ -1,4 +1,4 @@
-"""What a job leaves behind: processes, also such as take themselves for the worker, and threads."""
+"""Finds and ends what a job leaves behind: child processes, forks of the worker, and threads."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ import time
 import traceback
 from typing import NoReturn
 
-_LAST_STEPS = 0.05  # seconds: a thread that was joined may still be on its way out
+_THREAD_EXIT_SECONDS = 0.05  # a thread that was joined may still be exiting
+_END_STRAYS_SECONDS = 5.0
 
 
 def children() -> frozenset[int] | None:
-    """The children of this process; None, at the price of one system call, if there are none."""
+    """Return the children of this process; None, after a single system call, if it has none."""
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -25,9 +26,12 @@ def children() -> frozenset[int] | None:
 
 
 def end_strays(before: frozenset[int]) -> int:
-    """Kill and reap what a job left behind, with all its descendants (we are their reaper)."""
+    """Kill and reap all children but those in `before`; return how many were killed.
+
+    Their descendants become children of this process, their reaper, and end alike.
+    """
     killed = 0
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + _END_STRAYS_SECONDS
     while time.monotonic() < deadline:
         strays = (children() or frozenset()) - before
         if not strays:
@@ -47,7 +51,10 @@ _forks = [0]
 
 
 def forks() -> int:
-    """In a child one more than in its parent.  The pid would tell as well, by a system call, and each job is asked."""
+    """Return the number of forks above this process.
+
+    The pid would show a fork too, but costs a system call, and every job checks.
+    """
     return _forks[0]
 
 
@@ -59,12 +66,12 @@ os.register_at_fork(after_in_child=_count_fork)
 
 
 def end_forked(error: BaseException | None = None) -> NoReturn:
-    """In a process that the job has forked, and that comes out of the call as the job itself would: end here.
+    """Exit, in a process that the job has forked and that returns from the job's function.
 
-    It has our lines and our memory, but it is not for it to say how the job has ended.
+    It has the worker's socket and memory, but must not report an end of the job.
     """
     code = error.code if isinstance(error, SystemExit) else error
-    with contextlib.suppress(Exception):  # whatever it has done to its streams
+    with contextlib.suppress(Exception):  # the job may have broken its streams
         if isinstance(code, BaseException):
             traceback.print_exception(code)
         elif code is not None and not isinstance(code, int):
@@ -75,19 +82,22 @@ def end_forked(error: BaseException | None = None) -> NoReturn:
 
 
 def threads() -> frozenset[int]:
-    """The threads of this process, those of C libraries too."""
+    """Return the thread ids of this process, those of C libraries too."""
     return frozenset(map(int, os.listdir("/proc/self/task")))
 
 
 def threads_left(before: frozenset[int]) -> str:
-    """The names of those that are new and stay, but for ours, who wait for the next a-twin; empty if there are none."""
-    deadline = time.monotonic() + _LAST_STEPS
-    before = before | {os.getpid()}  # the main thread, of a process that was forked since, too
+    """Return the names of threads that are new and stay; "" if there are none.
+
+    Threads of genba do not count: they wait for the next async method.
+    """
+    deadline = time.monotonic() + _THREAD_EXIT_SECONDS
+    before = before | {os.getpid()}  # the main thread, also in a process that was forked since
     while True:
         names = {thread.native_id: thread.name for thread in threading.enumerate()}
-        left = {each for each in threads() - before if not names.get(each, "").startswith("genba")}
+        left = {id for id in threads() - before if not names.get(id, "").startswith("genba")}
         if not left:
             return ""
         if time.monotonic() >= deadline:
-            return ", ".join(sorted(names.get(each, str(each)) for each in left))
+            return ", ".join(sorted(names.get(id, str(id)) for id in left))
         time.sleep(0.002)

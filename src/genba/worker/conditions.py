@@ -1,4 +1,4 @@
-"""Asking the conditions of a job, before it starts."""
+"""Evaluates the conditions of a job, before it starts."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class ConditionChecker:
         self._conditions = conditions
         self._loop = loop
         self._by_name = by_name
-        self.name = "?"  # of the condition that is being asked
+        self.name = "?"  # of the condition that is being evaluated
 
-    def ask(self, job: wire.JobMessage, names: Sequence[str]) -> Readiness:
+    def check(self, job: wire.JobMessage, names: Sequence[str]) -> Readiness:
         """What these conditions say of the job, all of them together."""
         self._named = {self._conditions.named[name]: name for name in names}
         return evaluate(

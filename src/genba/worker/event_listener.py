@@ -1,7 +1,7 @@
-"""The listener of a node: it gives the handlers of the app what this node has done.
+"""The process of a node that calls the app's event handlers, for events of this node.
 
-`python -m genba.worker.event_listener TARGET TITLE PARENT FD` for apps that a fork would break;
-the zygote forks it otherwise.
+The zygote forks it, or starts `python -m genba.worker.event_listener TARGET TITLE PARENT FD` for
+apps that a fork would break.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ PDEATHSIG = 1  # PR_SET_PDEATHSIG
 
 
 def serve(app: Any, title: str, parent: int, ready: int) -> None:
-    """Until the zygote dies: its successor has one of its own.  `ready` is closed when nothing more is missed."""
+    """Call handlers until the zygote dies; the next zygote starts its own listener.
+
+    The descriptor `ready` is closed as soon as no event can be missed.
+    """
     ctypes.CDLL(None, use_errno=True).prctl(PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
-        return  # it died before we asked
+        return  # it died before the prctl
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(
-            number, signal.SIG_IGN
-        )  # meant for the node, which will tell by the zygote's end
+        signal.signal(number, signal.SIG_IGN)  # meant for the node, which will end the zygote
     set_title(title)
     app.handlers.serve(int(os.environ["GENBA_INCARNATION"]), lambda: os.close(ready))
 

@@ -1,4 +1,4 @@
-"""Which event loop async jobs run on: uvloop's if it is installed, as uvicorn does it, or else asyncio's own."""
+"""The event loop of async jobs: uvloop if it is installed, as in uvicorn, otherwise asyncio's."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Factory = Callable[[], asyncio.AbstractEventLoop]
 
 
 def factory() -> Factory:
-    """To be called after the fork: a loop has descriptors of its own."""
+    """Return what makes a loop; call it after the fork, since a loop has descriptors of its own."""
     try:
         import uvloop
     except ImportError:
@@ -18,6 +18,6 @@ def factory() -> Factory:
 
 
 def name() -> str:
-    """In the words of the node's log; what is needed for it is imported now, before the first fork."""
+    """Return the name of the loop for the node's log, and import it before the first fork."""
     made_by = factory()
     return "asyncio" if made_by is asyncio.new_event_loop else "uvloop"

@@ -1,7 +1,7 @@
-"""A worker that imports the app itself, for apps that a fork would break.
+"""A worker in a new interpreter, which imports the app itself: for apps that a fork would break.
 
-`python -m genba.worker.exec_worker TARGET TITLE SLOT`, with the worker's socket, tokens and shared memory
-on fds 3, 4 and 5.
+`python -m genba.worker.exec_worker TARGET TITLE SLOT`, with the worker's socket, tokens and shared
+memory on fds 3, 4 and 5.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def main(argv: list[str]) -> NoReturn:
     target, title, slot = argv[1:4]
     for fd in FDS:
         os.set_inheritable(fd, False)
-    sock, tokens, memory = FDS
+    sock_fd, token_fd, memory_fd = FDS
     adopt_orphans()
     set_title(title)
     try:
@@ -34,13 +34,13 @@ def main(argv: list[str]) -> NoReturn:
         leave(IMPORT_FAILED)
     code = 1
     try:
-        run(app, int(slot), socket.socket(fileno=sock), tokens, memory)
+        run(app, int(slot), socket.socket(fileno=sock_fd), token_fd, memory_fd)
         code = 0
     except SystemExit as leaving:
         code = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
     except BaseException:  # noqa: BLE001 - the last frame of the worker
         traceback.print_exc()
-    leave(code)  # threads of the app must not keep it
+    leave(code)  # do not wait for threads of the app
 
 
 if __name__ == "__main__":

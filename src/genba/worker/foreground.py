@@ -1,4 +1,4 @@
-"""One job in this process: as a worker runs it, but with the terminal, and nobody who would stop it."""
+"""Runs one job in the calling process, with its terminal and without a node."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import Any
 
 from genba import wire
 from genba.domain.clock import Clock
-from genba.worker.worker import App, Worker
+from genba.worker.job_runner import WorkerApp
+from genba.worker.worker import Worker
 
 
 class _Outbox(socket.socket):
-    """Takes what a worker would send to its node."""
+    """Collects what a worker would send to its node."""
 
     def __init__(self) -> None:
         super().__init__(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -27,18 +28,18 @@ class _Outbox(socket.socket):
 
 
 def run_in_foreground(
-    app: App,
+    app: WorkerApp,
     serial: int,
     job: wire.JobMessage,
     memory: wire.SharedMemory,
     clock: Clock | None = None,
 ) -> list[list[Any]]:
-    """Run it inside the app's lifespans; gives its result, as a worker sends it."""
+    """Run the job inside the app's lifespans; return its result as a worker sends it."""
     tokens, token_in = os.pipe()
     with _Outbox() as outbox:
         try:
             worker = Worker(app, outbox, tokens, memory, clock)
-            with closing(worker), worker.surroundings():
+            with closing(worker), worker.lifespans():
                 worker.run_one(serial, job)
             return [*memory.take(), *outbox.results]
         finally:

@@ -1,7 +1,7 @@
-"""For a worker that forks for each of its jobs: how it forks, and how it learns what came of it.
+"""How a worker forks for each of its jobs, and gets the result from the child.
 
-Most of what such a process costs are the pages that it writes to, each of which the kernel must copy (4 µs), and
-Python writes to an object when it only looks at it.  So as little as possible is done there.
+Most of the cost of such a process are the pages that it writes to: the kernel copies each (4 µs),
+and Python writes to an object even when it only reads it.  So the child does as little as possible.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from genba import wire
 
 
 class ResultFile:
-    """What the process of a job leaves to its worker."""
+    """A file in memory in which the process of a job leaves its result for the worker."""
 
     def __init__(self) -> None:
-        self._fd = os.memfd_create("genba-box", os.MFD_CLOEXEC)
+        self._fd = os.memfd_create("genba-result", os.MFD_CLOEXEC)
 
-    def leave(self, told: tuple[Any, ...]) -> None:
-        os.pwrite(self._fd, wire.frame(told), 0)
+    def put(self, result: tuple[Any, ...]) -> None:
+        os.pwrite(self._fd, wire.frame(result), 0)
 
     def take(self) -> list[Any] | None:
-        """None if there is nothing: whoever should have left it was dead before."""
+        """Return the result, and empty the file; None if the child died before it wrote one."""
         size = os.lseek(self._fd, 0, os.SEEK_END)
         if not size:
             return None
@@ -39,38 +39,36 @@ class ResultFile:
 
 
 def chosen_fork() -> Callable[[], int]:
-    """How to fork from a process with one thread: bare, unless somebody wants to be told of forks.
+    """Return how to fork from a process with one thread: bare, unless the app has fork hooks.
 
-    What os.fork does around the fork itself frees locks that other threads may have held.  Here are none, and it is
-    dear: it writes to some hundred pages, each of which the child must then copy.
+    Around the fork, os.fork frees locks that other threads may hold.  Here are no other threads,
+    and it is costly: it writes to some hundred pages, which the child must then copy.
     """
-    return os.fork if _strangers() else _bare_fork
+    return os.fork if _fork_hooks_of_app() else _bare_fork
 
 
-def _strangers() -> list[object]:
-    """Those that os.fork would call, but for the standard library's and our own."""
+def _fork_hooks_of_app() -> list[object]:
+    """Return the hooks of os.fork that belong neither to the standard library nor to genba."""
 
     def mark() -> None:
-        """To know by what they are kept in."""
+        """Do nothing: it is registered to find the lists that hold the hooks."""
 
     os.register_at_fork(before=mark, after_in_parent=mark, after_in_child=mark)
-    kept = [found for found in gc.get_referrers(mark) if type(found) is list]
-    assert len(kept) == 3, kept
-    return [called for each in kept for called in each if _home(called) not in _HOMES]
+    hook_lists = [holder for holder in gc.get_referrers(mark) if type(holder) is list]
+    assert len(hook_lists) == 3, hook_lists
+    return [hook for hooks in hook_lists for hook in hooks if _package(hook) not in _KNOWN_PACKAGES]
 
 
-_HOMES = {"_thread", "asyncio", "concurrent", "genba", "logging", "random", "threading"}
+_KNOWN_PACKAGES = {"_thread", "asyncio", "concurrent", "genba", "logging", "random", "threading"}
 
 
-def _home(called: object) -> str:
-    """The package that it belongs to."""
-    owner = (
-        called if getattr(called, "__module__", None) else type(getattr(called, "__self__", called))
-    )
+def _package(hook: object) -> str:
+    """Return the package of a hook, or of the object it is a method of."""
+    owner = hook if getattr(hook, "__module__", None) else type(getattr(hook, "__self__", hook))
     return str(owner.__module__).partition(".")[0]
 
 
-_fork = ctypes.PyDLL(None, use_errno=True).fork  # it keeps the interpreter's lock
+_fork = ctypes.PyDLL(None, use_errno=True).fork  # PyDLL keeps the interpreter's lock
 
 
 def _bare_fork() -> int:
@@ -80,6 +78,9 @@ def _bare_fork() -> int:
     return pid
 
 
-def draw_others() -> None:
-    """Other random numbers than the child has drawn; when it is dead, and pages are not shared with it any more."""
+def reseed_random() -> None:
+    """Seed `random` anew, so that the next child draws other numbers.
+
+    Call it after the child has died: pages are not shared with it any more.
+    """
     random.seed(int.from_bytes(os.urandom(16)))

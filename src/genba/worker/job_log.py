@@ -1,4 +1,4 @@
-"""What jobs log, among the lines of their node as well: if the node was started with `--log-jobs`."""
+"""Writes what jobs log among the lines of their node, for `genba node start --log-jobs`."""
 
 from __future__ import annotations
 
@@ -11,25 +11,30 @@ from genba.log_lines import JOB_LOG_VARIABLE, LineFormatter, LineHandler
 
 
 class JobLog:
-    """Every record of `logging` in this process becomes a line that names the job it comes from."""
+    """Turns every record of `logging` in this process into a line that names its job."""
 
     def __init__(self) -> None:
-        asked = os.environ.get(JOB_LOG_VARIABLE)
+        settings = os.environ.get(JOB_LOG_VARIABLE)
         self._handler: LineHandler | None = None
-        if not asked:
+        if not settings:
             return
-        form, _, node = asked.partition(" ")
+        form, _, node = settings.partition(" ")
         self._handler = LineHandler(os.dup(2), LineFormatter(form, {"node": node}, _job))
         root = logging.getLogger()
-        if not root.handlers:  # the app has nothing to say about it
+        if not root.handlers:  # the app has not set up logging
             root.setLevel(logging.INFO)
         root.addHandler(self._handler)
 
     def write(self, text: str) -> None:
-        """What a job tells by `current_job().log`, which is not a record."""
+        """Write a text of `current_job().log`, which is not a record."""
         if self._handler is not None:
-            told = {"name": "genba.job", "msg": text, "levelname": "INFO", "levelno": logging.INFO}
-            self._handler.handle(logging.makeLogRecord(told))
+            record = {
+                "name": "genba.job",
+                "msg": text,
+                "levelname": "INFO",
+                "levelno": logging.INFO,
+            }
+            self._handler.handle(logging.makeLogRecord(record))
 
 
 def _job() -> dict[str, Any]:

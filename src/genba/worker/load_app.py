@@ -1,4 +1,4 @@
-"""Find the app that the user names, or say in one message why it cannot be had."""
+"""Imports the app that TARGET names, or explains in one message why that failed."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from genba.worker.reload import is_own
 
 _GENBA = f"{os.path.dirname(os.path.dirname(__file__))}/"
 
-App = Any  # anything with hello(); the zygote asks no more of it
+App = Any  # an object with hello(); the zygote needs nothing else
 
 
 def load(target: str) -> App:
-    """The app that `module:attribute` names; without attribute, the only one in the module."""
+    """Import the app of `module:attribute`; without attribute, the only one in the module."""
     here = os.getcwd()
     if sys.path[:1] != [here]:
         sys.path.insert(0, here)
@@ -29,16 +29,16 @@ def load(target: str) -> App:
 
 
 def _named_app(module: Any, attribute: str) -> App:
-    found, path = module, module.__name__
+    value, path = module, module.__name__
     for part in attribute.split("."):
-        if not hasattr(found, part):
+        if not hasattr(value, part):
             raise BadOption(f"{path} has no {part!r}; {_advice(module, attribute)}")
-        found, path = getattr(found, part), f"{path}.{part}"
-    if not _is_app(found):
-        kind = "the class" if isinstance(found, type) else "of type"
-        name = found.__name__ if isinstance(found, type) else type(found).__name__
+        value, path = getattr(value, part), f"{path}.{part}"
+    if not _is_app(value):
+        kind = "the class" if isinstance(value, type) else "of type"
+        name = value.__name__ if isinstance(value, type) else type(value).__name__
         raise BadOption(f"{path} is {kind} {name}, not a Genba app; {_advice(module, attribute)}")
-    return found
+    return value
 
 
 def _only_app(module: Any) -> App:
@@ -52,7 +52,7 @@ def _only_app(module: Any) -> App:
 
 
 def _apps(module: Any) -> Iterator[tuple[str, App]]:
-    """Each once, under its first name."""
+    """Give each app once, under its first name."""
     yield from {
         id(value): (name, value) for name, value in reversed(vars(module).items()) if _is_app(value)
     }.values()
@@ -69,14 +69,14 @@ def _is_app(value: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ImportFailure:
-    """Why there is no app: `message` says it all, `frames` shows the lines of the user's code that led there."""
+    """Why the import failed: one message, and the lines of the user's code that led there."""
 
     message: str
     frames: str = ""
 
 
 def explain(target: str, error: BaseException) -> ImportFailure:
-    """What went wrong, as seen by who wrote the app: our own frames only with GENBA_TRACEBACK=1."""
+    """Describe the error for the author of the app; frames of genba only with GENBA_TRACEBACK=1."""
     seen = traceback.TracebackException.from_exception(error)
     theirs = [frame for frame in seen.stack if not _is_ours(frame.filename)]
     end = _end(error, seen)
@@ -95,15 +95,15 @@ def explain(target: str, error: BaseException) -> ImportFailure:
 
 
 def _end(error: BaseException, seen: traceback.TracebackException) -> str:
-    """How Python's own report of it ends: type and text."""
+    """Return the end of Python's own report: type and text."""
     lines = list(seen.format_exception_only())
-    if isinstance(error, SyntaxError):  # where it is comes first, and is for the frames
+    if isinstance(error, SyntaxError):  # its first lines show the place, and belong to the frames
         lines = [line for line in lines if not line.startswith(" ")]
     return "".join(lines)
 
 
 def _advice_at(error: BaseException, theirs: list[traceback.FrameSummary]) -> str:
-    """What to do: mend the last line that is theirs, and not in a package they have installed."""
+    """Name the line to correct: the last one of the user's code, not of an installed package."""
     places = [(frame.filename, frame.lineno) for frame in theirs]
     if isinstance(error, SyntaxError) and error.filename:
         places.append((error.filename, error.lineno))
@@ -122,7 +122,7 @@ def _is_part(module: str | None, target: str) -> bool:
 def _is_our_fault(
     error: BaseException, seen: traceback.TracebackException, theirs: list[Any]
 ) -> bool:
-    """Raised by genba with nobody else involved, and not on purpose."""
+    """Return whether genba alone raised it, and not on purpose."""
     return (
         not theirs
         and not isinstance(error, GenbaError)
@@ -131,16 +131,16 @@ def _is_our_fault(
 
 
 def _hide_ours(seen: traceback.TracebackException) -> None:
-    """In what led to the error, too, unless genba alone met and told it."""
-    chain = [one for one in (seen.__cause__, seen.__context__) if one is not None]
+    """Remove the frames of genba, also from the causes, unless genba itself raised the error."""
+    chain = [cause for cause in (seen.__cause__, seen.__context__) if cause is not None]
     if seen.stack and seen.stack[-1].filename.startswith(_GENBA):
         seen.__cause__ = seen.__context__ = None
         chain = []
     seen.stack = traceback.StackSummary.from_list(
         [frame for frame in seen.stack if not _is_ours(frame.filename)]
     )
-    for one in chain:
-        _hide_ours(one)
+    for cause in chain:
+        _hide_ours(cause)
 
 
 def _is_ours(filename: str) -> bool:

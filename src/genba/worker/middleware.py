@@ -1,4 +1,4 @@
-"""What stands around the calls of a worker: lifespans around all of them, middleware around each."""
+"""What the app runs around jobs: lifespans around all jobs of a worker, middleware around each."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from genba.client.current_job import current_job
 
 
 class Callee(Protocol):
-    """What is run: a task, or a task with middleware around it."""
+    """A task, or a task with middleware around it."""
 
     @property
     def is_async(self) -> bool: ...
@@ -25,20 +25,18 @@ Run = Callable[[Callee, tuple[Any, ...], dict[str, Any]], Any]
 
 
 class LifespanFailed(Exception):
-    """A lifespan could not be entered: this worker is of no use."""
+    """A lifespan could not be entered, so the worker must end."""
 
 
-def enter(
+def enter_lifespans(
     lifespans: Sequence[Callable[[], Any]], loop: Callable[[], asyncio.AbstractEventLoop]
 ) -> ExitStack:
-    """Enter all, the first registered first; the stack leaves them in the opposite order."""
+    """Enter all lifespans in order; the stack leaves them in the opposite order."""
     stack = ExitStack()
     for lifespan in lifespans:
         try:
             stack.enter_context(_manager(lifespan, loop))
-        except (
-            BaseException
-        ) as error:  # whatever the user's lifespan raises ends this worker, and is told
+        except BaseException as error:
             name = f"{lifespan.__module__}.{getattr(lifespan, '__qualname__', lifespan)}"
             stack.close()
             raise LifespanFailed(
@@ -52,18 +50,21 @@ def _manager(
 ) -> AbstractContextManager[Any]:
     if inspect.isgeneratorfunction(lifespan):
         return contextmanager(lifespan)()
-    made: Any = (
+    manager: Any = (
         asynccontextmanager(lifespan)() if inspect.isasyncgenfunction(lifespan) else lifespan()
     )
-    if hasattr(made, "__aenter__"):
-        return _OnLoop(made, loop())
-    if hasattr(made, "__enter__"):
-        return made  # type: ignore[no-any-return]
-    raise TypeError(f"it gave {made!r}, which is neither a context manager nor a generator")
+    if hasattr(manager, "__aenter__"):
+        return _OnLoop(manager, loop())
+    if hasattr(manager, "__enter__"):
+        return manager  # type: ignore[no-any-return]
+    raise TypeError(f"it gave {manager!r}, which is neither a context manager nor a generator")
 
 
 class _OnLoop:
-    """An async context manager, entered and left from outside its loop, and yet in one task: some insist on that."""
+    """Enters and leaves an async context manager from outside its loop, in one task.
+
+    Some managers fail if another task leaves them.
+    """
 
     def __init__(self, manager: Any, loop: asyncio.AbstractEventLoop) -> None:
         self._manager = manager
@@ -99,16 +100,16 @@ class _OnLoop:
 
 
 class Middleware:
-    """The middleware of an app, around one call after the other.
+    """Puts the middleware of an app around calls.
 
-    A plain one waits until the call is over, also that of an async task; so it must be outside of the async ones.
+    Plain middleware blocks until the call is over, so it must be outside of async middleware.
     """
 
     def __init__(
         self, registered: Sequence[Callable[..., Any]], run_plain: Run, run_async: Run
     ) -> None:
-        self._plain = [one for one in registered if not _is_async(one)]
-        self._async = [one for one in registered if _is_async(one)]
+        self._plain = [layer for layer in registered if not _is_async(layer)]
+        self._async = [layer for layer in registered if _is_async(layer)]
         self._run_plain = run_plain
         self._run_async = run_async
 
@@ -163,7 +164,7 @@ class _Awaiting:
 
 @contextmanager
 def _outside_the_loop() -> Iterator[None]:
-    """A plain task may use asyncio.run() of its own, which refuses to work where a loop runs."""
+    """Hide the running loop from a plain task: beside it, asyncio.run() would fail."""
     loop = asyncio.get_running_loop()
     asyncio._set_running_loop(None)
     try:

@@ -1,4 +1,4 @@
-"""How a call ended, in the words that a node understands."""
+"""How a call ended, in the words of the wire."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ from genba.domain.states import PANIC
 from genba.errors import BadOption, FailJob, RetryJob, Stopped
 from genba.options.snapshot import OptionsSnapshot
 
-ERROR_LIMIT = 64 * 1024
-MESSAGE_LIMIT = 8 * 1024
+ERROR_LIMIT = 64 * 1024  # characters
+MESSAGE_LIMIT = 8 * 1024  # characters
+_LONGEST_CHAIN = 20  # of causes
+_FRAMES = 50  # of a traceback
 
-CallOutcome = tuple[
-    int, bytes | None, dict[str, Any] | None
-]  # outcome, result or error, and whatever else there is to say
+# (outcome, result or error, further fields)
+CallOutcome = tuple[int, bytes | None, dict[str, Any] | None]
 
 
 class UnfitArguments(Exception):
-    """The job's arguments are not those of its task."""
+    """The arguments of the job do not fit its task."""
 
 
 def returned(task: Task[..., Any], value: Any) -> CallOutcome:
@@ -39,14 +40,17 @@ def returned(task: Task[..., Any], value: Any) -> CallOutcome:
 def raised(
     job: wire.JobMessage,
     error: BaseException,
-    asked: Callable[[], bool],
+    should_stop: Callable[[], bool],
     moment: Callable[[Any], int],
 ) -> CallOutcome:
-    """`asked`: whether the job should stop; `moment`: what a text means."""
+    """Turn an exception into an outcome.
+
+    `should_stop` says whether the job was asked to stop; `moment` parses a moment of RetryJob.
+    """
     match error:
         case Stopped() | asyncio.CancelledError():
-            # One that nobody asked for is an exception like any other, and counted, or it would run for ever.
-            return wire.STOPPED if asked() else wire.RAISED, describe(error), None
+            # Without a request it is an exception like any other: uncounted, it could run for ever.
+            return wire.STOPPED if should_stop() else wire.RAISED, describe(error), None
         case UnfitArguments():
             return wire.BAD_ARGUMENTS, None, {"reason": str(error)}
         case FailJob():
@@ -66,19 +70,19 @@ def raised(
 
 
 def _retry(error: RetryJob, moment: Callable[[Any], int]) -> CallOutcome:
-    wanted: dict[str, Any] = {"wants": "retry", "reason": text(error) or "RetryJob"}
+    request: dict[str, Any] = {"wants": "retry", "reason": text(error) or "RetryJob"}
     try:
         if error.delay is not None:
-            wanted["delay"] = duration(error.delay)
+            request["delay"] = duration(error.delay)
         if error.at is not None:
-            wanted["at"] = moment(error.at)
+            request["at"] = moment(error.at)
     except BadOption as wrong:
         return wire.RAISED, describe(wrong), None
-    return wire.RAISED, describe(error), wanted
+    return wire.RAISED, describe(error), request
 
 
 def _worth_a_retry(job: wire.JobMessage, error: BaseException) -> bool:
-    """Whether the job's rule says nothing against another try after this one."""
+    """Return whether the job's retry rule allows another try after this error."""
     options = job.extra[0] if job.extra else None
     if not options or not ('"on":' in options or '"never":' in options):
         return True
@@ -92,7 +96,7 @@ def apply_requests(
     payload: bytes | None,
     extra: dict[str, Any] | None,
 ) -> CallOutcome:
-    """With what the job has told and asked for; `left_open`: its transaction was not over."""
+    """Add what the job has reported and requested; `left_open`: its transaction was open."""
     if job.progress_json is not None:
         extra = {**(extra or {}), "progress": job.progress_json}
     if job.clones and outcome == wire.RETURNED:
@@ -103,60 +107,57 @@ def apply_requests(
         reason = f"{PANIC}: a transaction was left open, and was rolled back"
         error = payload if outcome == wire.RAISED else None
         return outcome, error, {**(extra or {}), "wants": "hold", "reason": reason}
-    wish = job.request
-    if wish is None or outcome == wire.RAISED:
-        return (
-            outcome,
-            payload,
-            extra,
-        )  # a raise is stronger than a request; RetryJob and FailJob have said theirs
-    if wish.wants == "succeed" and wish.result is None:
+    request = job.request
+    if request is None or outcome == wire.RAISED:
+        # A raise is stronger than a request; RetryJob and FailJob have added theirs.
+        return outcome, payload, extra
+    if request.wants == "succeed" and request.result is None:
         return outcome, payload, {**(extra or {}), "wants": "succeed"}
-    return outcome, wish.result, {**(extra or {}), "reason": None, **_wanted(wish)}
+    return outcome, request.result, {**(extra or {}), "reason": None, **_request_fields(request)}
 
 
-def _wanted(wish: OutcomeRequest) -> dict[str, Any]:
-    wanted: dict[str, Any] = {"wants": wish.wants, "free": wish.free}
-    if wish.reason is not None:
-        wanted["reason"] = wish.reason
-    if wish.delay is not None:
-        wanted["delay"] = wish.delay
-    if wish.at is not None:
-        wanted["at"] = wish.at
-    return wanted
+def _request_fields(request: OutcomeRequest) -> dict[str, Any]:
+    fields: dict[str, Any] = {"wants": request.wants, "free": request.free}
+    if request.reason is not None:
+        fields["reason"] = request.reason
+    if request.delay is not None:
+        fields["delay"] = request.delay
+    if request.at is not None:
+        fields["at"] = request.at
+    return fields
 
 
 def clean(text: str) -> str:
-    """Without what a database or a frame refuses: a broken text must not keep a job from ending."""
+    """Replace what a database or a frame refuses: a broken text must not keep a job from ending."""
     return text.encode(errors="replace").decode().replace("\0", "\\0")
 
 
 def text(error: BaseException) -> str:
     try:
         return clean(str(error)[:MESSAGE_LIMIT])
-    except BaseException as broken:  # noqa: BLE001  an exception that cannot tell its text must still be told of
-        return f"(its text could not be had: {type(broken).__name__})"
+    except BaseException as broken:  # noqa: BLE001 - an exception without a text is reported too
+        return f"(str() of it raised {type(broken).__name__})"
 
 
 def describe(error: BaseException) -> bytes:
-    """An exception as JSON: type, message, traceback, and the chain of its causes; bounded, and never raising."""
+    """Encode an exception as JSON: type, message, traceback, causes; bounded, and never raises."""
     chain: list[dict[str, str]] = []
     seen: set[int] = set()
     cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-    while cause is not None and id(cause) not in seen and len(chain) < 20:
+    while cause is not None and id(cause) not in seen and len(chain) < _LONGEST_CHAIN:
         seen.add(id(cause))
         chain.append({"type": clean(type(cause).__name__), "message": text(cause)})
         cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
     try:
-        lines = "".join(traceback.format_exception(error, limit=-50))
-    except BaseException:  # noqa: BLE001  formatting runs the user's own code
-        lines = "".join(traceback.format_tb(error.__traceback__, limit=-50))
+        lines = "".join(traceback.format_exception(error, limit=-_FRAMES))
+    except BaseException:  # noqa: BLE001 - formatting runs the user's own code
+        lines = "".join(traceback.format_tb(error.__traceback__, limit=-_FRAMES))
     if len(lines) > ERROR_LIMIT // 2:
         lines = "… (cut)\n" + lines[-ERROR_LIMIT // 2 :]
-    told = {
+    described = {
         "type": clean(type(error).__name__),
         "message": text(error),
         "traceback": clean(lines),
         "causes": chain,
     }
-    return msgspec.json.encode(told)
+    return msgspec.json.encode(described)

@@ -1,4 +1,4 @@
-"""What a process that runs user code does to itself: adopt orphans, follow a child, leave."""
+"""What a process with user code does to itself: adopt orphans, tune its memory, exit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import NoReturn
 _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER
 _COLLAPSE = 25  # MADV_COLLAPSE, since Linux 6.1
 _HUGE = 2 << 20  # bytes of a huge page
-_FULL = 0.9  # of a mapping: what was not in use is, afterwards
+_IN_USE = 0.9  # share of a mapping; a huge page makes the unused rest count as used
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _prctl = _libc.prctl
@@ -22,36 +22,37 @@ _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 def adopt_orphans() -> None:
-    """Whatever below us loses its parent becomes our child, and can be found."""
+    """Make processes below this one its children when they lose their parent."""
     if _prctl(_SUBREAPER, 1, 0, 0, 0):
         raise OSError(ctypes.get_errno(), "prctl")
 
 
 def give_back_memory() -> None:
-    """What was freed and kept: each fork would have to copy its page tables, and each end to take them down."""
+    """Return freed memory to the kernel: each fork would copy its page tables."""
     if hasattr(_libc, "malloc_trim"):  # glibc
         _libc.malloc_trim(0)
 
 
 def use_huge_pages(within: float) -> int:
-    """Let large pieces of memory consist of huge pages; gives how many were made.
+    """Move large pieces of memory to huge pages; return how many pages were made.
 
-    A fork copies one entry for each page: 200 MB take 10 ms, and 2 with huge ones.  What a child writes to is still
-    copied in small pages.  `within` so many seconds, since all of it is copied once; a small app takes 4 ms.
+    A fork copies one entry for each page: 200 MB take 10 ms, and 2 ms with huge pages.  What a
+    child writes to is still copied in small pages.  All of it is copied once here, which takes 4 ms for a
+    small app, and stops after `within` seconds.
     """
     deadline = time.monotonic() + within
     made = 0
     for start, end in _large_mappings():
         for at in range(-(-start // _HUGE) * _HUGE, end - _HUGE + 1, _HUGE):
             if time.monotonic() >= deadline or _madvise(at, _HUGE, _COLLAPSE):
-                return made  # an older kernel, or no huge page is left
+                return made  # the kernel is older, or has no huge page left
             made += 1
     return made
 
 
 def _large_mappings() -> list[tuple[int, int]]:
-    """(start, end) of memory of our own that is nearly all in use."""
-    found = []
+    """Return (start, end) of private mappings that are nearly all in use."""
+    mappings = []
     start = end = 0
     with open("/proc/self/smaps") as file:
         for line in file:
@@ -59,17 +60,17 @@ def _large_mappings() -> list[tuple[int, int]]:
             if (
                 words[0] == "Rss:"
                 and end - start >= _HUGE
-                and int(words[1]) * 1024 >= _FULL * (end - start)
+                and int(words[1]) * 1024 >= _IN_USE * (end - start)
             ):
-                found.append((start, end))
+                mappings.append((start, end))
             elif not words[0].endswith(":"):
-                own = words[1] == "rw-p" and words[4] == "0"
-                start, end = (int(each, 16) for each in words[0].split("-")) if own else (0, 0)
-    return found
+                private = words[1] == "rw-p" and words[4] == "0"
+                start, end = (int(word, 16) for word in words[0].split("-")) if private else (0, 0)
+    return mappings
 
 
 def die_like(status: int) -> NoReturn:
-    """End as a child of ours has ended, so that whoever waits for us learns how."""
+    """End as a child has ended, so that the parent of this process sees the same status."""
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # one core is enough
@@ -80,9 +81,10 @@ def die_like(status: int) -> NoReturn:
 
 
 def leave(code: int) -> NoReturn:
+    """Flush the streams and exit, without the cleanup of the interpreter."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
         except (OSError, ValueError, AttributeError):
-            continue  # closed, or nobody reads it
+            continue  # closed, or its reader is gone
     os._exit(code)

@@ -1,4 +1,4 @@
-"""Which files an app is made of, and whether one of them has changed."""
+"""Watches the files of an app, for `genba node start --reload`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _INSTALLED = tuple(
 
 
 class FileWatch:
-    """The files of all imported modules that are not installed packages, as they are now, and `also` these."""
+    """The files of imported modules outside of installed packages, and `also` these, as of now."""
 
     def __init__(self, also: Iterable[str] = ()) -> None:
         own = {
@@ -26,20 +26,23 @@ class FileWatch:
         self._seen = {path: _stamp(path) for path in {*own, *also} if path and is_own(path)}
 
     def changed(self) -> str | None:
-        """One that has changed, come or gone."""
+        """Return a file that was changed, created or deleted since, or None."""
         return next((path for path, stamp in self._seen.items() if _stamp(path) != stamp), None)
 
 
 def suspects(target: str, error: BaseException) -> set[str]:
-    """The files that are to be mended when `target` could not be imported; a module that failed is in no list."""
-    found = {frame.filename for frame in traceback.extract_tb(error.__traceback__)}
+    """Return the files to watch after `target` could not be imported.
+
+    A module whose import failed is not in sys.modules.
+    """
+    files = {frame.filename for frame in traceback.extract_tb(error.__traceback__)}
     if isinstance(error, SyntaxError) and error.filename:
-        found.add(error.filename)
+        files.add(error.filename)
     missing = [error.name] if isinstance(error, ImportError) and error.name else []
     for module in (target.partition(":")[0], *missing):
-        place = Path.cwd().joinpath(*module.split("."))
-        found |= {f"{place}.py", str(place / "__init__.py")}
-    return found
+        path = Path.cwd().joinpath(*module.split("."))
+        files |= {f"{path}.py", str(path / "__init__.py")}
+    return files
 
 
 def is_own(path: str) -> bool:
@@ -52,7 +55,7 @@ def is_own(path: str) -> bool:
 
 def _stamp(path: str) -> tuple[int, int] | None:
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_size
+    return status.st_mtime_ns, status.st_size

@@ -1,7 +1,7 @@
-"""Several jobs of one async task at a time, on the loop of one worker.
+"""A shared worker runs several jobs of one async task at a time, on one event loop.
 
-Each has a seat: a piece of the shared memory of its own, so that node and job see each other as if it were alone.  Jobs
-come in bunches and with tokens, as they do to any worker; a seat that is free takes the next one.
+Each job has a seat with a shared memory of its own, so that node and job see each other as in an
+ordinary worker.  Jobs come in bunches and with tokens, too; a free seat takes the next one.
 """
 
 from __future__ import annotations
@@ -18,19 +18,21 @@ from genba.client import current_job
 from genba.client.current_job import RunningJob
 from genba.enqueue import trace
 from genba.worker.cleanup import children, end_strays
-from genba.worker.job_log import JobLog
+from genba.worker.job_runner import JobRunner, PackedJob, WorkerApp
 from genba.worker.outcome import CallOutcome, returned
-from genba.worker.worker import BELL_AFTER, App, Packed, Worker
+from genba.worker.worker import NOTIFY_AFTER_US
 
-_BELL = wire.frame((wire.RESULTS_READY,))
+_RESULTS_READY = wire.frame((wire.RESULTS_READY,))
+_NOTIFY_AFTER_SECONDS = NOTIFY_AFTER_US / 1e6
+_RECEIVE_BYTES = 1 << 18
 
 
-class JobInSlot:
-    """One job at a seat.  What running code may ask is made when somebody asks."""
+class LazyRunningJob:
+    """Makes the RunningJob of a seat when its code asks for it first."""
 
     __slots__ = ("_job", "_place", "_seat", "made")
 
-    def __init__(self, seat: WorkerSlot, place: int, job: Packed) -> None:
+    def __init__(self, seat: JobSeat, place: int, job: PackedJob) -> None:
         self._seat = seat
         self._place = place
         self._job = job
@@ -42,167 +44,166 @@ class JobInSlot:
         return self.made
 
 
-class WorkerSlot(Worker):
-    """A worker within a worker: its job shares the process with those of other seats."""
+class JobSeat(JobRunner):
+    """Runs one job at a time, in a process that it shares with the jobs of other seats."""
 
-    tracing = staticmethod(trace.trace_async_run)
+    trace_layer = staticmethod(trace.trace_async_run)
 
-    def __init__(
-        self,
-        app: App,
-        company: SharedWorker,
-        token_fd: int,
-        memory: wire.SharedMemory,
-        lines: JobLog | None,
-    ) -> None:
-        super().__init__(app, company.sock, token_fd, memory)
-        self.lines = lines
-        self._company = company
+    def __init__(self, app: WorkerApp, shared: SharedWorker, memory: wire.SharedMemory) -> None:
+        super().__init__(app, memory)
+        self.job_log = shared.job_log
+        self._shared = shared
         self.task: asyncio.Task[None] | None = None
         self.begun = False
 
     def stop(self, place: int) -> None:
+        """Cancel the job, if it is the one at this place."""
         if self.task is not None and self._place == place:
-            self.leave()
+            self.cancel()
 
-    def leave(self) -> None:
+    def cancel(self) -> None:
         if self.task is not None and not self._signalled:
             self._signalled = True
-            asyncio.get_running_loop().call_soon(
-                self.task.cancel
-            )  # after its first step, if it is still to come
+            # Later, so that a task that has not begun takes its first step before.
+            asyncio.get_running_loop().call_soon(self.task.cancel)
 
-    def start(self, loop: asyncio.AbstractEventLoop, serial: int, index: int, job: Packed) -> None:
+    def start(
+        self, loop: asyncio.AbstractEventLoop, serial: int, index: int, job: PackedJob
+    ) -> None:
         self._place = wire.place(serial, index)
         self._signalled = self.begun = False
-        self.task = loop.create_task(self._sit(serial, index, job), name=f"genba job {job[0]}")
+        self.task = loop.create_task(self._run(serial, index, job), name=f"genba job {job[0]}")
 
-    async def _sit(self, serial: int, index: int, job: Packed) -> None:
-        """Run one job, and tell how it ended."""
+    async def _run(self, serial: int, index: int, job: PackedJob) -> None:
+        """Run one job, and report how it ended."""
         self.begun = True
         place = self._place
         started = self._started = self._clock.now()
         self._memory.begin(place, started)
-        sitting = JobInSlot(self, place, job)
-        current_job.set_current_job_of_task(sitting)
+        running = LazyRunningJob(self, place, job)
+        current_job.set_current_job_of_task(running)
         try:
-            task, callee, args, kwargs = self._prepared(job[wire.TASK], job[wire.ARGS])
+            task, callee, args, kwargs = self._prepare(job[wire.TASK], job[wire.ARGS])
             value = await callee.call_here(args, kwargs)
-            self._end_if_forked()
-            told = returned(task, value)
-        except BaseException as error:  # noqa: BLE001  whatever the user's code raises ends this attempt, and only it
-            self._end_if_forked(error)
-            told = self._raised(wire.JobMessage(*job), error)
+            self._exit_if_forked()
+            outcome = returned(task, value)
+        except BaseException as error:  # noqa: BLE001 - it ends this attempt, and nothing else
+            self._exit_if_forked(error)
+            outcome = self._raised(wire.JobMessage(*job), error)
         try:
-            self._stand_up(serial, index, sitting.made, told)
-        except BaseException as error:  # noqa: BLE001  ours, not the job's
-            self._company.fail(error)
+            self._report(serial, index, running.made, outcome)
+        except BaseException as error:  # noqa: BLE001 - a fault of this worker, not of the job
+            self._shared.fail(error)
 
-    def _stand_up(self, serial: int, index: int, job: RunningJob | None, told: CallOutcome) -> None:
-        place, memory, company = self._place, self._memory, self._company
-        outcome, payload, extra = told
+    def _report(
+        self, serial: int, index: int, job: RunningJob | None, call_outcome: CallOutcome
+    ) -> None:
+        place, memory, shared = self._place, self._memory, self._shared
+        outcome, payload, extra = call_outcome
         if job is not None:
-            outcome, payload, extra = self._as_asked(job, outcome, payload, extra)
+            outcome, payload, extra = self._apply_requests(job, outcome, payload, extra)
             if memory.locked(place):
                 extra = {**(extra or {}), "locks": True}
         logged = memory.logged()
         if logged and outcome != wire.APPLIED:
             extra = {**(extra or {}), "log": memory.log()}
-        # The CPU time of one among several is not known.
         ended = self._clock.now()
-        company.tell(
-            (serial, index, outcome, payload, self._started, ended, None, company.peak(), extra)
+        cpu = None  # of one job among several it is not known
+        shared.put_result(
+            (serial, index, outcome, payload, self._started, ended, cpu, shared.peak(), extra)
         )
         memory.done(place)
         if logged:
             memory.forget_log()
         self.task = None
-        company.ended(self)
+        shared.free(self)
 
 
 class SharedWorker:
-    """The seats of one worker, while it is shared."""
+    """The seats of one worker, for as long as it is shared."""
 
     def __init__(
-        self, worker: Worker, app: App, sock: socket.socket, token_fd: int, frames: wire.Frames
+        self,
+        worker: JobRunner,
+        app: WorkerApp,
+        sock: socket.socket,
+        token_fd: int,
+        frames: wire.Frames,
     ) -> None:
-        self._worker = worker
         self._app = app
-        self.sock = sock
+        self._sock = sock
         self._token_fd = token_fd
         self._frames = frames
         self._memory = worker.memory
-        self._seats: list[WorkerSlot] = []
-        self._free: list[WorkerSlot] = []
-        self._busy: set[WorkerSlot] = set()
-        self._fresh: list[WorkerSlot] = []  # what they were given has not begun
-        self._waiting: deque[tuple[int, int, Packed]] = (
-            deque()
-        )  # (serial, index, job) of which we may have a token
-        self._tokens: deque[int] = deque()  # read, and their jobs are still on their way
-        self._kept = children() or frozenset()
+        self.job_log = worker.job_log
+        self._seats: list[JobSeat] = []
+        self._free: list[JobSeat] = []
+        self._busy: set[JobSeat] = set()
+        self._started: list[JobSeat] = []  # since the last turn; their tasks must have begun
+        # (serial, index, job): there may be a token for it
+        self._waiting: deque[tuple[int, int, PackedJob]] = deque()
+        self._tokens: deque[int] = deque()  # their jobs are still on their way
+        self._own_children = children() or frozenset()
         self.leaving = False
-        self._turns = False  # a turn will come
-        self._untold = False  # results lie in the ring, and the node does not know
-        self._rung_at = 0.0
-        self._alarm: asyncio.TimerHandle | None = None
+        self._turn_is_due = False
+        self._unreported = False  # there are results of which the node does not know
+        self._notified_at = 0.0
+        self._notification: asyncio.TimerHandle | None = None
         self._peak: int | None = None
 
-    async def serve(self, count: int, heard: list[list[Any]]) -> list[list[Any]]:
-        """Until the node takes the seats away again, or hangs up; takes and gives what was heard beyond that."""
+    async def serve(self, seats: int, messages: list[list[Any]]) -> list[list[Any]]:
+        """Run jobs until the node ends the sharing, or hangs up; return the messages after that."""
         loop = self._loop = asyncio.get_running_loop()
-        while len(self._seats) < count:
+        while len(self._seats) < seats:
             memory = self._memory.seat(len(self._seats))
-            self._seats.append(
-                WorkerSlot(self._app, self, self._token_fd, memory, self._worker.lines)
-            )
-        self._free = self._seats[:count]
-        self._waiting.clear()  # taken back, if there is anything
+            self._seats.append(JobSeat(self._app, self, memory))
+        self._free = self._seats[:seats]
+        self._waiting.clear()  # the node has taken back what was left
         self._over: asyncio.Future[None] = loop.create_future()
-        self._heard = heard
+        self._messages = messages
         self._obey()
-        loop.add_reader(self.sock, self._hear)
-        self.sock.setblocking(True)  # libuv changes that, and a large result has to wait for room
+        loop.add_reader(self._sock, self._receive)
+        # libuv makes it non-blocking, but a large result has to wait for room.
+        self._sock.setblocking(True)
         try:
             await self._over
         finally:
-            loop.remove_reader(self.sock)
-        return self._heard
+            loop.remove_reader(self._sock)
+        return self._messages
 
     def write(self, text: bytes) -> None:
-        """What is printed goes to the job that prints; what no job prints, to nobody's log."""
+        """Write output to the log of the job that printed it; other output is dropped."""
         memory = current_job.find_memory()
         if memory is not None:
             memory.write(text)
 
-    def bow_out(self) -> None:
-        """Somebody wants this process to go: no more jobs after these."""
+    def exit_when_empty(self) -> None:
+        """Start no more jobs, and exit when the last one has ended."""
         self.leaving = True
         self._end_if_empty()
 
-    def release(self) -> None:
-        """There is no node any more."""
-        for seat in list(self._busy):
-            seat.leave()
-        self.bow_out()
+    # Messages of the node
 
-    # what the node says
-
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         try:
-            data = self.sock.recv(1 << 18, socket.MSG_DONTWAIT)
+            data = self._sock.recv(_RECEIVE_BYTES, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return
         except ConnectionResetError:
             data = b""
         if not data:
-            self.release()
-        self._heard += self._frames.feed(data)
+            self._node_is_gone()
+        self._messages += self._frames.feed(data)
         self._obey()
 
+    def _node_is_gone(self) -> None:
+        for seat in list(self._busy):
+            seat.cancel()
+        self.exit_when_empty()
+
     def _obey(self) -> None:
-        while self._heard and not self._over.done():
-            match self._heard.pop(0):
+        while self._messages and not self._over.done():
+            match self._messages.pop(0):
                 case [wire.BUNCH, serial, jobs]:
                     self._waiting.extend([(serial, index, job) for index, job in enumerate(jobs)])
                     self._turn_soon()
@@ -211,72 +212,73 @@ class SharedWorker:
                 case [wire.SHARE, 0]:
                     self._end()
                 case [wire.EXIT]:
-                    self.bow_out()
+                    self.exit_when_empty()
 
-    # what seats say
+    # What seats report
 
     def peak(self) -> int:
-        """Of the whole process; asked for once in a turn."""
+        """Return the peak memory of the process; it is measured once in a turn."""
         if self._peak is None:
             self._peak = int(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
         return self._peak
 
-    def tell(self, result: wire.BareResult) -> None:
+    def put_result(self, result: wire.BareResult) -> None:
         if not self._memory.put(result):
-            self.sock.sendall(wire.frame((wire.RESULTS, [result])))
-        self._untold = True
+            self._sock.sendall(wire.frame((wire.RESULTS, [result])))
+        self._unreported = True
 
-    def ended(self, seat: WorkerSlot) -> None:
+    def free(self, seat: JobSeat) -> None:
+        """Let the next job have this seat."""
         self._busy.discard(seat)
         self._free.append(seat)
         if not self._busy and children() is not None:
-            end_strays(self._kept)  # while others run, nobody can tell whose they are
+            end_strays(self._own_children)  # beside other jobs their owner would be unknown
         self._turn_soon()
 
     def fail(self, error: BaseException) -> None:
-        """This worker is of no use any more."""
+        """End this worker with an error."""
         if not self._over.done():
             self._over.set_exception(error)
 
-    # once for all that happens in a turn of the loop
+    # Once for all that happens in one turn of the loop
 
     def _turn_soon(self) -> None:
-        if not self._turns:
-            self._turns = True
+        if not self._turn_is_due:
+            self._turn_is_due = True
             self._loop.call_soon(self._turn)
 
     def _turn(self) -> None:
-        self._turns = False
+        self._turn_is_due = False
         self._peak = None
-        if any(not seat.begun for seat in self._fresh):
+        if any(not seat.begun for seat in self._started):
             self.fail(RuntimeError("its task was cancelled"))
             return
-        self._fresh.clear()
+        self._started.clear()
         if self._waiting and self._free and not self.leaving:
-            self._take_seats()
-        if self._untold:
-            self._ring_soon()
+            self._fill_seats()
+        if self._unreported:
+            self._notify_soon()
         self._end_if_empty()
 
-    def _take_seats(self) -> None:
+    def _fill_seats(self) -> None:
         tokens, waiting = self._tokens, self._waiting
-        wanted = min(len(self._free), len(waiting)) - len(tokens)
-        if wanted > 0:
-            tokens.extend(self._read_tokens(wanted))
+        missing = min(len(self._free), len(waiting)) - len(tokens)
+        if missing > 0:
+            tokens.extend(self._read_tokens(missing))
         if not tokens:
-            waiting.clear()  # the node has taken back all that is left here
+            waiting.clear()  # the node has taken back all jobs that are left here
         while tokens and self._free:
             while waiting and waiting[0][0] != tokens[0]:
                 waiting.popleft()  # taken back
             if not waiting:
-                return  # tokens are put before their frame, which must be on its way
+                return  # tokens come before their frame, which must be on its way
             tokens.popleft()
             seat = self._free.pop()
             self._busy.add(seat)
-            self._fresh.append(seat)
+            self._started.append(seat)
             seat.start(self._loop, *waiting.popleft())
-        if self._fresh:
-            self._turn_soon()  # to see that they have begun
+        if self._started:
+            self._turn_soon()  # to check that they have begun
 
     def _read_tokens(self, count: int) -> list[int]:
         try:
@@ -284,23 +286,24 @@ class SharedWorker:
         except BlockingIOError:
             return []
 
-    def _ring_soon(self) -> None:
-        """At once if nothing is left to begin: the node has to give more."""
+    def _notify_soon(self) -> None:
+        """Notify the node of results; at once if no job waits, because it has to send more."""
         now = self._loop.time()
-        if not self._waiting or now - self._rung_at >= BELL_AFTER / 1e6:
-            self._ring(now)
-        elif self._alarm is None:
-            self._alarm = self._loop.call_at(self._rung_at + BELL_AFTER / 1e6, self._ring_late)
+        due = self._notified_at + _NOTIFY_AFTER_SECONDS
+        if not self._waiting or now >= due:
+            self._notify(now)
+        elif self._notification is None:
+            self._notification = self._loop.call_at(due, self._notify_late)
 
-    def _ring_late(self) -> None:
-        self._alarm = None
-        if self._untold:
-            self._ring(self._loop.time())
+    def _notify_late(self) -> None:
+        self._notification = None
+        if self._unreported:
+            self._notify(self._loop.time())
 
-    def _ring(self, now: float) -> None:
-        self._rung_at = now
-        self._untold = False
-        self.sock.sendall(_BELL)
+    def _notify(self, now: float) -> None:
+        self._notified_at = now
+        self._unreported = False
+        self._sock.sendall(_RESULTS_READY)
 
     def _end_if_empty(self) -> None:
         if self.leaving and not self._busy:

@@ -1,8 +1,9 @@
-"""Imports the user's app once, then forks a worker whenever the node asks.
+"""Imports the user's app once, and forks a worker whenever the node asks for one.
 
-`python -m genba.worker.zygote TARGET NODE_TITLE [--reload]`, with a SOCK_SEQPACKET socket to the node on fd 3.
-One thread of its own, so that a fork copies no lock in use; never a sub-reaper, so that what a dead
-worker leaves behind falls to the guard.
+`python -m genba.worker.zygote TARGET NODE_TITLE [--reload]`, with a SOCK_SEQPACKET socket to the
+node on fd 3.
+It has one thread, so that a fork copies no lock in use.  It is no sub-reaper, so that what a dead
+worker leaves behind becomes the guard's.
 
 From the node, one ASCII packet each:
     SPAWN slot (+ worker socket, token pipe, shared memory): by fork
@@ -34,6 +35,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
+from genba import wire
 from genba.worker import event_loop
 from genba.worker.load_app import App, explain, load
 from genba.worker.process import adopt_orphans, give_back_memory, leave, use_huge_pages
@@ -43,20 +45,23 @@ NODE_FD = 3
 IMPORT_FAILED = 3  # exit code
 
 _FLUSH_MS = 5000
-_LOOK_MS = 500  # between two looks at the files of the app
-_LISTEN_AGAIN, _LISTEN_WITHIN = 1.0, 5.0  # seconds
-_HUGE_WITHIN = 1.0  # seconds that the first worker of a large app waits, so that forks are quick
-_FAR = 10  # beyond the descriptors that a fresh worker finds its own at
+_POLL_MS = 500  # between two looks at the files of the app
+_LISTENER_AGAIN_SECONDS = 1.0
+_LISTENER_READY_SECONDS = 5.0
+_HUGE_PAGES_SECONDS = 1.0  # the first worker of a large app waits for it; later forks are quick
+_FREE_FD = 10  # above the descriptors that an exec worker finds its own at
 
 Run = Callable[[App, int, socket.socket, int, int], object]
 
-# A terminal or a service manager signals the whole group; when the zygote ends is the node's business.
+# A terminal or a service manager signals the whole group; the node decides when the zygote ends.
 _IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_TURNED = (*_IGNORED, signal.SIGCHLD)  # what means something else to a worker
+# A worker handles these in another way than the zygote.
+_RESET_IN_WORKER = (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, wire.STOP_SIGNAL)
+_BLOCKED_DURING_FORK = {*_IGNORED, *_RESET_IN_WORKER}
 
 
 def main(argv: list[str], run: Run | None = None) -> NoReturn:
-    """Be the zygote of `argv[1]`; `run` is what a worker does, the real one unless a test gives its own."""
+    """Be the zygote of the app `argv[1]`; a test may replace `run`, which is what a worker does."""
     target, node_title = argv[1:3]
     reload = "--reload" in argv[3:]
     os.set_inheritable(NODE_FD, False)
@@ -70,25 +75,25 @@ def main(argv: list[str], run: Run | None = None) -> NoReturn:
         run = run or _real_run()
     except BaseException as error:  # noqa: BLE001 - an app may also leave by sys.exit
         failure = explain(target, error)
-        told = [part.encode(errors="replace") for part in (failure.message, failure.frames)]
-        _send_now(node, "IMPORT_FAILED", msgspec.msgpack.encode(told))
+        parts = [part.encode(errors="replace") for part in (failure.message, failure.frames)]
+        _send_now(node, "IMPORT_FAILED", msgspec.msgpack.encode(parts))
         if not reload:
             leave(IMPORT_FAILED)
-        serve(node, None, _never, watch=FileWatch(suspects(target, error)))
+        serve(node, None, _run_nothing, watch=FileWatch(suspects(target, error)))
     _ignore_signals()  # the app may have set its own
 
     title = f"genba-{hello.get('namespace', 'default')}: {node_title}"
     set_title(f"{title}/zygote")
     prepare(app)
-    gc.collect()  # before the node asks for the first worker, who would wait for it
+    gc.collect()  # now, before the node asks for the first worker
     give_back_memory()
-    use_huge_pages(_HUGE_WITHIN)
+    use_huge_pages(_HUGE_PAGES_SECONDS)
     gc.freeze()  # a collection in a worker must not copy every page of the app
     serve(node, app, run, title, target, FileWatch() if reload else None, greeting)
 
 
 def thread_names() -> list[str]:
-    """The threads of this process beside the main one, those of C libraries too."""
+    """Return the names of all threads but the main one, those of C libraries too."""
     python = {thread.native_id: thread.name for thread in threading.enumerate()}
     names = []
     for thread in map(int, os.listdir("/proc/self/task")):
@@ -111,9 +116,9 @@ def serve(
     watch: FileWatch | None = None,
     greeting: bytes | None = None,
 ) -> NoReturn:
-    """Start workers on request and report their ends, until the node closes `node`."""
+    """Start workers on request and report their ends, until the node closes its end of `node`."""
     zygote = _Zygote(node, app, run, title, target, watch)
-    zygote.keep_listener()  # before the node is there, and does the first thing
+    zygote.keep_listener()  # before the node does anything that handlers should see
     if greeting is not None:
         _send_now(node, "HELLO", greeting)
     zygote.loop()
@@ -148,27 +153,30 @@ class _Zygote:
         node.setblocking(False)
 
     def loop(self) -> NoReturn:
-        self._reap()  # children of the import may have ended before we listened
+        self._reap()  # children of the import may have ended before the signal handler was set
         while True:
             self._poll.register(self._node, select.POLLIN | (select.POLLOUT if self._outbox else 0))
             self.keep_listener()
             alone = self._watch is None and (not self._handled or self._listener)
-            self._poll.poll(None if alone else _LOOK_MS)
+            self._poll.poll(None if alone else _POLL_MS)
             self._clear_wake()
             self._reap()
             self._obey()
-            self._look()
+            self._report_changed_file()
             self._flush()
 
     def keep_listener(self) -> None:
-        """One, if the app has handlers of events; another if it died.  Returns when it misses nothing any more."""
+        """Start the listener if the app has event handlers and there is none.
+
+        Returns when the listener is ready, and no event can be missed.
+        """
         if not self._handled or self._listener or time.monotonic() < self._listen_after:
             return
-        self._listen_after = time.monotonic() + _LISTEN_AGAIN
+        self._listen_after = time.monotonic() + _LISTENER_AGAIN_SECONDS
         out, ready = os.pipe()
         self._listener = self._start_listener(out, ready)
         os.close(ready)
-        select.select([out], [], [], _LISTEN_WITHIN)
+        select.select([out], [], [], _LISTENER_READY_SECONDS)
         os.close(out)
 
     def _start_listener(self, out: int, ready: int) -> int:
@@ -201,7 +209,7 @@ class _Zygote:
         finally:
             leave(1)
 
-    def _look(self) -> None:
+    def _report_changed_file(self) -> None:
         changed = self._watch and self._watch.changed()
         if changed:
             self._report(f"CHANGED {changed}", [])
@@ -254,8 +262,8 @@ class _Zygote:
         self._report(f"STARTED {slot} {pid} {os.getpid()}", [pidfd])
 
     def _fork(self, slot: int, fds: list[int]) -> int:
-        # Blocked across the fork: a signal for the worker must not meet the dispositions of the zygote.
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, _TURNED)
+        # A signal for the worker must not meet the zygote's handlers: block it during the fork.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED_DURING_FORK)
         try:
             pid = os.fork()
             if pid == 0:
@@ -265,8 +273,8 @@ class _Zygote:
         return pid
 
     def _exec(self, slot: int, fds: list[int]) -> int:
-        """Not fork and exec: between the two a child of a process with threads may do next to nothing."""
-        far = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _FAR) for fd in fds]
+        """Start a worker by posix_spawn: beside threads, a forked child may do next to nothing."""
+        high = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _FREE_FD) for fd in fds]
         try:
             return os.posix_spawn(
                 sys.executable,
@@ -279,13 +287,13 @@ class _Zygote:
                     str(slot),
                 ],
                 {**os.environ, "GENBA_WORKER": "1"},
-                file_actions=[(os.POSIX_SPAWN_DUP2, fd, NODE_FD + i) for i, fd in enumerate(far)],
+                file_actions=[(os.POSIX_SPAWN_DUP2, fd, NODE_FD + i) for i, fd in enumerate(high)],
                 setpgroup=0,
                 setsigmask=(),
                 setsigdef=(*_IGNORED, signal.SIGCHLD),
             )
         finally:
-            for fd in far:
+            for fd in high:
                 os.close(fd)
 
     def _worker_title(self, slot: int) -> str:
@@ -302,7 +310,7 @@ class _Zygote:
         except BaseException:  # noqa: BLE001 - the last frame of the worker
             traceback.print_exc()
         finally:
-            # Whatever happened, the child must not come back into the loop of its parent.
+            # In any case: the child must not return into the loop of its parent.
             leave(code)
 
     def _leave_zygote(self, slot: int) -> None:
@@ -316,7 +324,7 @@ class _Zygote:
         ):
             os.close(fd)
         signal.set_wakeup_fd(-1)
-        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
+        for number in _RESET_IN_WORKER:
             signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         os.environ["GENBA_WORKER"] = "1"
@@ -355,35 +363,33 @@ class _Zygote:
                 os.close(fd)
 
 
-def _never(*_: object) -> None:
-    """What workers do of an app that could not be imported."""
+def _run_nothing(*_: object) -> None:
+    """Do nothing: an app that could not be imported has no workers."""
 
 
 def prepare(app: App) -> None:
-    """Do once what each worker would do for its first job."""
+    """Do what each worker would otherwise do for its first job."""
     for task in _tasks(app).values():
         task.arguments.prepare()
 
 
 def _tasks(app: App) -> dict[str, Any]:
-    found: dict[str, Any] = getattr(app, "task_table", dict)()
-    return found
+    tasks: dict[str, Any] = getattr(app, "task_table", dict)()
+    return tasks
 
 
 def _loop(app: App) -> str | None:
-    """The name of what async tasks run on; who has none need not have it in memory."""
+    """Return the name of the event loop; None, and nothing is imported, without async tasks."""
     return event_loop.name() if any(task.is_async for task in _tasks(app).values()) else None
 
 
 def _real_run() -> Run:
-    importlib.import_module(
-        "genba.worker.shared_worker"
-    )  # before the first fork, so workers share it
+    importlib.import_module("genba.worker.shared_worker")  # before the first fork, for all workers
     from genba.worker.fork_per_job import chosen_fork
-    from genba.worker.rehearsal import rehearse
+    from genba.worker.warm_up import warm_up
     from genba.worker.worker import main as run
 
-    rehearse()
+    warm_up()
     return partial(run, fork=chosen_fork())
 
 
@@ -393,7 +399,7 @@ def _ignore_signals() -> None:
 
 
 def set_title(title: str) -> None:
-    # setproctitle overwrites the environment otherwise, and with it the incarnation that sweeps look for.
+    # Otherwise setproctitle overwrites the environment, and the incarnation that sweeps look for.
     os.environ["SPT_NOENV"] = "1"
     from setproctitle import setproctitle
 
@@ -401,7 +407,7 @@ def set_title(title: str) -> None:
 
 
 def _send_now(node: socket.socket, word: str, contents: bytes) -> None:
-    """Send a text of any size, as a memfd: a packet has room for some 200 KB only."""
+    """Send contents of any size, as a memfd: a packet has room for some 200 KB only."""
     memfd = os.memfd_create("genba")
     with open(memfd, "wb") as file:
         file.write(contents)
@@ -412,7 +418,7 @@ def _send_now(node: socket.socket, word: str, contents: bytes) -> None:
         try:
             _send(node, word.encode(), [memfd])
         except (BrokenPipeError, ConnectionResetError, BlockingIOError):
-            os._exit(0)  # no node, no zygote
+            os._exit(0)  # the node is gone
 
 
 def _send(node: socket.socket, packet: bytes, fds: list[int]) -> None:
