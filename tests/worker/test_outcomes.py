@@ -182,7 +182,7 @@ def test_the_children_of_a_job_that_ended_itself_start(shop, path):
         ("interrupt", "KeyboardInterrupt"),
         ("recursion", "RecursionError"),
         ("memory", "MemoryError"),
-        ("curse", "Curse: (its text could not be had"),
+        ("curse", "Curse: (str() of it raised"),
         ("caused by a curse", "ValueError: outer"),
         ("generator exit", "GeneratorExit"),
         ("group", "ExceptionGroup: many"),
