@@ -43,7 +43,6 @@ from genba.options.parse import parse_reason, parse_text
 from genba.options.schedule_rule import RuleOptions
 from genba.reports.explain import Explanation
 from genba.storage.events import EventPosition
-from genba.storage.jobs.own_writes import OwnWrites
 from genba.storage.jobs.search import Filter
 from genba.storage.schedules.rows import NewSchedule
 
@@ -275,11 +274,6 @@ class Client(AdminClient):
         return Subscription(self._connection, checked_name("topic", topic))
 
     asubscribe = async_method(subscribe)
-
-    def own_job_writes(self) -> OwnWrites:
-        """Return what a running job may write about itself, in a transaction of its own."""
-        self.store.install()  # once; not while a transaction is open
-        return self.store.inside
 
     def inbox(self, job: RunningJob) -> JobInbox:
         """Open the inbox of the job that this worker runs."""
