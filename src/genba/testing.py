@@ -164,14 +164,14 @@ class InProcessTesting(Testing):
 
     def _run_next(self) -> int | None:
         store = self._app.store
-        while store.schedules.fire() or store.promote() or store.settle():
+        while store.ticks.fire() or store.promote() or store.settle():
             pass
         store.expire()
-        store.policy.end_pauses()
+        store.operators.end_pauses()
         store.limits.recheck()
         store.limits.serve_due_rates()
-        store.fairness.rank_new()
-        store.conditions.look()
+        store.fairness.rank_unranked()
+        store.conditions.send_scouts()
         tasks = sorted(self._app.task_table())
         queues = {job.queue for job in self._app.jobs(state="waiting", limit=1000)}
         claim = secrets.randbits(63)

@@ -143,7 +143,7 @@ def ticks_under_fire(url: str, clock: ManualClock, minutes: int, seed: int) -> i
         def fire(i: int) -> None:
             nonlocal deaths
             try:
-                while stores[i].schedules.fire():
+                while stores[i].ticks.fire():
                     pass
             except Died:
                 deaths += 1
@@ -157,7 +157,7 @@ def ticks_under_fire(url: str, clock: ManualClock, minutes: int, seed: int) -> i
             for _ in after_statement(hit):
                 together(3, fire)
         for store in stores:
-            while store.schedules.fire():
+            while store.ticks.fire():
                 pass
         print(f"seed {seed}: {passed} minutes of 10 schedules, {deaths} deaths in the middle of it")
         assert deaths
@@ -211,9 +211,9 @@ def test_fifty_schedules_after_twelve_hours_run_as_their_policies_say(store, clo
         on_time = [m for m in moments if (12 * 60 + 3.5 - m) * 60 <= 10]
         expected[f"s{i}"] = {"skip": on_time, "once": moments[-1:], "all": moments[-100:]}[misfire]
     clock.advance(12 * 3600 + 210)
-    while store.schedules.fire():
+    while store.ticks.fire():
         pass
     for name, moments in expected.items():
         ticks = store.schedules.ticks(store.schedules.named(name).id, 1000)
         assert sorted((t.moment - START) // MINUTE for t in ticks if t.job_id) == moments, name
-    assert store.schedules.fire() == 0
+    assert store.ticks.fire() == 0

@@ -1157,7 +1157,7 @@ def test_a_node_that_starts_declares_what_operators_say(url):
     ] == seen  # the same again changes nothing
     assert seen[0][0] == "nightly"
     other = Genba(url)
-    policy = other.store.policy
+    policy = other.store.operators
     policy.override(
         "often", lambda old: {}, "somebody", None
     )  # and dies before the schedule is written

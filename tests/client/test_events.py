@@ -449,7 +449,7 @@ def test_a_listener_that_was_too_slow_goes_on_with_the_events_of_its_own_node(
     def opened(*nodes: int) -> None:
         for node in nodes:
             with store._db.transaction() as tx:
-                store.events.tell(tx, "gate_opened", node=node)
+                store.events.add(tx, "gate_opened", node=node)
 
     def go_on() -> None:
         while not over.wait(0.02):

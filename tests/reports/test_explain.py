@@ -68,7 +68,7 @@ class Situation:
         if "no_node" not in kinds:
             self.join()
         if "queue_paused" in kinds:
-            store.policy.pause("default", None, "me", None)
+            store.operators.pause("default", None, "me", None)
         if "task_disabled" in kinds:
             self.switch(False)
         if "held" in kinds:
@@ -92,7 +92,7 @@ class Situation:
         self.store.nodes.leave(node)
 
     def switch(self, enabled: bool) -> None:
-        self.store.policy.switch(TASK, enabled, "me", None, {"name": TASK})
+        self.store.operators.switch(TASK, enabled, "me", None, {"name": TASK})
 
     def maintain(self) -> None:
         """Do the maintenance of a node."""
@@ -100,10 +100,10 @@ class Situation:
         self.store.limits.serve_due_rates()
         self.store.limits.recheck()
         if self.nodes:
-            self.store.park_unknown("default", self.store.nodes.known_tasks())
+            self.store.parked.park_unknown("default", self.store.nodes.known_tasks())
             if "unknown_task" not in self.left:
-                self.store.unpark([f"unknown task {TASK}"])
-        self.store.policy.keep_parked()
+                self.store.parked.unpark([f"unknown task {TASK}"])
+        self.store.operators.keep_parked()
 
     def remove(self, kind: str) -> None:
         self.left.discard(kind)
@@ -127,7 +127,7 @@ class Situation:
     _unknown_task = _unserved_queue = _no_node
 
     def _queue_paused(self) -> None:
-        self.store.policy.resume("default", "me")
+        self.store.operators.resume("default", "me")
 
     def _task_disabled(self) -> None:
         self.switch(True)
@@ -136,7 +136,7 @@ class Situation:
         self.store.cancel(self.holder, None)
 
     def _condition(self) -> None:
-        self.store.conditions.opened(check_key(TASK, READY, b'{"mine":1}', OPTIONS))
+        self.store.conditions.open(check_key(TASK, READY, b'{"mine":1}', OPTIONS))
 
     def _no_slot(self) -> None:
         job = self.claim()
@@ -316,11 +316,11 @@ def test_a_condition_said_no_and_is_asked_again(store, clock, node):
         ),
         ({**no, "unknown": "shop.open"}, "no live node knows condition 'shop.open'"),
     ):
-        store.conditions.look()
+        store.conditions.send_scouts()
         (job,) = claimed(store)
         gone = ending(job, "waiting", "not ready", happened=False, quiet=True)
         key = check_key(TASK, READY, b"{}", OPTIONS)
-        store.conditions.answered(
+        store.conditions.record_answers(
             1, [ConditionAnswer(ending=gone, key=key, task=TASK, conditions=READY, **answer)]
         )
         assert words in str(explanation_of(store, id))
@@ -360,7 +360,7 @@ def test_a_job_whose_moment_has_come_is_not_said_to_have_none(store, node, clock
 def test_a_pause_that_ends_says_when_and_slots_are_not_what_is_lacking(store, node, clock):
     id, end = one(store), clock.now() + 26 * HOUR
     late = one(store, delay=30 * HOUR)
-    store.policy.pause("default", end, "me", None)
+    store.operators.pause("default", end, "me", None)
 
     explanation = explanation_of(store, id)
     assert [(reason.kind, reason.data.get("until")) for reason in explanation.reasons] == [
@@ -373,6 +373,6 @@ def test_a_pause_that_ends_says_when_and_slots_are_not_what_is_lacking(store, no
     second = explanation_of(store, one(store))
     assert [reason.text for reason in second.reasons][1:] == ["1 job of it is ahead"]
     assert second.start == to_datetime(end)  # at the earliest
-    store.policy.pause("default", None, "me", None)
+    store.operators.pause("default", None, "me", None)
     assert [reason.kind for reason in explanation_of(store, id).reasons] == ["queue_paused"]
     assert explanation_of(store, id).start is None

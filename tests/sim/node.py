@@ -500,7 +500,7 @@ class SimNode(Process):
                 case SuccessesRefused(lost):
                     self._perform(brain.on_unmatched(lost, now))
                 case EndingsWritten(again):
-                    if again or self.store.children_wait:
+                    if again or self.store.dependencies.unsettled:
                         self._wake_keeper(0)
                 case StartsMarked(ours, lost):
                     brain.on_mark_lost(lost)

@@ -262,7 +262,7 @@ def a_store(world: World, node: Any = None) -> Store:
         LEASE,
         world.clock,
     )
-    store.by = lambda: "sim"
+    store.changed_by = lambda: "sim"
     store._installed = (
         True  # by the stage; to read all migrations again for each node takes longer than its life
     )

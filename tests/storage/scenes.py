@@ -98,7 +98,7 @@ class Play:
             try:
                 return list(claim())
             except StoreError:
-                found = until_it_answers(lambda: self.store.jobs_of_claim(1, CLAIM))
+                found = until_it_answers(lambda: self.store.claims.jobs_of_claim(1, CLAIM))
                 if not found:
                     raise
                 return list(found)
@@ -119,18 +119,18 @@ def _(play: Play) -> Act:
     return other.upgrade
 
 
-@scene("Store.enqueue", "Enqueuer.enqueue", unsynced=NEW)
+@scene("Enqueuer.enqueue", unsynced=NEW)
 def _(play: Play) -> Act:
     return lambda: play.store.enqueue([a_job()])
 
 
-@scene("Store.enqueue", "Enqueuer.enqueue", unsynced=(*NEW, "argument", "tag"))
+@scene("Enqueuer.enqueue", unsynced=(*NEW, "argument", "tag"))
 def _(play: Play) -> Act:
     jobs = [a_job(args=b'{"text": "%s"}' % (b"x" * 2000), tags=("t",)), a_job()]
     return lambda: play.store.enqueue(jobs)
 
 
-@scene("Store.enqueue", "Enqueuer.enqueue")
+@scene("Enqueuer.enqueue")
 def _(play: Play) -> Act:
     parent = one(play.store)
     jobs = [
@@ -142,27 +142,27 @@ def _(play: Play) -> Act:
     return lambda: play.store.enqueue(jobs)
 
 
-@scene("Store.enqueue", "Enqueuer.enqueue", unsynced=(*NEW, "cancelled"))
+@scene("Enqueuer.enqueue", unsynced=(*NEW, "cancelled"))
 def _(play: Play) -> Act:
     one(play.store, identity="a")
-    play.store.by = lambda: "me"
+    play.store.changed_by = lambda: "me"
     return lambda: play.store.enqueue([a_job(identity="a", on_conflict="replace")])
 
 
-@scene("Store.warm_up")
+@scene("Claims.warm_up")
 def _(play: Play) -> Act:
     joined(play.store)
-    return lambda: play.store.warm_up(1)
+    return lambda: play.store.claims.warm_up(1)
 
 
-@scene("Store.claim")
+@scene("Claims.claim")
 def _(play: Play) -> Act:
     joined(play.store)
     enqueued(play.store, 3)
     return play.jobs_of_claim(lambda: play.store.claim(1, CLAIM, {"default": 2}, [TASK]))
 
 
-@scene("Store.claim")
+@scene("Claims.claim")
 def _(play: Play) -> Act:
     joined(play.store)
     one(play.store)
@@ -170,7 +170,7 @@ def _(play: Play) -> Act:
     return play.jobs_of_claim(lambda: play.store.claim(1, CLAIM, {"default": 2, "fair": 2}, [TASK]))
 
 
-@scene("Store.finish_and_claim")
+@scene("Claims.finish_and_claim")
 def _(play: Play) -> Act:
     joined(play.store)
     job = running(play.store, **limited())
@@ -180,9 +180,9 @@ def _(play: Play) -> Act:
 
     def act() -> Any:
         try:
-            return play.store.finish_and_claim(1, CLAIM + 1, ended, {"default": 2}, [TASK])
+            return play.store.claims.finish_and_claim(1, CLAIM + 1, ended, {"default": 2}, [TASK])
         except StoreError:
-            found = until_it_answers(lambda: play.store.jobs_of_claim(1, CLAIM + 1))
+            found = until_it_answers(lambda: play.store.claims.jobs_of_claim(1, CLAIM + 1))
             if not found:
                 raise
             return found
@@ -190,18 +190,20 @@ def _(play: Play) -> Act:
     return act
 
 
-@scene("Store.claim_dedicated")
+@scene("Claims.claim_dedicated")
 def _(play: Play) -> Act:
     joined(play.store)
     one(play.store, options='{"dedicated":true}')
-    return play.jobs_of_claim(lambda: play.store.claim_dedicated(1, CLAIM, ["default"], [TASK], 1))
+    return play.jobs_of_claim(
+        lambda: play.store.claims.claim_dedicated(1, CLAIM, ["default"], [TASK], 1)
+    )
 
 
-@scene("Store.claim_job")
+@scene("Claims.claim_job")
 def _(play: Play) -> Act:
     joined(play.store)
     id = one(play.store, delay=HOUR)
-    return play.jobs_of_claim(lambda: [play.store.claim_job(1, CLAIM, id)])
+    return play.jobs_of_claim(lambda: [play.store.claims.claim_job(1, CLAIM, id)])
 
 
 def _two_running(play: Play, **given: Any) -> list[Claimed]:
@@ -210,7 +212,7 @@ def _two_running(play: Play, **given: Any) -> list[Claimed]:
     return claimed(play.store, 2)
 
 
-@scene("Store.finish")
+@scene("Attempts.finish")
 def _(play: Play) -> Act:
     jobs = _two_running(play, **limited(2))
     one(play.store, after=after(jobs[0].id))
@@ -223,7 +225,7 @@ def _is_over(play: Play, jobs: Sequence[Claimed]) -> None:
     assert play.store.end(1, [ending(job) for job in jobs]) == set()
 
 
-@scene("Store.finish")
+@scene("Attempts.finish")
 def _(play: Play) -> Act:
     """With a start that was told before, and the run of a schedule."""
     joined(play.store)
@@ -231,12 +233,12 @@ def _(play: Play) -> Act:
     play.store.promote()
     one(play.store)
     jobs = claimed(play.store, 2)
-    play.store.mark([(job.id, job.attempt, CLAIM, 10) for job in jobs])
+    play.store.mark_started([(job.id, job.attempt, CLAIM, 10) for job in jobs])
     play.then(lambda: _is_over(play, jobs))
     return lambda: play.store.finish(1, [success(job) for job in jobs])
 
 
-@scene("Store.end")
+@scene("Attempts.end_attempts")
 def _(play: Play) -> Act:
     """A retry, a failure that others wait for, one that holds a lock and slots, and a start that was told before."""
     joined(play.store)
@@ -244,7 +246,7 @@ def _(play: Play) -> Act:
     jobs = claimed(play.store, 4)
     one(play.store, after=after(jobs[1].id, wants="finished"))
     take(play.store, owner_of(jobs[2]))
-    play.store.mark([(jobs[0].id, jobs[0].attempt, CLAIM, 10)])
+    play.store.mark_started([(jobs[0].id, jobs[0].attempt, CLAIM, 10)])
     ends = [
         ending(jobs[0], "scheduled", wait=10 * SECOND, retries=1, started=10),
         ending(jobs[1], error='{"type":"E","message":"m"}'),
@@ -254,21 +256,21 @@ def _(play: Play) -> Act:
     return lambda: play.store.end(1, ends)
 
 
-@scene("Store.mark", "Attempts.mark", twice=("running",))
+@scene("Attempts.mark_started", twice=("running",))
 def _(play: Play) -> Act:
     jobs = _two_running(play)
-    return lambda: play.store.mark([(job.id, job.attempt, CLAIM, 10) for job in jobs])
+    return lambda: play.store.mark_started([(job.id, job.attempt, CLAIM, 10) for job in jobs])
 
 
-@scene("Store.progress", "Attempts.progress", twice=("progress",))
+@scene("Attempts.record_progress", twice=("progress",))
 def _(play: Play) -> Act:
     jobs = _two_running(play)
-    return lambda: play.store.progress(
+    return lambda: play.store.record_progress(
         [(job.id, job.attempt, CLAIM, '[1.0,2.0,"n"]') for job in jobs]
     )
 
 
-@scene("Store.promote")
+@scene("DueJobs.promote")
 def _(play: Play) -> Act:
     joined(play.store, tasks=LIMITED)
     enqueued(play.store, 2, delay=SECOND, **limited())
@@ -276,7 +278,7 @@ def _(play: Play) -> Act:
     return play.store.promote
 
 
-@scene("Store.settle", "Dependencies.settle")
+@scene("Settler.settle")
 def _(play: Play) -> Act:
     joined(play.store, tasks=LIMITED)
     good, bad, rest = enqueued(play.store, 3)
@@ -290,25 +292,25 @@ def _(play: Play) -> Act:
     return lambda: [until_it_answers(play.store.settle) for _ in range(3)]
 
 
-@scene("Store.expire")
+@scene("DueJobs.expire")
 def _(play: Play) -> Act:
     enqueued(play.store, 2, expires_in=SECOND, **limited())
     play.clock.advance(2)
     return play.store.expire
 
 
-@scene("Store.park_unknown")
+@scene("ParkedJobs.park_unknown")
 def _(play: Play) -> Act:
     one(play.store, task="shop.unknown")
     one(play.store)
-    return lambda: play.store.park_unknown("default", [TASK])
+    return lambda: play.store.parked.park_unknown("default", [TASK])
 
 
-@scene("Store.unpark")
+@scene("ParkedJobs.unpark")
 def _(play: Play) -> Act:
     one(play.store, task="shop.unknown")
-    play.store.park_unknown("default", [TASK])
-    return lambda: play.store.unpark(["unknown task shop.unknown"])
+    play.store.parked.park_unknown("default", [TASK])
+    return lambda: play.store.parked.unpark(["unknown task shop.unknown"])
 
 
 def _old(play: Play) -> JobId:
@@ -319,13 +321,13 @@ def _old(play: Play) -> JobId:
     return id
 
 
-@scene("Store.prune")
+@scene("Pruner.prune_before")
 def _(play: Play) -> Act:
     _old(play)
     return lambda: play.store.prune(play.clock.now() - SECOND)
 
 
-@scene("Store.cancel")
+@scene("Steering.cancel")
 def _(play: Play) -> Act:
     """One that waits, with a slot, and a child."""
     id, _ = enqueued(play.store, 2, **limited())
@@ -336,14 +338,14 @@ def _(play: Play) -> Act:
     )
 
 
-@scene("Store.cancel", twice=("control", "stop_requested"))
+@scene("Steering.cancel", twice=("control", "stop_requested"))
 def _(play: Play) -> Act:
     joined(play.store)
     job = running(play.store)
     return lambda: play.store.cancel(job.id, "r")
 
 
-@scene("Store.cancel_all", twice=("control", "stop_requested"))
+@scene("Steering.cancel_all", twice=("control", "stop_requested"))
 def _(play: Play) -> Act:
     joined(play.store)
     job = running(play.store)
@@ -351,13 +353,13 @@ def _(play: Play) -> Act:
     return lambda: (play.store.cancel_all([job.id, *ids], "r"), until_it_answers(play.store.settle))
 
 
-@scene("Store.hold")
+@scene("Steering.hold")
 def _(play: Play) -> Act:
     id, _ = enqueued(play.store, 2, **limited())
     return lambda: play.store.hold(id, "r")
 
 
-@scene("Store.resume")
+@scene("Steering.resume")
 def _(play: Play) -> Act:
     id = one(play.store, **limited())
     play.store.hold(id, "r")
@@ -374,13 +376,13 @@ def _failed(play: Play, **given: Any) -> JobId:
     return id
 
 
-@scene("Store.requeue")
+@scene("Steering.requeue")
 def _(play: Play) -> Act:
     id = _failed(play, **limited())
     return lambda: play.store.requeue(id)
 
 
-@scene("Store.requeue_failed")
+@scene("Steering.requeue_failed")
 def _(play: Play) -> Act:
     joined(play.store)
     ids = enqueued(play.store, 2)
@@ -389,10 +391,10 @@ def _(play: Play) -> Act:
     return lambda: play.store.requeue_failed(ids)
 
 
-@scene("Store.wake_for_granted")
+@scene("Namespace.wake_for_granted")
 def _(play: Play) -> Act:
     jobs = _two_running(play)
-    play.store.limits.lines.handed = bool(jobs)
+    play.store.limits.queues.granted = bool(jobs)
     return play.store.wake_for_granted
 
 
@@ -428,10 +430,10 @@ def _(play: Play) -> Act:
     )
 
 
-@scene("BulkChanges.kill", twice=("control", "stop_requested"))
+@scene("Steering.kill", twice=("control", "stop_requested"))
 def _(play: Play) -> Act:
     jobs = _two_running(play)
-    return lambda: play.store.bulk.kill([job.id for job in jobs], "r")
+    return lambda: play.store.steering.kill([job.id for job in jobs], "r")
 
 
 @scene("BulkChanges.change", twice=("updated",))
@@ -558,7 +560,7 @@ def _(play: Play) -> Act:
 @scene("Nodes.declare_dead")
 def _(play: Play) -> Act:
     jobs = _two_running(play, **limited(2))
-    play.store.mark([(jobs[0].id, jobs[0].attempt, CLAIM, 10)])
+    play.store.mark_started([(jobs[0].id, jobs[0].attempt, CLAIM, 10)])
     play.then(lambda: _is_over(play, jobs))
     return lambda: play.store.nodes.declare_dead(1, loss)
 
@@ -588,15 +590,15 @@ def _(play: Play) -> Act:
 def _(play: Play) -> Act:
     joined(play.store)
     enqueued(play.store, 2, **limited())
-    return lambda: play.store.policy.switch(TASK, False, "me", "r", None)
+    return lambda: play.store.operators.switch(TASK, False, "me", "r", None)
 
 
 @scene("Operators.switch", "Operators.unpark_task", "Operators.unpark")
 def _(play: Play) -> Act:
     joined(play.store)
     enqueued(play.store, 2, **limited())
-    play.store.policy.switch(TASK, False, "me", "r", None)
-    return lambda: play.store.policy.switch(TASK, True, "me", "r", None)
+    play.store.operators.switch(TASK, False, "me", "r", None)
+    return lambda: play.store.operators.switch(TASK, True, "me", "r", None)
 
 
 @scene("Operators.keep_parked")
@@ -605,20 +607,20 @@ def _(play: Play) -> Act:
     joined(play.store, tasks=({"name": TASK}, {"name": "shop.other"}))
     enqueued(play.store, 2)
     one(play.store, task="shop.other")
-    play.store.policy.switch("shop.other", False, "me", None, None)
+    play.store.operators.switch("shop.other", False, "me", None, None)
     with play.store._db.transaction() as tx:
         for name, enabled in ((TASK, False), ("shop.other", True)):
             tx.one("switch_task", namespace="default", name=name, enabled=enabled, by="me")
             tx.run("next_epoch", namespace="default")
-    play.store.policy.refresh()
-    return play.store.policy.keep_parked
+    play.store.operators.refresh()
+    return play.store.operators.keep_parked
 
 
 @scene("Operators.override", twice=("task_changed",))
 def _(play: Play) -> Act:
     joined(play.store)
     enqueued(play.store, 2, **limited(1, f"running {TASK}"))
-    return lambda: play.store.policy.override(
+    return lambda: play.store.operators.override(
         TASK, lambda old: {**old, "max_running": 2}, "me", None
     )
 
@@ -626,48 +628,48 @@ def _(play: Play) -> Act:
 @scene("Operators.pause", twice=("queue_paused",))
 def _(play: Play) -> Act:
     joined(play.store)
-    return lambda: play.store.policy.pause("default", None, "me", "r")
+    return lambda: play.store.operators.pause("default", None, "me", "r")
 
 
 @scene("Operators.resume")
 def _(play: Play) -> Act:
     joined(play.store)
-    play.store.policy.pause("default", None, "me", "r")
-    return lambda: play.store.policy.resume("default", "me")
+    play.store.operators.pause("default", None, "me", "r")
+    return lambda: play.store.operators.resume("default", "me")
 
 
 @scene("Operators.set_limit", twice=("limit_changed",))
 def _(play: Play) -> Act:
     joined(play.store)
     enqueued(play.store, 3, **limited())
-    return lambda: play.store.policy.set_limit("b", 2, "me")
+    return lambda: play.store.operators.set_limit("b", 2, "me")
 
 
 @scene("Operators.end_pauses")
 def _(play: Play) -> Act:
     joined(play.store)
-    play.store.policy.pause("default", play.clock.now() + SECOND, "me", "r")
+    play.store.operators.pause("default", play.clock.now() + SECOND, "me", "r")
     play.clock.advance(2)
-    return play.store.policy.end_pauses
+    return play.store.operators.end_pauses
 
 
 # fair queues
 
 
-@scene("Fairness.rank_new")
+@scene("Fairness.rank_unranked")
 def _(play: Play) -> Act:
     enqueued(play.store, 2, queue="fair", fair_key="x", fair_by="tenant", delay=SECOND)
     play.clock.advance(2)
     play.store.promote()
-    return play.store.fairness.rank_new
+    return play.store.fairness.rank_unranked
 
 
-@scene("Fairness.forget")
+@scene("Fairness.forget_idle_keys")
 def _(play: Play) -> Act:
     joined(play.store)
     one(play.store, queue="fair", fair_key="x", fair_by="tenant")
     play.store.claim(1, CLAIM, {"fair": 1}, [TASK])
-    return play.store.fairness.forget
+    return play.store.fairness.forget_idle_keys
 
 
 # jobs about themselves
@@ -681,7 +683,7 @@ def _one_running(play: Play, **given: Any) -> Claimed:
 @scene("OwnWrites.save")
 def _(play: Play) -> Act:
     job = _one_running(play)
-    return lambda: play.store.inside.save(fence(job), b'{"at":1}')
+    return lambda: play.store.own_writes.save(fence(job), b'{"at":1}')
 
 
 @scene("OwnWrites.end", over=(LeaseLost,))
@@ -689,7 +691,7 @@ def _(play: Play) -> Act:
     job = _one_running(play, **limited())
     one(play.store, after=after(job.id))
     play.then(lambda: _is_over(play, [job]))
-    return lambda: play.store.inside.end(fence(job), DONE, REPORT, 0.0)
+    return lambda: play.store.own_writes.end(fence(job), DONE, REPORT, 0.0)
 
 
 @scene("OwnWrites.transaction", "OwnWrites.open", "OwnWrites.close", over=(LeaseLost,))
@@ -698,7 +700,7 @@ def _(play: Play) -> Act:
     play.then(lambda: _is_over(play, [job]))
 
     def act() -> None:
-        with play.store.inside.transaction(fence(job), lambda: (DONE, REPORT, 0.0)) as conn:
+        with play.store.own_writes.transaction(fence(job), lambda: (DONE, REPORT, 0.0)) as conn:
             conn.execute("SELECT 1").fetchall()
 
     return act
@@ -707,8 +709,10 @@ def _(play: Play) -> Act:
 @scene("OwnWrites.afterwards", twice=("error_after_end",))
 def _(play: Play) -> Act:
     job = _one_running(play)
-    play.store.inside.end(fence(job), DONE, REPORT, 0.0)
-    return lambda: play.store.inside.afterwards(fence(job), '{"type":"E","message":"m"}', "told")
+    play.store.own_writes.end(fence(job), DONE, REPORT, 0.0)
+    return lambda: play.store.own_writes.afterwards(
+        fence(job), '{"type":"E","message":"m"}', "told"
+    )
 
 
 @scene("Dependencies.look_for_lost")
@@ -719,7 +723,7 @@ def _(play: Play) -> Act:
         pass
     with play.store._db.transaction() as tx:
         tx.batch("delete_job", [(parent,)], namespace="default")
-        play.store.events.tell(tx, "deleted", [parent])  # or verify finds it lost
+        play.store.events.add(tx, "deleted", [parent])  # or verify finds it lost
     return lambda: (play.store.dependencies.look_for_lost(), until_it_answers(play.store.settle))
 
 
@@ -1065,29 +1069,29 @@ def _(play: Play) -> Act:
     return lambda: play.store.schedules.trigger("s")
 
 
-@scene("Schedules.fire")
+@scene("Ticks.fire")
 def _(play: Play) -> Act:
     play.store.schedules.put(wanted("a", cron="* * * * *", misfire="all"))
     play.store.schedules.put(wanted("b", cron="* * * * *", misfire="skip"))
     play.clock.advance(3 * MINUTE / SECOND)
-    return lambda: [until_it_answers(play.store.schedules.fire) for _ in range(3)]
+    return lambda: [until_it_answers(play.store.ticks.fire) for _ in range(3)]
 
 
-@scene("Schedules.replan")
+@scene("Ticks.replan")
 def _(play: Play) -> Act:
     play.store.schedules.put(wanted("a", cron="0 * * * *"))
     play.store.schedules.put(wanted("b", every=10 * SECOND))
     play.clock.set(play.clock.now() - DAY)
-    return lambda: play.store.schedules.replan(set_back=True)
+    return lambda: play.store.ticks.replan(set_back=True)
 
 
-@scene("Schedules.prune_ticks")
+@scene("Ticks.prune_ticks")
 def _(play: Play) -> Act:
     play.store.schedules.put(wanted(cron="* * * * *"))
     play.clock.advance(MINUTE / SECOND)
-    play.store.schedules.fire()
+    play.store.ticks.fire()
     play.clock.advance(40 * DAY / SECOND)
-    return play.store.schedules.prune_ticks
+    return play.store.ticks.prune_ticks
 
 
 # conditions
@@ -1098,40 +1102,40 @@ def _asking(play: Play, count: int = 2, **given: Any) -> None:
     enqueued(play.store, count, ready=READY, options=OPTIONS, **given)
 
 
-@scene("Conditions.look")
+@scene("Conditions.send_scouts")
 def _(play: Play) -> Act:
     _asking(play)
-    return play.store.conditions.look
+    return play.store.conditions.send_scouts
 
 
-@scene("Conditions.answered")
+@scene("Conditions.record_answers")
 def _(play: Play) -> Act:
     """It is told once how often was asked, and how often that raised."""
     _asking(play)
-    play.store.conditions.look()
+    play.store.conditions.send_scouts()
     (job,) = claimed(play.store, 8)
-    return lambda: play.store.conditions.answered(1, [no(job, error="ValueError: sim")])
+    return lambda: play.store.conditions.record_answers(1, [no(job, error="ValueError: sim")])
 
 
-@scene("Conditions.take")
+@scene("Conditions.take_slots")
 def _(play: Play) -> Act:
     """Slots for one of two: the other one stands in line."""
     _asking(play)
-    play.store.conditions.look()
+    play.store.conditions.send_scouts()
     (scout,) = claimed(play.store, 8)
-    play.store.conditions.opened(key())
+    play.store.conditions.open(key())
     jobs = [scout, *claimed(play.store, 8)]
     asked = [SlotRequest(no(job), ((("b", 1),),)) for job in jobs]
     play.then(lambda: _has_slot(play, asked))
-    return lambda: play.store.conditions.take(1, asked)
+    return lambda: play.store.conditions.take_slots(1, asked)
 
 
 def _has_slot(play: Play, asked: Sequence[SlotRequest]) -> None:
-    assert play.store.conditions.take(1, asked) == {asked[0].answer.ending.id}
+    assert play.store.conditions.take_slots(1, asked) == {asked[0].answer.ending.id}
 
 
-@scene("Conditions.opened")
+@scene("Conditions.open")
 def _(play: Play) -> Act:
     _asking(play, 3)
-    play.store.conditions.look()
-    return lambda: play.store.conditions.opened(key())
+    play.store.conditions.send_scouts()
+    return lambda: play.store.conditions.open(key())

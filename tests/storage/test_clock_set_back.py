@@ -200,7 +200,7 @@ def test_the_jitter_of_a_tick_does_not_wait_for_the_old_time(store, clock):
     rule = ScheduleRule(cron="* * * * *", jitter=HOUR)
     store.schedules.put(NewSchedule(name="s", rule=rule, job=a_job(), said="s"))
     clock.advance("1m")
-    store.schedules.fire()
+    store.ticks.fire()
     (run,) = store.schedules.open_runs(store.schedules.named("s").id)
     left = run.due_at - clock.now()
     clock.set(clock.now() - DAY)

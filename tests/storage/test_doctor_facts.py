@@ -159,7 +159,7 @@ def test_a_real_store_is_seen_as_it_is(url):
         assert kinds(examine(store)) == {"listener", "queue"}
 
         one(store, task="shop.old")
-        store.park_unknown("default", ["shop.pay"])
+        store.parked.park_unknown("default", ["shop.pay"])
         assert "task" in kinds(examine(store))
     finally:
         store.close()

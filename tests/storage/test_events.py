@@ -30,7 +30,7 @@ def passes(store, at=None, job=None):
         for row in page.rows:
             for index, told in enumerate(unfold(row.kind, row.at, row.job_id, row.data)):
                 if told.job_id is not None and (row.seq != at.seq or index > at.index):
-                    found.append((told.kind, told.job_id, page.during.behind(row.seq, index)))
+                    found.append((told.kind, told.job_id, page.during.after_row(row.seq, index)))
         at = page.after
         if not page.more:
             return found, at
@@ -52,7 +52,7 @@ def test_each_job_of_a_batch_has_events_of_its_own(store):
 def test_a_start_that_was_told_is_not_told_again_with_the_end(store):
     joined(store)
     job = running(store)
-    store.mark([(job.id, 1, CLAIM, 5)])
+    store.mark_started([(job.id, 1, CLAIM, 5)])
     store.finish(1, [success(job)])
 
     assert kinds(store, job.id) == ["waiting", "running", "succeeded"]
@@ -64,7 +64,7 @@ def test_every_state_that_a_job_comes_into_is_an_event(store, clock):
     store.promote()
     joined(store)
     (job_in_hand,) = claimed(store, 1)
-    store.progress([(job, 1, CLAIM, '[1.0,4.0,"half"]')])
+    store.record_progress([(job, 1, CLAIM, '[1.0,4.0,"half"]')])
     store.end(
         1, [ending(job_in_hand, state="held", cause="exception", reason="ask Ann", started=5)]
     )
@@ -86,7 +86,7 @@ def test_every_state_that_a_job_comes_into_is_an_event(store, clock):
 
 def test_an_operators_change_tells_who_and_why(store):
     job = one(store)
-    store.by = lambda: "ann@desk"
+    store.changed_by = lambda: "ann@desk"
     store.hold(job, "stock-taking")
 
     (row,) = [row for row in store.events.page(EventPosition(), job).rows if row.kind == "held"]
@@ -187,7 +187,7 @@ def test_of_a_task_that_keeps_final_states_only_nothing_else_is_told(store):
     quiet = '{"history":"final"}'
     ids = [one(store, options=quiet), *enqueued(store, 2, options=quiet)]
     jobs = claimed(store, 4)
-    store.mark([(jobs[0].id, 1, CLAIM, 5)])
+    store.mark_started([(jobs[0].id, 1, CLAIM, 5)])
     store.finish(1, [success(jobs[0], quiet=True)])
     store.end(
         1, [ending(jobs[1], state="scheduled", cause="exception", due_at=1, quiet=True, started=5)]
@@ -195,7 +195,7 @@ def test_of_a_task_that_keeps_final_states_only_nothing_else_is_told(store):
     store.end(1, [ending(jobs[2], state="failed", cause="exception", quiet=True, started=5)])
 
     assert [kinds(store, id) for id in ids] == [["succeeded"], [], ["failed"]]
-    assert [len(store.attempts(id)) for id in ids] == [
+    assert [len(store.attempts_of(id)) for id in ids] == [
         0,
         0,
         1,
@@ -212,8 +212,8 @@ def test_a_batch_of_both_kinds_leaves_a_trace_of_those_that_want_one(store):
     ours = store.finish(1, [success(job, quiet=job.id in quiet) for job in (lost, *jobs)])
 
     assert ours == {*quiet, *loud} - {lost.id}
-    assert [len(store.attempts(id)) for id in quiet] == [1, 0, 0]  # the first has failed
-    assert [len(store.attempts(id)) for id in loud] == [1, 1, 1]
+    assert [len(store.attempts_of(id)) for id in quiet] == [1, 0, 0]  # the first has failed
+    assert [len(store.attempts_of(id)) for id in loud] == [1, 1, 1]
 
 
 def test_the_attempts_of_a_job_that_is_tried_for_ever_are_bounded(store, clock):
@@ -223,13 +223,13 @@ def test_the_attempts_of_a_job_that_is_tried_for_ever_are_bounded(store, clock):
         (job_in_hand,) = claimed(store, 1)
         store.end(1, [ending(job_in_hand, state="waiting", cause="exception")])
 
-    attempts = [row.attempt for row in store.attempts(job)]
+    attempts = [row.attempt for row in store.attempts_of(job)]
     assert attempts[-1] == 130
     assert 100 <= len(attempts) <= 120
 
 
 def test_what_is_no_cursor_is_refused():
-    with pytest.raises(BadOption, match="no cursor"):
+    with pytest.raises(BadOption, match="is not a cursor of an event"):
         EventPosition.of("yesterday")
 
 

@@ -29,25 +29,28 @@ START = 1_767_225_600_000_000
 SILENT = {"_db", "node_wakeups", "_wakeups"}  # parts that write no rows of ours
 # What only reads, or changes nothing but what is in memory.
 READS = {
-    "Store": "objects verify now write_marker close jobs_of_claim next_due parked_on job attempts states definitions "
-    "ahead writer",
+    "Store": "objects verify now write_marker close job attempts_of states ahead writer",
+    "Namespace": "wake_nodes",
+    "Claims": "jobs_of_claim",
+    "DueJobs": "next_due",
+    "ParkedJobs": "reasons_among",
     "Events": "page end tasks_of",
     "LimitSlots": "rules line",
     "Nodes": "due_work live ended_on_host silence suspects left_behind names known_tasks",
-    "Operators": "rules refresh tasks task queues waiting parked",
+    "Operators": "rules refresh definitions tasks task queues waiting parked",
     "Search": "jobs ids count usual_duration busy_nodes",
-    "JobCounts": "look",
+    "JobCounts": "read",
     "DoctorFacts": "collect",
     "BulkChanges": "each",
-    "Attempts": "forget",
+    "Attempts": "forget_starts",
     "OwnWrites": "ended",
-    "Dependencies": "asked open_parents results_of_parents",
+    "Dependencies": "open_parents results_of_parents",
     "Locks": "look held assert_held ring holders waiters nodes_in_the_way",
     "Pruner": "begin",
     "Sessions": "all remove_stale",
     "ClientListener": "listening enter leave mark wait await_ lost forget later close",
     "Schedules": "all named open_runs ticks abandoned",
-    "Conditions": "question",
+    "Conditions": "check",
 }
 ELSEWHERE = {"Store.uninstall"}  # below
 
@@ -146,7 +149,7 @@ class Stage:
             made = Store(
                 self.database, like.node_wakeups, like.listener._wakeups, namespace, LEASE_US, clock
             )
-            made.by = lambda: "me"
+            made.changed_by = lambda: "me"
             return made
 
         first = store("default")
@@ -187,8 +190,8 @@ def _keep(store: Store) -> None:
     """What keepers do for whoever could not."""
     while store.settle():
         pass
-    store.policy.refresh()
-    store.policy.keep_parked()
+    store.operators.refresh()
+    store.operators.keep_parked()
 
 
 def _again(scene: Scene, act: Callable[[], Any], way: str) -> None:

@@ -101,10 +101,10 @@ def test_a_start_that_is_marked_again_because_the_answer_was_lost_is_ours_both_t
     job = running(store)
     start = (job.id, job.attempt, CLAIM, 10)
 
-    assert store.mark([start]) == {job.id}
-    assert store.mark([start]) == {job.id}
-    assert store.mark([(job.id, job.attempt, CLAIM + 1, 10)]) == set()
-    assert store.mark([(job.id, job.attempt, CLAIM, 11)]) == set(), (
+    assert store.mark_started([start]) == {job.id}
+    assert store.mark_started([start]) == {job.id}
+    assert store.mark_started([(job.id, job.attempt, CLAIM + 1, 10)]) == set()
+    assert store.mark_started([(job.id, job.attempt, CLAIM, 11)]) == set(), (
         "another start of the same attempt"
     )
 

@@ -26,12 +26,12 @@ OTHER = "shop.mail"
 
 
 def switch(store: Store, enabled: bool, task: str = TASK) -> bool:
-    return store.policy.switch(task, enabled, "ann@desk", "why", None)
+    return store.operators.switch(task, enabled, "ann@desk", "why", None)
 
 
 def parked(store: Store) -> dict[str, int]:
     found: dict[str, int] = {}
-    for why, _, count in store.policy.parked():
+    for why, _, count in store.operators.parked():
         found[why] = found.get(why, 0) + count
     return found
 
@@ -69,7 +69,7 @@ def test_what_becomes_due_of_a_disabled_task_is_not_claimed_and_a_keeper_parks_i
     assert claimed(store, 8) == []
     assert {state(store, later), state(store, running)} == {"waiting"}
 
-    store.policy.keep_parked()
+    store.operators.keep_parked()
     assert parked(store) == {f"disabled task {TASK}": 2}
     switch(store, True)
     assert {job.id for job in claimed(store, 8)} == {later, running}
@@ -80,16 +80,16 @@ def test_who_has_not_heard_of_a_change_neither_claims_nor_enqueues_by_the_old_ru
 ):
     joined(store)
     one(store)
-    old = store.policy.rules().epoch
+    old = store.operators.rules().epoch
     operator = open_store(url, clock=clock)
-    operator.policy.switch(TASK, False, "ann@desk", None, None)
+    operator.operators.switch(TASK, False, "ann@desk", None, None)
     operator.enqueue([a_job()])  # from somewhere that does not ask
 
     assert claimed(store, 8) == []
     for jobs in ([a_job()], [a_job()] * 2, [a_job(identity="x")]):
         with pytest.raises(RulesChanged):
             store.enqueue(jobs, epoch=old)
-    assert store.policy.rules().disabled == {TASK}
+    assert store.operators.rules().disabled == {TASK}
     operator.close()
 
 
@@ -100,9 +100,9 @@ def test_a_keeper_ends_what_an_operator_has_left_half_done(store):
     with store._db.transaction() as tx:  # enabled by one that died before the jobs were back
         tx.run("switch_task", namespace="default", name=TASK, enabled=True, by="ann")
         tx.run("next_epoch", namespace="default")
-    store.policy.refresh()
+    store.operators.refresh()
 
-    assert store.policy.keep_parked()
+    assert store.operators.keep_parked()
     assert len(claimed(store, 8)) == 3  # 8 is a size: the largest that there is
 
 
@@ -111,27 +111,27 @@ def test_nothing_of_a_paused_queue_is_claimed_until_it_is_resumed(store):
     one(store, queue="slow")
     quick = one(store)
 
-    store.policy.pause("slow", None, "ann@desk", None)
+    store.operators.pause("slow", None, "ann@desk", None)
     got = store.claim(1, CLAIM, {"slow": 4, "default": 4}, [TASK])
     assert [job.id for job in got] == [quick]
 
-    assert store.policy.resume("slow", "ann@desk")
-    assert not store.policy.resume("slow", "ann@desk")
+    assert store.operators.resume("slow", "ann@desk")
+    assert not store.operators.resume("slow", "ann@desk")
     assert len(store.claim(1, CLAIM, {"slow": 4, "default": 4}, [TASK])) == 1
 
 
 def test_a_pause_for_a_time_ends_by_itself(store, clock):
     joined(store)
     one(store)
-    store.policy.pause("default", clock.now() + 5 * SECOND, "ann@desk", None)
+    store.operators.pause("default", clock.now() + 5 * SECOND, "ann@desk", None)
 
     clock.advance(4)
     assert store.nodes.due_work(1, ["default"], [TASK]).pause_ends == clock.now() + SECOND
-    assert store.policy.end_pauses() == []
+    assert store.operators.end_pauses() == []
     assert claimed(store) == []
 
     clock.advance(1)
-    assert store.policy.end_pauses() == ["default"]
+    assert store.operators.end_pauses() == ["default"]
     assert len(claimed(store)) == 1
 
 
@@ -139,9 +139,9 @@ def test_every_change_tells_who_made_it(store, url):
     joined(store)
     switch(store, False)
     switch(store, True)
-    store.policy.override(TASK, lambda old: {**old, "timeout": 5}, "bob@desk", None)
-    store.policy.pause("default", None, "ann@desk", "rest")
-    store.policy.resume("default", "bob@desk")
+    store.operators.override(TASK, lambda old: {**old, "timeout": 5}, "bob@desk", None)
+    store.operators.pause("default", None, "ann@desk", "rest")
+    store.operators.resume("default", "bob@desk")
 
     told = rows(
         url,
@@ -165,12 +165,12 @@ def test_a_task_that_nobody_knows_cannot_be_switched(store):
 
 def test_regression_19_an_operators_word_survives_that_many_nodes_declare_the_task(store):
     joined(store)
-    store.policy.override(TASK, lambda old: {"timeout": 5}, "ann@desk", None)
+    store.operators.override(TASK, lambda old: {"timeout": 5}, "ann@desk", None)
     switch(store, False)
-    epoch = store.policy.refresh().epoch
+    epoch = store.operators.refresh().epoch
     for id in range(2, 6):
         joined(store, id, tasks=({"name": TASK, "timeout": 60},))
 
-    rules = store.policy.refresh()
+    rules = store.operators.refresh()
     assert (rules.epoch, rules.disabled, rules.overrides) == (epoch, {TASK}, {TASK: {"timeout": 5}})
-    assert [record.name for record in store.policy.tasks()] == [TASK]
+    assert [record.name for record in store.operators.tasks()] == [TASK]

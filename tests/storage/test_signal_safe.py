@@ -168,7 +168,7 @@ def test_a_job_that_is_stopped_in_its_own_transaction_leaves_it(stopped_store, f
     last: list[Any] = []
 
     def deed() -> None:
-        last[:] = [stopped_store.inside.transaction(fence, lambda: told)]
+        last[:] = [stopped_store.own_writes.transaction(fence, lambda: told)]
         with suppress(Undo), last[0] as conn:
             conn.execute("SELECT 1")
             raise Undo

@@ -344,7 +344,7 @@ class Machine(RuleBasedStateMachine):
             assert (record.finished_at is not None) == (job.state in FINAL)
             assert (record.node is not None) == (job.state == "running")
             assert bool(record.cancel_requested) == job.asked
-            assert [one.attempt for one in self.store.attempts(id)] == job.history
+            assert [one.attempt for one in self.store.attempts_of(id)] == job.history
 
 
 def test_random_calls_mean_what_the_model_says(url, engine):

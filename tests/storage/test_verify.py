@@ -89,7 +89,7 @@ def shop(store, clock) -> Store:
     assert store.cancel(asked.id, "no more")
     store.end(1, [ending(asked, "cancelled", "cancelled")])
     started = running(store)
-    store.mark([(started.id, started.attempt, 77, clock.now())])
+    store.mark_started([(started.id, started.attempt, 77, clock.now())])
     lost = running(store)
     store.nodes.declare_dead(1, builders.loss)
     joined(store, 2)
@@ -318,7 +318,7 @@ def test_a_limit_that_was_lowered_has_not_been_exceeded_before(store, clock):
         == 2
     )
 
-    store.policy.set_limit("gpu", 1, "a test")
+    store.operators.set_limit("gpu", 1, "a test")
 
     assert found(store) == []
 

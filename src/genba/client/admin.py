@@ -208,7 +208,7 @@ class AdminClient:
         A smaller n stops no job, but starts none either until there is room.  BadOption if there is
         no such limit.
         """
-        self.store.policy.set_limit(template, n, current_account())
+        self.store.operators.set_limit(template, n, current_account())
 
     aset_limit = async_method(set_limit)
 
@@ -225,7 +225,7 @@ def prune(store: Store, age: Micros | None, keep_in_code: Mapping[str, KeepTimes
             pruned += some
         return pruned
     keep_times = dict(keep_in_code)
-    for record in store.policy.tasks():
+    for record in store.operators.tasks():
         keep = read_json(record.definition, _Kept, _Kept()).keep
         keep_times[record.name] = keep_of(keep, read_json(record.override, dict[str, Any], {}))
     store.pruner.begin(keep_times, now, whole=True)

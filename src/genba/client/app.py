@@ -195,7 +195,7 @@ class Genba(Client):
         """Return the store as far as a running job may write about itself."""
         store = self.store
         store.install()  # once; not while a transaction is open
-        return store.inside
+        return store.own_writes
 
     def options_of(self, job_id: int) -> dict[str, Any]:
         """Return the options of the job that this worker runs, for `current_job().options`."""

@@ -363,7 +363,7 @@ class Client(AdminClient):
         if not running:
             return deleted
         jobs = self._filter({"state": "running", "queue": queue})
-        kill = self.store.bulk.kill
+        kill = self.store.steering.kill
         return deleted + self._each(jobs, lambda ids: kill(ids, "flushed"), False, None)
 
     aflush = async_method(flush)
@@ -390,7 +390,7 @@ class Client(AdminClient):
         self.store.install()
         if dry_run:
             return self.store.search.count(jobs)
-        return self.store.bulk.each(jobs, act, tell, down=newest_first)
+        return self.store.bulk.each(jobs, act, tell, newest_first=newest_first)
 
     # wait
 

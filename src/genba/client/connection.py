@@ -62,7 +62,7 @@ class ClientConnection:
                 lease=settings.lease,
                 age_step=settings.age_step,
             )
-            self._store.by = _current_actor
+            self._store.changed_by = _current_actor
             if os.environ.get("GENBA_WORKER") and os.environ.get("GENBA_INCARNATION"):
                 # In a worker: what our jobs do counts as done by our node.
                 self._store.events.node = int(os.environ["GENBA_INCARNATION"])
@@ -94,7 +94,7 @@ class ClientConnection:
         store = open_store(
             url, namespace=settings.namespace, clock=clock, age_step=settings.age_step
         )
-        store.by = _current_actor
+        store.changed_by = _current_actor
         return store
 
     def swap(
@@ -136,7 +136,7 @@ class ClientConnection:
         if arguments is not None:
             return arguments.by_name(payload)
         plain = arguments_by_name(payload, ())
-        definitions = self.store.definitions([task]) if POSITIONAL_KEY in plain else {}
+        definitions = self.store.operators.definitions([task]) if POSITIONAL_KEY in plain else {}
         parameters = definitions[task].get("parameters", ()) if task in definitions else ()
         if not parameters:
             return plain

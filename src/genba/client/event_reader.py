@@ -70,7 +70,7 @@ class EventReader:
                 if row.seq == self._position.seq and index <= self._position.index:
                     continue  # given before
                 if self._fits(event):
-                    place = page.during.behind(row.seq, index)
+                    place = page.during.after_row(row.seq, index)
                     events.append(self._event(event, row, place))
         self._position, self._marker, self.caught_up = page.after, marker, not page.more
         return events if self._tasks is None else self._of_tasks(events, self._tasks)

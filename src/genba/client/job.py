@@ -214,7 +214,7 @@ class Job(JobHandle, Generic[R]):
     @property
     def attempts(self) -> list[Attempt]:
         """All attempts that have ended, the first one first."""
-        return [Attempt.of(row) for row in self._connection.store.attempts(self.id)]
+        return [Attempt.of(row) for row in self._connection.store.attempts_of(self.id)]
 
     def refresh(self) -> Job[R]:
         """Read it again; JobGone if it was deleted meanwhile."""

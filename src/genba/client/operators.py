@@ -57,7 +57,7 @@ class Tasks:
         return TaskControl(self, name)
 
     def __iter__(self) -> Iterator[str]:
-        stored = {record.name for record in self._connection.store.policy.tasks()}
+        stored = {record.name for record in self._connection.store.operators.tasks()}
         return iter(sorted(stored | self.registry.tasks.keys()))
 
     def __len__(self) -> int:
@@ -101,7 +101,7 @@ class TaskControl:
         return task.describe() if task is not None else None
 
     def _record(self) -> TaskRecord:
-        record = self._connection.store.policy.task(self.name)
+        record = self._connection.store.operators.task(self.name)
         if record is not None:
             return record
         code = self._code()
@@ -181,7 +181,7 @@ class TaskControl:
     aenable = async_method(enable)
 
     def _switch(self, enabled: bool, reason: str | None) -> bool:
-        policy = self._connection.store.policy
+        policy = self._connection.store.operators
         why = parse_reason(reason)
         return policy.switch(self.name, enabled, current_account(), why, self._code())
 
@@ -234,7 +234,7 @@ class TaskControl:
     areset = async_method(reset)
 
     def _override(self, change: Callable[[dict[str, Any]], dict[str, Any]]) -> dict[str, Any]:
-        policy = self._connection.store.policy
+        policy = self._connection.store.operators
         return policy.override(self.name, change, current_account(), self._code())
 
     # its own schedule
@@ -309,7 +309,7 @@ class Queues:
         return QueueControl(self._connection, name)
 
     def __iter__(self) -> Iterator[str]:
-        policy = self._connection.store.policy
+        policy = self._connection.store.operators
         parked = {queue for _, queue, _ in policy.parked()}
         paused = {record.name for record in policy.queues()}
         return iter(sorted(paused | policy.waiting().keys() | parked))
@@ -327,8 +327,8 @@ class Queues:
         """Return all of them with the number of jobs that wait in each."""
         store = self._connection.store
         now = store.now()
-        records = {record.name: record for record in store.policy.queues()}
-        waiting, parked = store.policy.waiting(), store.policy.parked()
+        records = {record.name: record for record in store.operators.queues()}
+        waiting, parked = store.operators.waiting(), store.operators.parked()
         names = records.keys() | waiting.keys() | {queue for _, queue, _ in parked}
         return [
             _queue_to_json(records.get(name) or _unpaused(name), now, waiting.get(name, 0), parked)
@@ -387,7 +387,7 @@ class QueueControl:
         return hash(self.name)
 
     def _record(self) -> QueueRecord:
-        records = self._connection.store.policy.queues()
+        records = self._connection.store.operators.queues()
         return next((one for one in records if one.name == self.name), _unpaused(self.name))
 
     @property
@@ -421,13 +421,13 @@ class QueueControl:
         Running jobs go on, and jobs can be enqueued.
         """
         end = None if until is None else self._connection.moment_or_delay(until)
-        policy = self._connection.store.policy
+        policy = self._connection.store.operators
         policy.pause(self.name, end, current_account(), parse_reason(reason))
 
     apause = async_method(pause)
 
     def resume(self) -> bool:
         """Start its jobs again; False if it was not paused."""
-        return self._connection.store.policy.resume(self.name, current_account())
+        return self._connection.store.operators.resume(self.name, current_account())
 
     aresume = async_method(resume)

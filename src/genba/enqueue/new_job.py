@@ -88,13 +88,13 @@ class NewJobs:
         """
         conn = _one_connection(calls, conn)
         calls, order = parents_first(calls)
-        rules = store.policy.rules()
+        rules = store.operators.rules()
         for _ in range(_TRIES):
             try:
                 rows = self.rows(store, _apply_rules(calls, rules), rules, trace)
                 enqueued = store.enqueue(rows, conn, rules.epoch)
             except RulesChanged:
-                rules = store.policy.refresh()
+                rules = store.operators.refresh()
             else:
                 return enqueued if order is None else [enqueued[place] for place in order]
         raise RulesChanged("the rules of tasks and queues change faster than a job can be enqueued")
@@ -116,14 +116,14 @@ class NewJobs:
         places = {id(call): i for i, call in enumerate(calls)}
         prepared: dict[tuple[int, int, str], NewJob] = {}
         by_name_only = {call.task for call in calls if call.arguments is None}
-        definitions = _readable(store.definitions(by_name_only)) if by_name_only else {}
+        definitions = _readable(store.operators.definitions(by_name_only)) if by_name_only else {}
         calls = _apply_definitions(calls, definitions, rules) if definitions else calls
         jobs = [self._new_job(call, places, prepared, definitions, trace) for call in calls]
         return _with_fair_keys(calls, jobs, rules, partial(_values, definitions=definitions))
 
     def encode_clone(self, store: Store, call: Call[Any], trace: str | None) -> bytes:
         """Encode the row of a copy, which the store inserts when the running job has succeeded."""
-        (job,) = self.rows(store, [call], store.policy.rules(), trace)
+        (job,) = self.rows(store, [call], store.operators.rules(), trace)
         return msgspec.msgpack.encode(msgspec.structs.replace(job, max_waiting=None))
 
     def schedule(

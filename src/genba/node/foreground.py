@@ -76,11 +76,13 @@ class ForegroundNode:
         with self._membership(record):
             claim = secrets.randbits(63)
             claimed = (
-                self._store.claim_job(self._id, claim, id) if record.state in STARTABLE else None
+                self._store.claims.claim_job(self._id, claim, id)
+                if record.state in STARTABLE
+                else None
             )
             if claimed is None:
                 raise GenbaError(_why_not(self._store.job(id) or record))
-            self._store.mark([(claimed.id, claimed.attempt, claim, self._store.now())])
+            self._store.mark_started([(claimed.id, claimed.attempt, claim, self._store.now())])
             return self.go(record, claimed, claim, call)
 
     # to be a node, as far as others can see
@@ -145,7 +147,7 @@ class ForegroundNode:
         fine, wait, said, error = ask(job, names)
         key = check_key(claimed.task, names, claimed.args, claimed.options)
         if fine:
-            self._store.conditions.opened(key)
+            self._store.conditions.open(key)
             return True
         end = AttemptEnd(cause=Cause.NOT_READY, started=False)
         options = read_options(claimed.options) or DEFAULT_OPTIONS
@@ -159,7 +161,7 @@ class ForegroundNode:
             said=said,
             error=error,
         )
-        self._store.conditions.answered(self._id, [answer])
+        self._store.conditions.record_answers(self._id, [answer])
         return False
 
     # to run it, as a node decides

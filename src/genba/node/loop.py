@@ -309,7 +309,7 @@ class Node:
 
     def _look_after_children(self, again: bool) -> None:
         """The keeper knows when to wake up next; a retry may be due before that."""
-        if self._store and self._office and (again or self._store.children_wait):
+        if self._store and self._office and (again or self._store.dependencies.unsettled):
             self._office.keeper.poke()
 
     def _on_renewed(self, sent: Micros, wall: Micros, draining: bool) -> None:

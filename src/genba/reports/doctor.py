@@ -42,7 +42,7 @@ def examine(store: Store) -> list[Finding]:
     """Examine an installation; problems come first, then what was checked and is fine."""
     store.install()
     facts = store.doctor_facts.collect(
-        store.nodes.live(), store.policy.parked(), LONG_TRANSACTION_SECONDS
+        store.nodes.live(), store.operators.parked(), LONG_TRANSACTION_SECONDS
     )
     return sorted(findings(facts), key=lambda finding: not finding.wrong)
 

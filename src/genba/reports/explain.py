@@ -94,7 +94,7 @@ class Facts:
     @cached_property
     def stopped_by_operator(self) -> list[Reason]:
         """The decisions of operators that stop this job."""
-        job, rules = self.job, self.store.policy.refresh()
+        job, rules = self.job, self.store.operators.refresh()
         reasons = []
         if job.task in rules.disabled:
             reasons.append(
@@ -203,7 +203,7 @@ def _operators(facts: Facts) -> Sequence[Reason]:
 def _pause(facts: Facts) -> Reason:
     queue = facts.job.queue
     until = next(
-        (row.paused_until for row in facts.store.policy.queues() if row.name == queue), None
+        (row.paused_until for row in facts.store.operators.queues() if row.name == queue), None
     )
     if until is None:
         return Reason("queue_paused", f"its queue {queue!r} is paused", {"queue": queue})
@@ -285,7 +285,7 @@ def _condition(facts: Facts) -> Sequence[Reason]:
         ]
     if not parked.startswith("question "):
         return []
-    question = facts.store.conditions.question(parked.removeprefix("question "))
+    question = facts.store.conditions.check(parked.removeprefix("question "))
     if question is None:
         return [Reason("condition", "its conditions are about to be checked", start=facts.now)]
     names = ", ".join(read_json(question.conditions, list[str], [UNREADABLE]))

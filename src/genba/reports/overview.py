@@ -66,8 +66,8 @@ class Overview(Generic[J]):
 def read_overview(store: Store, limit: int, as_job: Callable[[JobRecord], J]) -> Overview[J]:
     """Look once; `as_job` makes the jobs of the overview from their records."""
     store.install()
-    levels = store.counts.look()
-    records = {record.name: record for record in store.policy.queues()}
+    levels = store.counts.read()
+    records = {record.name: record for record in store.operators.queues()}
     live = store.nodes.live()
     busy = store.search.busy_nodes()
     names = {

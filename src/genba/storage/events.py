@@ -1,10 +1,11 @@
-"""What happened, row by row: told in the transaction that makes it so, and read again by whoever is interested.
+"""Events: what happened, row by row, written in the transaction that makes it happen.
 
-A row may tell of many jobs: `data` has their ids as `jobs`, and what differs between them as lists in `each`.
+A row may describe many jobs: `data` has their ids as `jobs`, and what differs between them as lists in `each`.
 
-Readers never skip what commits late.  On PostgreSQL a transaction may commit after others that took later numbers,
-so a reader goes in passes: each gives what its snapshot sees and the snapshot of the pass before did not.  Below
-`low` nothing can come any more: whoever had not begun when a pass was taken takes numbers above all that the pass saw.
+Readers never skip what commits late.  On PostgreSQL a transaction may commit after others that took later numbers, so
+a reader goes in passes: each pass gives what its snapshot sees and the snapshot of the pass before did not.  Nothing
+new can appear below `low`: a transaction that had not begun when a pass was taken takes numbers above all that the
+pass saw.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ import msgspec
 
 from genba.errors import BadOption, CursorExpired
 from genba.storage.engines.database import Database, Transaction
-from genba.storage.records import JobId, Micros
+from genba.storage.records import JobId, Micros, is_quiet
 
 PAGE_ROWS = 200  # rows
 _json = msgspec.json.Encoder()
 
 
 class EventRow(NamedTuple):
-    """The order is that of the query."""
+    """An event as its row says (in the order of the query)."""
 
     seq: int
     at: Micros
@@ -40,16 +41,15 @@ class EventRow(NamedTuple):
 
 
 class EventPosition(msgspec.Struct, frozen=True, array_like=True):
-    """Where a reader stands: behind the `index`-th event of row `seq`, in the pass `current`."""
+    """Where a reader is: after the `index`-th event of row `seq`, in the pass `current`."""
 
     seq: int = 0
     index: int = -1
-    low: int = 0  # what has no greater number is behind us
+    low: int = 0  # everything up to this number was read
     seen: str = ""  # the snapshot of the last pass that is done
-    current: str = ""  # the one that is under way
-    next_low: int = (
-        0  # `low` as soon as all of that time have ended: those with a number below `next_from`
-    )
+    current: str = ""  # the snapshot of the pass that goes on
+    # The next `low`, once all transactions with a number below `next_from` have ended.
+    next_low: int = 0
     next_from: int = 0
     begun: bool = False
 
@@ -63,24 +63,26 @@ class EventPosition(msgspec.Struct, frozen=True, array_like=True):
             packed = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4))
             return msgspec.msgpack.decode(packed, type=cls)
         except (TypeError, ValueError, binascii.Error, msgspec.MsgspecError):
-            raise BadOption(f"after: {cursor!r} is no cursor of an event") from None
+            raise BadOption(
+                f"after: {cursor!r} is not a cursor of an event: pass the cursor of an event that you have read"
+            ) from None
 
-    def behind(self, seq: int, index: int) -> EventPosition:
+    def after_row(self, seq: int, index: int) -> EventPosition:
         return msgspec.structs.replace(self, seq=seq, index=index, begun=True)
 
-    def rested(self, snapshot: str, top: int) -> EventPosition:
-        """The pass is done; `top` is the greatest number that it could see."""
+    def after_pass(self, snapshot: str, top: int) -> EventPosition:
+        """Give the position after a pass; `top` is the greatest number that it could see."""
         oldest, newest, *_ = snapshot.split(":")
         low, next_low, next_from = self.low, self.next_low, self.next_from
         if next_from <= int(oldest):
             low, next_low, next_from = max(low, next_low), top, int(newest)
-        if int(newest) <= int(oldest):  # nobody was at work
+        if int(newest) <= int(oldest):  # no transaction was open
             low = max(low, top)
         return EventPosition(max(self.seq, top), -1, low, snapshot, "", next_low, next_from, True)
 
 
 class EventPage(NamedTuple):
-    """`after` is where the reader stands when it has read all of `rows`; `more`: the pass goes on."""
+    """Some rows; `after` is the position when all of them are read, `more` says that the pass goes on."""
 
     rows: list[EventRow]
     during: EventPosition
@@ -90,7 +92,7 @@ class EventPage(NamedTuple):
 
 @cache
 def current_operator() -> str:
-    """Who we are, for the history."""
+    """Name the user of this process, for the history."""
     try:
         user = getpass.getuser()
     except (OSError, KeyError):  # no such user on this machine, as in many containers
@@ -102,9 +104,9 @@ class Events:
     def __init__(self, database: Database, namespace: str) -> None:
         self._db = database
         self._namespace = namespace
-        self.node: int | None = None  # whose doing it is
+        self.node: int | None = None  # the node that writes, if it is one
 
-    def tell(
+    def add(
         self,
         tx: Transaction,
         kind: str,
@@ -112,26 +114,35 @@ class Events:
         *,
         node: int | None = None,
         each: Mapping[str, Sequence[Any]] | None = None,
-        **more: Any,
+        **data: Any,
     ) -> None:
-        """One row for all `ids`; of an event of no job, none.  `each` has one value for each of them."""
+        """Write one row for all `ids` (none: an event of no job).  `each` has one value for each of them."""
         if len(ids) == 1 and each:
-            more |= {name: values[0] for name, values in each.items() if values[0] is not None}
+            data |= {name: values[0] for name, values in each.items() if values[0] is not None}
         elif len(ids) > 1:
-            more = {"jobs": ids, "each": each, **more} if each else {"jobs": ids, **more}
+            data = {"jobs": ids, "each": each, **data} if each else {"jobs": ids, **data}
         tx.run(
             "insert_event",
             namespace=self._namespace,
             kind=kind,
             job_id=ids[0] if len(ids) == 1 else None,
             node=node if node is not None else self.node,
-            data=_json.encode(more) if more else None,
+            data=_json.encode(data) if data else None,
         )
 
+    def add_states(self, tx: Transaction, rows: Sequence[tuple[Any, ...]]) -> None:
+        """Write that jobs (id, state, options) have just come into that state."""
+        by_state: dict[str, list[JobId]] = {}
+        for id, state, options in rows:
+            if not is_quiet(options):
+                by_state.setdefault(state, []).append(id)
+        for state, ids in by_state.items():
+            self.add(tx, state, ids)
+
     def page(self, at: EventPosition, job: JobId | None = None) -> EventPage:
-        """The next rows behind `at`; CursorExpired if some of them are gone."""
+        """Read the next rows after `at`; CursorExpired if some of them were pruned."""
         with self._db.statement() as tx:
-            found = tx.all(
+            page = tx.all(
                 "event_page",
                 namespace=self._namespace,
                 start=max(at.low + 1, at.seq if at.current else 0),
@@ -141,25 +152,28 @@ class Events:
                 digits=str(job).encode(),
                 limit=PAGE_ROWS,
             )
-        snapshot, top, pruned = found[0][:3]
-        rows = sorted(EventRow(*row[3:]) for row in found if row[3] is not None)
+        snapshot, top, pruned = page[0][:3]
+        rows = sorted(EventRow(*row[3:]) for row in page if row[3] is not None)
         if at.begun and pruned is not None and pruned > max(at.seq, at.low):
             raise CursorExpired(
-                f"events that this cursor has not seen are gone, up to number {pruned}: start anew with after=None, "
-                "read more often, or keep them longer (keep_events, max_events)"
+                f"events that this cursor has not seen were pruned, up to number {pruned}: "
+                "start again with after=None, read more often, or keep them longer "
+                "(keep_events, max_events)"
             )
         during = msgspec.structs.replace(at, current=at.current or snapshot)
         if len(rows) >= PAGE_ROWS:
-            return EventPage(rows, during, during.behind(rows[-1].seq, 1 << 60), True)
-        if at.current:  # what this snapshot did not see comes with the next
+            return EventPage(rows, during, during.after_row(rows[-1].seq, 1 << 60), True)
+        if at.current:  # what this snapshot did not see comes with the next one
             top = rows[-1].seq if rows else at.seq
-            return EventPage(rows, during, during.rested(at.current, top), at.current != snapshot)
-        return EventPage(rows, during, during.rested(snapshot, top or 0), False)
+            return EventPage(
+                rows, during, during.after_pass(at.current, top), at.current != snapshot
+            )
+        return EventPage(rows, during, during.after_pass(snapshot, top or 0), False)
 
     def end(self) -> EventPosition:
-        """Behind all that has happened so far."""
+        """Give the position after everything that has happened so far."""
         with self._db.statement() as tx:
-            found = tx.all(
+            page = tx.all(
                 "event_page",
                 namespace=self._namespace,
                 start=1 << 62,
@@ -169,10 +183,11 @@ class Events:
                 digits=b"",
                 limit=1,
             )
-        snapshot, top, _ = found[0][:3]
-        return EventPosition().rested(snapshot, top or 0)
+        snapshot, top, _ = page[0][:3]
+        return EventPosition().after_pass(snapshot, top or 0)
 
     def tasks_of(self, ids: Sequence[JobId]) -> dict[JobId, str]:
+        """Read the tasks of these jobs."""
         with self._db.statement() as tx:
             return {
                 row[0]: row[1]
@@ -182,12 +197,12 @@ class Events:
             }
 
     def prune(self, before: Micros, most: int) -> int:
-        """Delete a thousand of the oldest, if they are older than `before` or more than `most`; how many it were."""
+        """Delete up to a thousand of the oldest that are older than `before` or exceed `most`; how many."""
         with self._db.transaction() as tx:
-            gone = tx.all("prune_events", before=before, most=most)
+            deleted = tx.all("prune_events", before=before, most=most)
             last: dict[str, int] = {}
-            for namespace, seq in gone:
+            for namespace, seq in deleted:
                 last[namespace] = max(seq, last.get(namespace, 0))
             for namespace, seq in sorted(last.items()):
                 tx.run("set_pruned", namespace=namespace, pruned=seq)
-            return len(gone)
+            return len(deleted)

@@ -1,4 +1,4 @@
-"""What goes into the store and comes out of it, as frozen values."""
+"""The frozen values that go into the store and come out of it."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ from genba.domain.untrusted_json import UNREADABLE, read_json
 
 Micros = int
 JobId = int
-EXACT_MOMENT = 0  # as due_from: somebody has named the moment itself, and nothing moves it
-QUIET = '"history":"final"'  # in the options of a job
+# As `due_from`: the moment itself was given, and nothing moves it.
+EXACT_MOMENT = 0
+# In the options of a job whose task keeps final states only.
+QUIET = '"history":"final"'
 
 
 class NewJob(msgspec.Struct, frozen=True, kw_only=True):
-    """A job that is wanted.  Moments are absolute, or counted from the store's own now.
+    """A job to insert.  Moments are absolute, or counted from the store's clock.
 
-    A Struct, because a bulk enqueue makes ten thousand of them: a tenth of what a dataclass costs.
+    A Struct, because a bulk enqueue makes ten thousand of them: it costs a tenth of a dataclass.
     """
 
     task: str
@@ -40,28 +42,28 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True):
     parent_id: JobId | None = None
     tags: tuple[str, ...] = ()
     options: str | None = None
-    fair_key: str | None = None  # who takes turns with others, in a fair queue
+    fair_key: str | None = None  # takes turns with other keys in a fair queue
     fair_by: str | None = None  # makes its queue a fair one
     after: tuple[Edge, ...] = ()
     needs: SlotNeeds = ()
-    rules: tuple[LimitRule, ...] = ()  # of the templates of its needs
-    capped: bool = False  # counts for its task's max_waiting
+    rules: tuple[LimitRule, ...] = ()  # of the templates that it needs
+    capped: bool = False  # counts towards its task's max_waiting
     max_waiting: int | None = None  # refused if so many wait
     ready: tuple[str, ...] = ()
 
     @property
     def plain(self) -> bool:
-        """True if it needs nothing but its row."""
+        """Tell whether its row is all that must be inserted."""
         plain = self.identity is None and not self.after and not self.tags and not self.ready
         return plain and not self.limited and self.fair_key is None
 
     @property
     def simple(self) -> bool:
-        """True if nothing is said of it but what it does: it may start at once, and is like most others."""
+        """Tell whether it is like most jobs: it may start at once, and has no options but its task's."""
         if self.due_at is not None or self.delay or self.parent_id is not None or not self.plain:
             return False
-        more = (self.key, self.expires_at, self.expires_in, self.unique_for)
-        return more == (None,) * 4 and not is_quiet(self.options)
+        options = (self.key, self.expires_at, self.expires_in, self.unique_for)
+        return options == (None,) * 4 and not is_quiet(self.options)
 
     @property
     def limited(self) -> bool:
@@ -69,11 +71,11 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UniformJobs(list[NewJob]):
-    """Jobs that differ in nothing but their arguments, as most of a bulk enqueue do."""
+    """Jobs that differ only in their arguments, as most of a bulk enqueue do."""
 
 
 class Edge(NamedTuple):
-    """A wish to run after `job`: an id, or (with `inside`) the place of a job in the same call."""
+    """An edge to the job to run after: its id, or (with `inside`) its index in the same call."""
 
     job: int
     wants: str = "success"
@@ -86,7 +88,7 @@ class Enqueued(NamedTuple):
 
 
 class Claimed(NamedTuple):
-    """A job that is ours now, as the claim returned it (the order is that of the query)."""
+    """A job that a claim has leased to us (in the order of the query)."""
 
     rank: int
     id: JobId
@@ -108,12 +110,12 @@ class Claimed(NamedTuple):
 
 
 def is_quiet(options: str | None) -> bool:
-    """Its task wants final states only in the history."""
+    """Tell from a job's options whether only final states go into its history."""
     return options is not None and QUIET in options
 
 
 class Success(NamedTuple):
-    """An attempt that returned (the order is that of the query)."""
+    """An attempt that returned (in the order of the query)."""
 
     id: JobId
     attempt: int
@@ -121,14 +123,15 @@ class Success(NamedTuple):
     result: bytes | None
     claimed: Micros | None
     started: Micros | None
-    ended: Micros | None  # None: no record of it is kept
+    ended: Micros | None  # None: no record of the attempt is kept
     pid: int | None
     cpu: Micros | None
     peak: int | None
-    quiet: bool = False  # of a task that keeps final states only; not written
-    limited: bool = False  # it may have slots to free; not written either
+    quiet: bool = False  # its task keeps final states only; not written
+    limited: bool = False  # it may have slots to free; not written
 
-    def untold(self) -> Success:
+    def without_run(self) -> Success:
+        """Drop what describes the run, for a task that keeps final states only."""
         return self._replace(started=None, ended=None, pid=None, cpu=None, peak=None)
 
     def as_ending(self) -> Ending:
@@ -150,7 +153,7 @@ class Success(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """An attempt that ended in any other way, and what becomes of its job."""
+    """An attempt that ended in another way, and what becomes of its job."""
 
     id: JobId
     attempt: int
@@ -160,9 +163,9 @@ class Ending:
     retries: int = 0
     crashes: int = 0
     losses: int = 0
-    due_at: Micros | None = None  # a moment that the job's code has named
-    wait: Micros | None = None  # else, from when this is written
-    rank_priority: int = 0  # with one of them: what it is worth in the line
+    due_at: Micros | None = None  # a moment that the job's code gave
+    wait: Micros | None = None  # otherwise, counted from the moment of writing
+    rank_priority: int = 0  # with either: the priority that its rank is computed from
     reason: str | None = None
     error: str | None = None
     result: bytes | None = None
@@ -173,22 +176,22 @@ class Ending:
     pid: int | None = None
     cpu: Micros | None = None
     peak: int | None = None
-    clones: tuple[bytes, ...] = ()  # jobs that come with the success
-    happened: bool = True  # False: it never started, and leaves no trace
-    locks: bool = False  # it may hold locks, or wait for some
-    told: bool = False  # that it is running was told before
+    clones: tuple[bytes, ...] = ()  # jobs that are enqueued with the success
+    happened: bool = True  # False: the attempt never started, and leaves no trace
+    locks: bool = False  # it may hold locks, or wait for locks
+    start_recorded: bool = False  # its start is in the history already
     quiet: bool = False  # only a final state goes into the history
-    hooked: bool = False  # its task wants to be told when it is final
-    task: str = ""  # for those who watch; not written
+    has_on_final: bool = False  # its task has an `on_final` hook
+    task: str = ""  # for logs and metrics; not written
     queue: str = ""
 
     @property
     def put_off(self) -> bool:
-        """True if it comes back at another moment than before."""
+        """Tell whether the job gets a new due moment."""
         return self.due_at is not None or self.wait is not None
 
     def due(self, now: Micros) -> Micros | None:
-        """The moment at which it comes back, if that is another than before."""
+        """Give the job's new due moment, None if it keeps the old one."""
         return self.due_at if self.wait is None else now + self.wait
 
 
@@ -232,13 +235,14 @@ class JobRecord:
     result: bytes | None
 
 
-# Every attempt that has ended: the one that a job returned from is told by its own row, others have rows of their own.
+# Every attempt that has ended.  The one that returned is described by the row of its job, the
+# others have rows of their own.
 HISTORY = """(
     SELECT job_id, attempt, claimed_at, started_at, ended_at, cause, node, pid, cpu, peak, error, log FROM genba.attempt
      UNION ALL
     SELECT id, attempt, claimed_at, ran_from, ran_until, 'returned', ran_on, ran_pid, ran_cpu, ran_peak, NULL, NULL
       FROM genba.job WHERE ran_until IS NOT NULL)"""
-# What a priority is worth, as domain/rank.py has it: the product of the largest would not fit 64 bits.
+# What a priority is worth, as in domain/rank.py; the product of the largest ones would not fit into 64 bits.
 BOOST = """(
     CASE WHEN {priority} BETWEEN -(8070450532247928832 / CAST(:age_step AS bigint))
                              AND 8070450532247928832 / CAST(:age_step AS bigint)
@@ -251,7 +255,7 @@ JOB_COLUMNS = ", ".join(
 
 @dataclass(frozen=True, slots=True)
 class AttemptRecord:
-    """One try at a job, after its end."""
+    """An attempt that has ended."""
 
     attempt: int
     claimed_at: Micros | None
@@ -267,7 +271,7 @@ class AttemptRecord:
 
 
 class Command(NamedTuple):
-    """Something an operator wants of a node."""
+    """Something that a node is asked to do."""
 
     seq: int
     job_id: JobId | None
@@ -298,12 +302,12 @@ class NodeRecord:
 
     @property
     def serves(self) -> list[str]:
-        """The names of its queues."""
+        """Read the names of its queues."""
         return read_json(self.queues, list[str], [UNREADABLE])
 
     @property
     def knows(self) -> list[str]:
-        """The names of its tasks."""
+        """Read the names of its tasks."""
         return read_json(self.tasks, list[str], [UNREADABLE])
 
     @property

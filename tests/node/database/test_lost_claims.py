@@ -15,14 +15,14 @@ def test_what_a_lost_claim_has_taken_is_found_once(store, clock):
     ids = enqueued(store, 2)
     doubts = LostClaims(clock)
     doubts.note(5)
-    assert doubts.found(5, store.jobs_of_claim(1, 5)) == []
+    assert doubts.found(5, store.claims.jobs_of_claim(1, 5)) == []
 
     taken = claimed(store, 2, claim=5)  # the server carries it out late, and nobody hears of it
 
-    assert store.jobs_of_claim(1, 5) == taken
-    assert [job.id for job in doubts.found(5, store.jobs_of_claim(1, 5))] == ids
-    assert doubts.found(5, store.jobs_of_claim(1, 5)) == []
-    assert store.jobs_of_claim(1, 6) == store.jobs_of_claim(2, 5) == []
+    assert store.claims.jobs_of_claim(1, 5) == taken
+    assert [job.id for job in doubts.found(5, store.claims.jobs_of_claim(1, 5))] == ids
+    assert doubts.found(5, store.claims.jobs_of_claim(1, 5)) == []
+    assert store.claims.jobs_of_claim(1, 6) == store.claims.jobs_of_claim(2, 5) == []
 
 
 def test_a_doubt_is_looked_at_until_it_cannot_happen_any_more():

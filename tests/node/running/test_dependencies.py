@@ -185,9 +185,7 @@ def test_conditions_are_functions_coroutines_and_chains(dependent_tasks, tmp_pat
         path.write_text("fine")
     job = dependent_tasks.go.using(ready=[condition]).enqueue(str(path))
     if condition != "moody":
-        eventually(
-            lambda: dependent_tasks.app.store.conditions.question(key_of(job)).said is not None
-        )
+        eventually(lambda: dependent_tasks.app.store.conditions.check(key_of(job)).said is not None)
         path.touch()
     assert job.result(timeout=10) == str(path)
 
@@ -201,7 +199,7 @@ def key_of(job: Any) -> str:
 
 def test_a_class_may_have_its_own_condition(dependent_tasks, tmp_path):
     job = dependent_tasks.Shop.enqueue(str(tmp_path / "file"))
-    eventually(lambda: dependent_tasks.app.store.conditions.question(key_of(job)).looks)
+    eventually(lambda: dependent_tasks.app.store.conditions.check(key_of(job)).looks)
     (tmp_path / "file").touch()
     assert job.result(timeout=10) == "sold"
 
@@ -224,9 +222,7 @@ def test_a_condition_that_raises_hangs_or_dies_hurts_nobody(dependent_tasks, tmp
     path.write_text(mood)
     job = dependent_tasks.go.using(ready=["moody"]).enqueue(str(path))
     question = eventually(
-        lambda: (
-            (q := dependent_tasks.app.store.conditions.question(key_of(job))) and q.raised and q
-        ),
+        lambda: (q := dependent_tasks.app.store.conditions.check(key_of(job))) and q.raised and q,
         within=10,
     )
 

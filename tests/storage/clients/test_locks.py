@@ -146,7 +146,7 @@ def test_the_locks_of_an_attempt_go_with_it(store: Store, how: str) -> None:
     elif how == "inside":
         from genba.domain.outcome import AttemptReport, OutcomeRequest
 
-        store.inside.end(
+        store.own_writes.end(
             (job.id, job.attempt, CLAIM),
             OutcomeRequest(wants="succeed", result=b"1"),
             AttemptReport(),

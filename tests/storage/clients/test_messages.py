@@ -58,7 +58,7 @@ def test_in_the_jobs_own_transaction_it_is_received_with_the_commit(store: Store
     joined(store)
     job = running(store)
     store.messages.send(job.id, b"1")
-    own = store.inside.transaction(
+    own = store.own_writes.transaction(
         fence(job), lambda: (OutcomeRequest(wants="succeed", result=b"1"), AttemptReport(), 0.0)
     )
 

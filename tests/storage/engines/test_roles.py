@@ -104,7 +104,7 @@ DEEDS: dict[str, tuple[set[str], Deed]] = {
     "see states": ({"producer", "worker", "reader", "admin"}, lambda s, o: s.states([one(o)])),
     "read a job": ({"worker", "reader", "admin"}, lambda s, o: s.job(one(o))),
     "read events": ({"worker", "reader", "admin"}, lambda s, o: s.events.page(s.events.end())),
-    "read history": ({"worker", "reader", "admin"}, lambda s, o: s.attempts(1)),
+    "read history": ({"worker", "reader", "admin"}, lambda s, o: s.attempts_of(1)),
     "verify": ({"worker", "reader", "admin"}, lambda s, o: s.verify()),
     "claim": ({"worker", "admin"}, lambda s, o: [one(o), claimed(s)]),
     "end an attempt": ({"worker", "admin"}, _end),
@@ -113,11 +113,11 @@ DEEDS: dict[str, tuple[set[str], Deed]] = {
     "delete": ({"worker", "admin"}, lambda s, o: s.bulk.delete([one(o, delay=10**9)])),
     "pause a queue": (
         {"worker", "admin"},
-        lambda s, o: s.policy.pause("another", None, "me", None),
+        lambda s, o: s.operators.pause("another", None, "me", None),
     ),
     "disable a task": (
         {"admin"},
-        lambda s, o: s.policy.switch("shop.pay", False, "me", None, None),
+        lambda s, o: s.operators.switch("shop.pay", False, "me", None, None),
     ),
     "alter a job": ({"worker", "admin"}, _alter),
     "remove the tables": (set(), lambda s, o: s.uninstall()),

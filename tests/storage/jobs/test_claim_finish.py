@@ -159,7 +159,7 @@ def test_finish_and_the_next_claim_share_a_commit(store):
     ids = enqueued(store, 3)
     first = claimed(store, 1)
 
-    done, got = store.finish_and_claim(1, 78, [success(first[0])], {"default": 2}, [TASK])
+    done, got = store.claims.finish_and_claim(1, 78, [success(first[0])], {"default": 2}, [TASK])
 
     assert done == {ids[0]}
     assert [job.id for job in got] == ids[1:]
@@ -179,7 +179,7 @@ def test_a_finished_job_has_its_result_and_its_history(store, clock):
         clock.now(),
     )
     assert (record.claim_id, record.node, record.attempt) == (None, None, 1)
-    (attempt,) = store.attempts(job.id)
+    (attempt,) = store.attempts_of(job.id)
     assert (attempt.attempt, attempt.cause, attempt.node, attempt.claimed_at) == (
         1,
         "returned",
@@ -227,7 +227,7 @@ def test_an_attempt_that_ended_badly_has_its_history(store, clock):
     record = store.job(job.id)
     assert (record.state, record.retries, record.due_at, record.rank) == ("scheduled", 1, due, due)
     assert (record.reason, record.error, record.claim_id, record.node) == ("r", "e", None, None)
-    (attempt,) = store.attempts(job.id)
+    (attempt,) = store.attempts_of(job.id)
     assert (attempt.attempt, attempt.cause, attempt.error, attempt.log, attempt.pid) == (
         1,
         "exception",
@@ -242,7 +242,7 @@ def test_a_retried_job_comes_back_at_its_moment(store, clock):
     store.end(1, [ending(job, "scheduled", due_at=clock.now() + HOUR)])
 
     assert store.promote() == 0
-    assert store.next_due() == clock.now() + HOUR
+    assert store.due.next_due() == clock.now() + HOUR
     clock.advance("1h")
     assert store.promote() == 1
     (again,) = claimed(store)
@@ -256,7 +256,7 @@ def test_a_success_leaves_no_reason_or_error_of_the_tries_before(store):
     store.finish(1, [success(again)])
 
     assert (store.job(job.id).reason, store.job(job.id).error) == (None, None)
-    assert store.attempts(job.id)[0].error == "e"
+    assert store.attempts_of(job.id)[0].error == "e"
 
 
 def test_the_lowest_priority_survives_a_crash(store, clock):
@@ -272,7 +272,7 @@ def test_a_release_leaves_no_trace(store):
 
     store.end(1, [ending(job, "waiting", "drain", happened=False)])
 
-    assert store.attempts(job.id) == []
+    assert store.attempts_of(job.id) == []
     record = store.job(job.id)
     assert (record.state, record.attempt, record.claim_id, record.node) == (
         "waiting",
@@ -288,10 +288,10 @@ def test_a_release_leaves_no_trace(store):
 WRITES = {
     "finish": lambda store, job, fence: store.finish(1, [success(job, **fence)]),
     "end": lambda store, job, fence: store.end(1, [ending(job, **fence)]),
-    "mark": lambda store, job, fence: store.mark(
+    "mark": lambda store, job, fence: store.mark_started(
         [(job.id, fence.get("attempt", 1), fence.get("claim", CLAIM), 5)]
     ),
-    "progress": lambda store, job, fence: store.progress(
+    "progress": lambda store, job, fence: store.record_progress(
         [(job.id, fence.get("attempt", 1), fence.get("claim", CLAIM), '[1.0,2.0,""]')]
     ),
 }
@@ -305,7 +305,7 @@ def test_a_stale_fence_matches_nothing(store, write, fence):
 
     assert WRITES[write](store, job, fence) == set()
     assert store.job(job.id) == before
-    assert store.attempts(job.id) == []
+    assert store.attempts_of(job.id) == []
     assert WRITES[write](store, job, {}) == {job.id}
 
 
@@ -317,7 +317,7 @@ def test_a_finished_attempt_cannot_be_written_again(store, write):
 
     assert WRITES[write](store, job, {}) == set()
     assert store.job(job.id) == before
-    assert len(store.attempts(job.id)) == 1
+    assert len(store.attempts_of(job.id)) == 1
 
 
 def test_a_batch_with_a_stale_and_a_live_attempt_writes_the_live_one_only(store):
@@ -326,7 +326,7 @@ def test_a_batch_with_a_stale_and_a_live_attempt_writes_the_live_one_only(store)
     (live,) = claimed(store, claim=78)
 
     assert store.finish(1, [success(stale), success(live, claim=78)]) == {live.id}
-    assert [(a.attempt, a.cause) for a in store.attempts(live.id)] == [
+    assert [(a.attempt, a.cause) for a in store.attempts_of(live.id)] == [
         (1, "collateral"),
         (2, "returned"),
     ]
@@ -338,7 +338,7 @@ def test_a_batch_with_two_claims_of_one_attempt_is_no_error(store):
     (live,) = claimed(store, claim=78)
 
     assert store.finish(1, [success(stale), success(live, claim=78)]) == {live.id}
-    assert [a.attempt for a in store.attempts(live.id)] == [1]
+    assert [a.attempt for a in store.attempts_of(live.id)] == [1]
 
 
 def test_a_stale_end_beside_a_live_one_leaves_no_history(store):
@@ -351,7 +351,7 @@ def test_a_stale_end_beside_a_live_one_leaves_no_history(store):
     ended = [ending(stale, "held", "stall", attempt=7), ending(live, "failed", claim=79)]
 
     assert store.end(1, ended) == {live.id}
-    assert [(a.attempt, a.cause) for a in store.attempts(live.id)] == [
+    assert [(a.attempt, a.cause) for a in store.attempts_of(live.id)] == [
         (1, "collateral"),
         (2, "exception"),
     ]
@@ -360,8 +360,8 @@ def test_a_stale_end_beside_a_live_one_leaves_no_history(store):
 def test_a_start_is_marked_once(store):
     job = running(store)
 
-    assert store.mark([(job.id, 1, CLAIM, 5)]) == {job.id}
-    assert store.mark([(job.id, 1, CLAIM, 6)]) == set()
+    assert store.mark_started([(job.id, 1, CLAIM, 5)]) == {job.id}
+    assert store.mark_started([(job.id, 1, CLAIM, 6)]) == set()
     assert store.job(job.id).started_mark == 5
 
 
@@ -371,7 +371,7 @@ def test_a_return_after_a_cancel_does_not_succeed(store):
     assert store.cancel(job.id, "not needed")
     assert store.finish(1, [success(job)]) == set()
     assert state(store, job.id) == "running"
-    assert store.attempts(job.id) == []
+    assert store.attempts_of(job.id) == []
 
     assert store.end(1, [ending(job, "cancelled", "cancelled", reason="not needed")]) == {job.id}
     assert (store.job(job.id).state, store.job(job.id).reason) == ("cancelled", "not needed")
@@ -468,7 +468,7 @@ def test_a_requeued_job_starts_anew_and_keeps_its_history(store, clock):
     assert record.finished_at is None
     (again,) = claimed(store)
     store.finish(1, [success(again)])
-    assert [a.attempt for a in store.attempts(job.id)] == [1, 2]
+    assert [a.attempt for a in store.attempts_of(job.id)] == [1, 2]
     assert not store.requeue(999_999)
 
 
@@ -476,11 +476,11 @@ def test_a_requeued_job_starts_anew_and_keeps_its_history(store, clock):
 def test_a_success_that_is_requeued_keeps_its_record_whatever_comes_then(store, clock, how):
     job = running(store)
     store.finish(1, [success(job, started=5, ended=9, pid=12, cpu=3, peak=99)])
-    (first,) = store.attempts(job.id)
+    (first,) = store.attempts_of(job.id)
 
     for last in ("succeeded", "failed", "succeeded"):
         assert store.requeue(job.id) if how == "one" else store.bulk.requeue([job.id])
-        assert store.attempts(job.id)[0] == first
+        assert store.attempts_of(job.id)[0] == first
         (again,) = claimed(store)
         assert store.verify().faults == []
         if last == "failed":
@@ -488,9 +488,9 @@ def test_a_success_that_is_requeued_keeps_its_record_whatever_comes_then(store, 
         else:
             store.finish(1, [success(again)])
 
-    told = [(one.attempt, one.cause) for one in store.attempts(job.id)]
+    told = [(one.attempt, one.cause) for one in store.attempts_of(job.id)]
     assert told == [(1, "returned"), (2, "returned"), (3, "exception"), (4, "returned")]
-    assert store.attempts(job.id)[0] == first
+    assert store.attempts_of(job.id)[0] == first
     assert store.verify().faults == []
 
 
@@ -507,12 +507,12 @@ def test_unknown_tasks_are_put_aside_and_come_back(store):
     strange = enqueued(store, 3, task="strange")
     known = one(store)
 
-    assert store.park_unknown("default", [TASK]) == 3
-    assert store.parked_on(["unknown task strange", "unknown task other"]) == {
+    assert store.parked.park_unknown("default", [TASK]) == 3
+    assert store.parked.reasons_among(["unknown task strange", "unknown task other"]) == {
         "unknown task strange"
     }
     assert [job.id for job in claimed(store, 8)] == [known]
-    assert store.unpark(["unknown task strange"]) == 3
+    assert store.parked.unpark(["unknown task strange"]) == 3
     assert [job.id for job in store.claim(1, CLAIM, {"default": 8}, ["strange"])] == strange
 
 
@@ -526,7 +526,7 @@ def test_old_jobs_are_pruned_with_their_history(store, url, clock):
 
     assert store.prune(clock.now()) == 1
     assert store.job(old.id) is None
-    assert store.attempts(old.id) == []
+    assert store.attempts_of(old.id) == []
     assert rows(url, "SELECT count(*) FROM genba.tag")[0][0] == 0
     assert store.states([young.id, waiting]) == {young.id: "succeeded", waiting: "waiting"}
 
@@ -556,5 +556,5 @@ def test_what_was_given_back_and_is_told_again_does_not_end_a_second_time_with_t
     store.end(1, [back, returned, returned])  # the answer to the first was lost
 
     assert rows(url, "SELECT job_id FROM genba.event WHERE kind = 'succeeded'") == [(id,)]
-    assert [one.cause for one in store.attempts(id)] == ["returned"]
+    assert [one.cause for one in store.attempts_of(id)] == ["returned"]
     assert state(store, id) == "succeeded"

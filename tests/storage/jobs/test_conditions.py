@@ -50,7 +50,7 @@ def no(job, **told):
 
 
 def scout(store):
-    store.conditions.look()
+    store.conditions.send_scouts()
     (job,) = claimed(store, 8)
     return job
 
@@ -60,7 +60,7 @@ def test_jobs_that_ask_the_same_send_one_of_them(store):
     other = asking(store, args=b'{"x":1}')
     assert claimed(store) == []
 
-    assert store.conditions.look()[0] == 2
+    assert store.conditions.send_scouts()[0] == 2
 
     assert [job.id for job in claimed(store, 8)] == [first, *other]
 
@@ -70,17 +70,17 @@ def test_a_no_leaves_no_trace_and_is_looked_at_again_later_and_later(store, cloc
     for pause in (1, 2, 4, 8, 16, 32, 60, 60):
         job = scout(store)
         assert job.attempt == 1
-        store.conditions.answered(1, [no(job)])
+        store.conditions.record_answers(1, [no(job)])
         record = store.job(id)
         assert (record.state, record.attempt, record.parked_on) == (
             "waiting",
             0,
             f"question {key()}",
         )
-        assert store.conditions.question(key()).look_at == clock.now() + pause * SECOND
-        assert store.conditions.look()[0] == 0
+        assert store.conditions.check(key()).look_at == clock.now() + pause * SECOND
+        assert store.conditions.send_scouts()[0] == 0
         clock.advance(pause)
-    assert store.attempts(id) == []
+    assert store.attempts_of(id) == []
     assert rows(url, "SELECT count(*) FROM genba.event")[0][0] == 2  # a node and a job have come
 
 
@@ -96,32 +96,32 @@ def test_the_pause_grows_to_a_minute():
 
 def test_wait_says_itself_when(store, clock):
     asking(store)
-    store.conditions.answered(1, [no(scout(store), wait=HOUR)])
-    assert store.conditions.question(key()).look_at == clock.now() + HOUR
+    store.conditions.record_answers(1, [no(scout(store), wait=HOUR)])
+    assert store.conditions.check(key()).look_at == clock.now() + HOUR
 
 
 def test_a_newcomer_is_worth_a_look_within_a_second(store, clock):
     asking(store)
-    store.conditions.answered(1, [no(scout(store), wait=HOUR)])
+    store.conditions.record_answers(1, [no(scout(store), wait=HOUR)])
     asking(store)
-    assert store.conditions.question(key()).look_at == clock.now() + SECOND
+    assert store.conditions.check(key()).look_at == clock.now() + SECOND
 
 
 def test_a_yes_lets_all_start_and_leaves_nothing_behind(store):
     ids = asking(store, 5)
     job = scout(store)
 
-    assert store.conditions.opened(key()) == 4
+    assert store.conditions.open(key()) == 4
 
     assert [job.id, *(other.id for other in claimed(store, 8))] == ids
-    assert store.conditions.question(key()) is None
+    assert store.conditions.check(key()) is None
 
 
 def test_five_that_raise_in_a_row_hold_all_who_ask_the_same(store, clock, url):
     ids = asking(store, 3)
     for _ in range(5):
         assert set(states(store, ids)) == {"waiting"}
-        store.conditions.answered(1, [no(scout(store), error="RuntimeError: no")])
+        store.conditions.record_answers(1, [no(scout(store), error="RuntimeError: no")])
         clock.advance(120)
 
     assert set(states(store, ids)) == {"held"}
@@ -131,31 +131,31 @@ def test_five_that_raise_in_a_row_hold_all_who_ask_the_same(store, clock, url):
     assert rows(url, "SELECT count(*) FROM genba.event WHERE kind = 'condition_failed'")[0][0] == 5
     store.resume(ids[0])
     (job,) = claimed(store)
-    store.conditions.answered(1, [no(job)])
-    assert store.conditions.question(key()).raised == 0
+    store.conditions.record_answers(1, [no(job)])
+    assert store.conditions.check(key()).raised == 0
 
 
 def test_an_answer_between_raises_begins_the_count_anew(store, clock):
     asking(store)
     for error in ("boom", "boom", None, "boom", "boom", "boom", "boom"):
-        store.conditions.answered(1, [no(scout(store), error=error)])
+        store.conditions.record_answers(1, [no(scout(store), error=error)])
         clock.advance(120)
-    assert store.conditions.question(key()).raised == 4
+    assert store.conditions.check(key()).raised == 4
 
 
 def test_a_scout_that_nobody_has_claimed_is_not_followed_by_others(store, clock):
     asking(store, 3)
-    assert store.conditions.look()[0] == 1
+    assert store.conditions.send_scouts()[0] == 1
     clock.advance(10)
 
-    store.conditions.look()
+    store.conditions.send_scouts()
 
     assert len(claimed(store, 8)) == 1
 
 
 def test_a_scout_that_was_cancelled_is_followed_by_the_next(store, clock):
     first, second = asking(store, 2)
-    store.conditions.look()
+    store.conditions.send_scouts()
     store.cancel(first, None)
     clock.advance(10)
 
@@ -167,7 +167,7 @@ def test_a_job_that_was_cancelled_while_it_was_asked_is_cancelled(store):
     job = scout(store)
     store.cancel(id, "not needed")
 
-    store.conditions.answered(1, [no(job)])
+    store.conditions.record_answers(1, [no(job)])
 
     assert (store.job(id).state, store.job(id).parked_on) == ("cancelled", None)
 
@@ -175,25 +175,25 @@ def test_a_job_that_was_cancelled_while_it_was_asked_is_cancelled(store):
 def test_a_question_that_nobody_asks_any_more_is_forgotten(store):
     (id,) = asking(store)
     store.cancel(id, None)
-    assert store.conditions.look() == (0, None)
-    assert store.conditions.question(key()) is None
+    assert store.conditions.send_scouts() == (0, None)
+    assert store.conditions.check(key()) is None
 
 
 def test_a_condition_that_a_node_does_not_know_parks_on_its_name(store):
     (id,) = asking(store)
-    store.conditions.answered(1, [no(scout(store), unknown="shop.open")])
+    store.conditions.record_answers(1, [no(scout(store), unknown="shop.open")])
     assert store.job(id).parked_on == "unknown condition shop.open"
-    assert store.unpark(["unknown condition shop.open"]) == 1
+    assert store.parked.unpark(["unknown condition shop.open"]) == 1
 
 
 def test_a_job_that_is_not_due_yet_is_asked_for_when_it_is(store, clock):
     (id,) = asking(store, delay=HOUR)
-    assert store.conditions.look() == (0, None)
+    assert store.conditions.send_scouts() == (0, None)
     clock.advance("1h")
     store.promote()
 
     (job,) = claimed(store)
-    store.conditions.answered(1, [no(job)])
+    store.conditions.record_answers(1, [no(job)])
 
     assert store.job(id).parked_on == f"question {key()}"
 
@@ -203,14 +203,14 @@ def test_an_answer_of_a_node_that_lost_the_job_counts_for_nothing(store):
     job = scout(store)
     store.end(1, [ending(job, "failed")])
 
-    store.conditions.answered(1, [no(job)])
+    store.conditions.record_answers(1, [no(job)])
 
     assert store.job(id).state == "failed"
 
 
 def test_plain_jobs_are_not_asked(store):
     one(store)
-    assert store.conditions.look() == (0, None)
+    assert store.conditions.send_scouts() == (0, None)
 
 
 # slots: those of limits come before the question, those of limit_to after it
@@ -235,28 +235,31 @@ def test_a_slot_is_held_only_while_its_job_is_asked(store, url, clock):
     (job,) = claimed(store, 8)
     assert (job.id, taken(url, "gpu")) == (first, 1)
 
-    store.conditions.answered(1, [no(job)])
+    store.conditions.record_answers(1, [no(job)])
 
     (other,) = claimed(store, 8)  # the slot went on to the next in line
     assert (other.id, taken(url, "gpu")) == (second, 1)
-    store.conditions.answered(1, [no(other, shared=True)])
+    store.conditions.record_answers(1, [no(other, shared=True)])
     assert taken(url, "gpu") == 0
     clock.advance(1)
     assert scout(store).id == first
     assert taken(url, "gpu") == 1
-    store.conditions.opened(key())
+    store.conditions.open(key())
     assert (claimed(store, 8), store.job(second).parked_on) == ([], "limit gpu")
 
 
 def test_limit_to_takes_the_slots_of_the_first_way_that_has_them(store, url):
     asking(store, 3)
-    store.conditions.look()
+    store.conditions.send_scouts()
     (first,) = claimed(store)
-    store.conditions.opened(key())
+    store.conditions.open(key())
     second, third = claimed(store, 2)
     ways = ((("pay:a", 1),), (("pay:b", 1), ("pay", 5)))
 
-    got = [store.conditions.take(1, [SlotRequest(no(job), ways)]) for job in (first, second, third)]
+    got = [
+        store.conditions.take_slots(1, [SlotRequest(no(job), ways)])
+        for job in (first, second, third)
+    ]
 
     assert got == [{first.id}, {second.id}, set()]
     assert [taken(url, name) for name in ("pay:a", "pay:b", "pay")] == [1, 1, 1]
@@ -264,7 +267,7 @@ def test_limit_to_takes_the_slots_of_the_first_way_that_has_them(store, url):
     store.end(1, [ending(first, "failed")])
     (again,) = claimed(store)  # the freed slot is its own already
     assert again.id == third.id
-    assert store.conditions.take(1, [SlotRequest(no(again), ways)]) == {third.id}
+    assert store.conditions.take_slots(1, [SlotRequest(no(again), ways)]) == {third.id}
     store.end(1, [ending(again, "failed"), ending(second, "failed")])
     assert [taken(url, name) for name in ("pay:a", "pay:b", "pay")] == [0, 0, 0]
 
@@ -273,5 +276,5 @@ def test_slots_are_not_taken_for_a_job_that_is_not_ours_any_more(store, url):
     asking(store)
     job = scout(store)
     store.end(1, [ending(job, "failed")])
-    assert store.conditions.take(1, [SlotRequest(no(job), ((("pay", 1),),))]) == set()
+    assert store.conditions.take_slots(1, [SlotRequest(no(job), ((("pay", 1),),))]) == set()
     assert taken(url, "pay") == 0

@@ -11,7 +11,7 @@ from genba.storage.store import open_store
 
 
 def seen(store):
-    look = store.counts.look()
+    look = store.counts.read()
     return {(row.state, row.queue, row.task): row.jobs for row in look.jobs}
 
 
@@ -23,7 +23,7 @@ def test_every_open_state_is_counted_by_queue_and_task(store):
     enqueued(store, 2, queue="slow", task="shop.mail")
     enqueued(store, 4, delay=HOUR)
     one(store, task="shop.nobody", queue="lost")
-    store.park_unknown("lost", [TASK])
+    store.parked.park_unknown("lost", [TASK])
     store.hold(one(store), "why not")
     one(store, after=after(waiting[0]))
 
@@ -43,7 +43,7 @@ def test_the_oldest_is_the_one_that_was_due_first(store, clock):
     clock.advance(90)
     enqueued(store, 3)
 
-    look = store.counts.look()
+    look = store.counts.read()
 
     assert {(row.jobs, look.now - row.oldest) for row in look.jobs} == {(4, 90 * SECOND)}
 
@@ -54,7 +54,7 @@ def test_of_much_only_the_first_are_counted_and_that_is_told(store, monkeypatch)
     enqueued(store, 2, queue="slow")
     enqueued(store, 7, delay=HOUR)
 
-    look = store.counts.look()
+    look = store.counts.read()
 
     assert seen(store) == {
         ("waiting", "default", TASK): 5,
@@ -70,4 +70,4 @@ def test_another_namespace_is_not_counted(store, url, clock):
     claimed(store, 1)
     with closing(open_store(url, namespace="other", clock=clock)) as other:
         other.install()
-        assert other.counts.look().jobs == []
+        assert other.counts.read().jobs == []

@@ -157,7 +157,7 @@ def test_jobs_that_are_alike_make_the_same_rows_as_others(store):
 
 
 def test_a_simple_job_is_not_there_when_the_rules_have_changed(store):
-    epoch = store.policy.rules().epoch
+    epoch = store.operators.rules().epoch
     for _ in range(2):  # also soon after another one
         with pytest.raises(RulesChanged):
             store.enqueue([a_job()], None, epoch + 1)
@@ -222,10 +222,10 @@ def test_a_moment_ahead_makes_a_job_scheduled(store, clock):
         *["waiting"] * 2,
     ]
     assert {store.job(id).due_at for id in ids} == {now, now + HOUR}
-    assert store.next_due() == now + HOUR
+    assert store.due.next_due() == now + HOUR
     clock.advance("1h")
     assert store.promote() == 4
-    assert store.next_due() is None
+    assert store.due.next_due() is None
     assert store.job(ids[0]).rank == now + HOUR
 
 
@@ -558,7 +558,7 @@ def test_the_drivers_can_do_the_same(tmp_path, clock):
         assert store.settle() == 1
         (job,) = claimed(store)
         assert store.end(1, [ending(job, "held")]) == {child.id}
-        assert [a.cause for a in store.attempts(child.id)] == ["exception"]
+        assert [a.cause for a in store.attempts_of(child.id)] == ["exception"]
         assert store.promote() == 0
 
 

@@ -97,7 +97,7 @@ def test_what_becomes_due_takes_its_turn_like_the_others(store, url, clock):
     flood(store, "B", 10)
     clock.advance(1)
     store.promote()
-    assert store.fairness.rank_new() == 50
+    assert store.fairness.rank_unranked() == 50
     assert Counter(drained(store, keys_of(url), 8, 4)[:8]) == {"A": 4, "B": 4}
 
 
@@ -108,7 +108,7 @@ def test_a_job_that_is_released_resumed_or_requeued_has_a_place_again(store):
     store.end(1, [ending(first, "waiting", "drain", happened=False), ending(second, "failed")])
     assert [job.id for job in claim(store, 4)] == [first.id]
     store.requeue(second.id)
-    assert store.fairness.rank_new() == 1
+    assert store.fairness.rank_unranked() == 1
     assert [job.id for job in claim(store, 4)] == [second.id]
 
 
@@ -123,18 +123,18 @@ def test_a_job_without_a_place_is_still_claimed_if_nothing_else_waits(store, clo
 def test_a_queue_stays_plain_until_a_task_says_otherwise_and_keys_are_forgotten(store, url):
     joined(store)
     one(store)
-    assert store.policy.refresh().fair == {}
-    assert store.fairness.forget() == 0
+    assert store.operators.refresh().fair == {}
+    assert store.fairness.forget_idle_keys() == 0
     flood(store, "A", 4)
-    assert store.policy.refresh().fair == {"fair": "tenant"}
+    assert store.operators.refresh().fair == {"fair": "tenant"}
     drained(store, keys_of(url), 5, 4)
-    assert store.fairness.forget() == 1
+    assert store.fairness.forget_idle_keys() == 1
     assert rows(url, "SELECT * FROM genba.fair") == []
 
 
 def test_a_node_declares_the_queue_of_a_fair_task(store):
-    before = store.policy.refresh().epoch
+    before = store.operators.refresh().epoch
     joined(store, tasks=({"name": TASK, "queue": "fair", "fair_by": "tenant"},))
     joined(store, 2, tasks=({"name": TASK, "queue": "fair", "fair_by": "tenant"},))
-    rules = store.policy.refresh()
+    rules = store.operators.refresh()
     assert (rules.fair, rules.epoch) == ({"fair": "tenant"}, before + 1)

@@ -58,7 +58,7 @@ def test_whoever_claims_or_reads_a_job_has_its_arguments(store, size, together):
 
     assert [store.job(id).args for id in ids] == [args, SHORT, args[::-1]]
     assert [job.args for job in claimed(store, 4)] == [args, SHORT, args[::-1]]
-    assert sorted((job.id, job.args) for job in store.jobs_of_claim(1, CLAIM)) == [
+    assert sorted((job.id, job.args) for job in store.claims.jobs_of_claim(1, CLAIM)) == [
         (ids[0], args),
         (ids[1], SHORT),
         (ids[2], args[::-1]),
@@ -73,13 +73,13 @@ def test_by_whatever_way_a_job_is_found_its_arguments_are_there(store):
         long: LONG_ARGS,
         short: SHORT,
     }
-    assert store.claim_job(1, CLAIM, long).args == LONG_ARGS
+    assert store.claims.claim_job(1, CLAIM, long).args == LONG_ARGS
 
 
 def test_a_dedicated_job_has_its_long_arguments(store):
     one(store, args=LONG_ARGS, options='{"dedicated":true}')
 
-    (job,) = store.claim_dedicated(1, CLAIM, ["default"], [TASK], 1)
+    (job,) = store.claims.claim_dedicated(1, CLAIM, ["default"], [TASK], 1)
 
     assert job.args == LONG_ARGS
 

@@ -59,9 +59,9 @@ def write(conn: Any, word: str) -> None:
 
 
 def test_a_checkpoint_comes_with_the_next_claim(store: Store, job: Claimed) -> None:
-    store.inside.save(fence(job), b'{"saved":1}')
-    store.inside.save(fence(job), b'{"saved":2}')
-    store.inside.end(fence(job), OutcomeRequest(wants="retry", delay=0, free=True), REPORT, 0.0)
+    store.own_writes.save(fence(job), b'{"saved":1}')
+    store.own_writes.save(fence(job), b'{"saved":2}')
+    store.own_writes.end(fence(job), OutcomeRequest(wants="retry", delay=0, free=True), REPORT, 0.0)
 
     (again,) = claimed(store)
     assert again.saved == b'{"saved":2}'
@@ -72,20 +72,20 @@ def test_only_the_owner_saves_and_ends(store: Store, job: Claimed, wrong: tuple[
     other = (job.id, job.attempt + wrong[0], CLAIM + wrong[1])
 
     with pytest.raises(LeaseLost):
-        store.inside.save(other, b"{}")
+        store.own_writes.save(other, b"{}")
     with pytest.raises(LeaseLost):
-        store.inside.end(other, DONE, REPORT, 0.0)
+        store.own_writes.end(other, DONE, REPORT, 0.0)
     with pytest.raises(LeaseLost):
-        store.inside.transaction(other, lambda: (DONE, REPORT, 0.0)).__enter__()
+        store.own_writes.transaction(other, lambda: (DONE, REPORT, 0.0)).__enter__()
     assert state(store, job.id) == "running"
-    store.inside.save(fence(job), b"{}")
+    store.own_writes.save(fence(job), b"{}")
 
 
 # the end
 
 
 def test_an_end_is_written_with_its_history_and_only_once(store: Store, job: Claimed) -> None:
-    store.inside.end(fence(job), DONE, REPORT, 0.0)
+    store.own_writes.end(fence(job), DONE, REPORT, 0.0)
 
     record = store.job(job.id)
     assert record is not None
@@ -95,7 +95,7 @@ def test_an_end_is_written_with_its_history_and_only_once(store: Store, job: Cla
         '[1.0,2.0,""]',
         None,
     )
-    (attempt,) = store.attempts(job.id)
+    (attempt,) = store.attempts_of(job.id)
     assert (attempt.cause, attempt.log, attempt.pid, attempt.cpu, attempt.peak) == (
         "returned",
         "told",
@@ -104,9 +104,9 @@ def test_an_end_is_written_with_its_history_and_only_once(store: Store, job: Cla
         2,
     )
     assert attempt.node == 1
-    assert store.inside.ended(fence(job))
+    assert store.own_writes.ended(fence(job))
     with pytest.raises(LeaseLost):
-        store.inside.end(fence(job), OutcomeRequest(wants="fail", reason="no"), REPORT, 0.0)
+        store.own_writes.end(fence(job), OutcomeRequest(wants="fail", reason="no"), REPORT, 0.0)
     assert state(store, job.id) == "succeeded"
 
 
@@ -126,7 +126,7 @@ def test_an_end_is_written_with_its_history_and_only_once(store: Store, job: Cla
 def test_a_job_ends_as_it_wishes(
     store: Store, job: Claimed, wish: OutcomeRequest, wanted: tuple[str, str | None]
 ) -> None:
-    store.inside.end(fence(job), wish, REPORT, 0.0)
+    store.own_writes.end(fence(job), wish, REPORT, 0.0)
 
     record = store.job(job.id)
     assert record is not None
@@ -137,7 +137,7 @@ def test_a_job_ends_as_it_wishes(
 def test_a_job_that_was_cancelled_meanwhile_ends_so(store: Store, job: Claimed) -> None:
     store.cancel(job.id, "enough")
 
-    store.inside.end(fence(job), DONE, REPORT, 0.0)
+    store.own_writes.end(fence(job), DONE, REPORT, 0.0)
 
     record = store.job(job.id)
     assert record is not None
@@ -147,19 +147,21 @@ def test_a_job_that_was_cancelled_meanwhile_ends_so(store: Store, job: Claimed) 
 def test_children_of_a_job_that_ends_itself_are_let_go(store: Store, job: Claimed) -> None:
     child = one(store, after=after(job.id))
 
-    store.inside.end(fence(job), DONE, REPORT, 0.0)
+    store.own_writes.end(fence(job), DONE, REPORT, 0.0)
 
     settle(store)
     assert state(store, child) == "waiting"
 
 
 def test_what_comes_after_the_end_is_told_and_changes_nothing(store: Store, job: Claimed) -> None:
-    store.inside.end(fence(job), DONE, REPORT, 0.0)
+    store.own_writes.end(fence(job), DONE, REPORT, 0.0)
 
-    store.inside.afterwards(fence(job), '{"type":"ValueError","message":"late"}', "told, and more")
+    store.own_writes.afterwards(
+        fence(job), '{"type":"ValueError","message":"late"}', "told, and more"
+    )
 
     assert state(store, job.id) == "succeeded"
-    assert store.attempts(job.id)[0].log == "told, and more"
+    assert store.attempts_of(job.id)[0].log == "told, and more"
     with store._db.statement() as tx:
         kinds = [
             row[0]
@@ -174,17 +176,17 @@ def test_what_comes_after_the_end_is_told_and_changes_nothing(store: Store, job:
 def test_the_users_writes_new_jobs_and_the_end_are_one_commit(
     store: Store, job: Claimed, notes: Any
 ) -> None:
-    own = store.inside.transaction(fence(job), lambda: (DONE, REPORT, 0.0))
+    own = store.own_writes.transaction(fence(job), lambda: (DONE, REPORT, 0.0))
     with own as conn:
         write(conn, "paid")
-        store.inside.save(fence(job), b'{"saved":1}', own)
+        store.own_writes.save(fence(job), b'{"saved":1}', own)
         (child,) = store.enqueue([a_job(after=after(job.id))], conn)
 
     assert notes() == ["paid"]
     assert state(store, job.id) == "succeeded"
     settle(store)
     assert state(store, child.id) == "waiting"
-    assert len(store.attempts(job.id)) == 1
+    assert len(store.attempts_of(job.id)) == 1
 
 
 def test_an_exception_undoes_all_of_it_and_is_the_users_own(
@@ -203,7 +205,7 @@ def test_an_exception_undoes_all_of_it_and_is_the_users_own(
     assert notes() == []
     assert state(store, job.id) == "running"
     assert store.states([children[0].id]) == {}
-    store.inside.end(fence(job), DONE, REPORT, 0.0)  # nothing is locked
+    store.own_writes.end(fence(job), DONE, REPORT, 0.0)  # nothing is locked
 
 
 def test_a_statement_that_failed_raises_what_the_driver_raises(
@@ -315,7 +317,7 @@ def test_a_connection_that_breaks_undoes_all_of_it(
 
 
 def _transaction(store: Store, job: Claimed) -> Any:
-    return store.inside.transaction(fence(job), lambda: (DONE, REPORT, 0.0))
+    return store.own_writes.transaction(fence(job), lambda: (DONE, REPORT, 0.0))
 
 
 def within(store: Store, job: Claimed, body: Callable[[Any], Any]) -> None:

@@ -54,7 +54,7 @@ def zoo(store: Store) -> dict[str, int]:
     found["scheduled"] = one(store, delay=60 * SECOND)
     found["waiting"] = one(store, task="other", queue="slow", parent_id=found["running"])
     found["parked"] = one(store, task="nobody knows")
-    store.park_unknown("default", ["shop.pay"])
+    store.parked.park_unknown("default", ["shop.pay"])
     return found
 
 

@@ -82,7 +82,7 @@ def test_a_finish_and_the_next_claim_of_the_same_bucket_are_one_commit(store):
     ids = enqueued(store, 3, **limited(1))
     (first,) = go(store)
 
-    _, jobs = store.finish_and_claim(1, CLAIM, [success(first)], {"default": 8}, [TASK])
+    _, jobs = store.claims.finish_and_claim(1, CLAIM, [success(first)], {"default": 8}, [TASK])
 
     assert [job.id for job in jobs] == [ids[1]]
 
@@ -346,17 +346,17 @@ def test_an_operators_n_holds_at_once_and_stops_nobody(store, url):
     joined(store)
     enqueued(store, 6, **limited(3))
     jobs = go(store)
-    store.policy.set_limit("b", 1, "a test")
+    store.operators.set_limit("b", 1, "a test")
 
     done(store, jobs[:2])
     assert go(store) == []
-    store.policy.set_limit("b", 4, "a test")
+    store.operators.set_limit("b", 4, "a test")
     assert len(go(store)) == 3
-    store.policy.set_limit("b", None, "a test")
+    store.operators.set_limit("b", None, "a test")
 
     assert store.limits.rules()["b"] == (3, None)
     with pytest.raises(BadOption, match="no limit 'x'"):
-        store.policy.set_limit("x", 1, "a test")
+        store.operators.set_limit("x", 1, "a test")
 
 
 def test_jobs_of_the_callers_own_transaction_get_their_slots_after_its_commit(store, url, clock):
@@ -394,13 +394,13 @@ def test_the_slot_of_a_job_that_nobody_can_run_goes_to_the_next(store, clock, ur
     joined(store)
     unknown = one(store, task="x.y", **limited(1))
     known = one(store, **limited(1))
-    store.park_unknown("default", [TASK])
+    store.parked.park_unknown("default", [TASK])
     clock.advance(2)
 
     store.limits.sweep()
     (job,) = go(store)
     assert job.id == known
-    assert store.unpark(["unknown task x.y"]) == 1
+    assert store.parked.unpark(["unknown task x.y"]) == 1
     assert store.job(unknown).parked_on == PARKED_ON_LIMIT + "b"
     assert taken(url) == {"b": 1}
 
@@ -480,7 +480,7 @@ def test_a_running_job_takes_slots_of_buckets_named_at_run_time(store, url):
         assert store.limits.take(tx, one_job.id, {"x": 1, "y": 2}) is None
     with store._db.transaction() as tx:
         assert store.limits.take(tx, other.id, {"x": 1, "y": 2}) == "x"
-        store.running.end(tx, 1, [ending(other, "waiting", "drain", happened=False)])
+        store.attempts.end(tx, 1, [ending(other, "waiting", "drain", happened=False)])
         store.limits.wait_for(tx, other.id, {"x": 1})
     assert taken(url) == {"x": 1, "y": 1}
     assert go(store) == []
@@ -583,12 +583,12 @@ def test_a_limit_of_none_lets_none_start_until_it_is_raised(store):
     assert 'bucket "b" lets none start (its n is 0), 2nd in line' in str(
         explain(store, store.job(ids[1]))
     )
-    store.policy.set_limit("b", 2, "a test")
+    store.operators.set_limit("b", 2, "a test")
     assert [job.id for job in go(store)] == ids[:2]
 
 
 def test_lines_that_were_forgotten_are_found_some_at_a_time(store, url, monkeypatch):
-    monkeypatch.setattr("genba.storage.limits.slots.LINES", 2)
+    monkeypatch.setattr("genba.storage.limits.slots.LINES_PER_SWEEP", 2)
     joined(store)
     first = [id for name in "abcde" for id in enqueued(store, 1, **limited(1, name))]
     ids = [id for name in "abcde" for id in enqueued(store, 1, **limited(1, name))]

@@ -190,7 +190,7 @@ def test_a_node_that_is_not_live_claims_nothing(store, how):
     }[how](1)
 
     assert claimed(store) == []
-    assert store.finish_and_claim(1, CLAIM, [], {"default": 1}, [TASK]) == (set(), [])
+    assert store.claims.finish_and_claim(1, CLAIM, [], {"default": 1}, [TASK]) == (set(), [])
 
 
 def test_a_node_that_was_never_there_claims_nothing(store):
@@ -230,7 +230,7 @@ def test_thousands_that_a_dead_node_held_are_offered_without_a_pause_and_spread_
     joined(store, 1)
     ids = enqueued(store, 2200)
     claimed(store, 2200)
-    store.mark([(id, 1, CLAIM, 5) for id in ids[:1000]])
+    store.mark_started([(id, 1, CLAIM, 5) for id in ids[:1000]])
     store.nodes.declare_dead(1, judge_with_jitter)
     joined(store, 2)
     keeper = Maintenance(
@@ -254,7 +254,7 @@ def test_the_jobs_of_a_buried_node_are_judged_and_go_on(store):
     joined(store, 1)
     ids = enqueued(store, 3)
     jobs = claimed(store, 4)
-    store.mark([(ids[0], 1, CLAIM, 5)])
+    store.mark_started([(ids[0], 1, CLAIM, 5)])
     store.cancel(ids[1], "not needed")
     seen: list[Orphan] = []
 
@@ -274,8 +274,10 @@ def test_the_jobs_of_a_buried_node_are_judged_and_go_on(store):
     ]
     assert states(store, ids) == ["waiting", "cancelled", "waiting"]
     assert [store.job(id).losses for id in ids] == [1, 1, 1]
-    assert [(a.attempt, a.cause, a.node) for a in store.attempts(ids[0])] == [(1, "node lost", 1)]
-    assert store.attempts(ids[2]) == []
+    assert [(a.attempt, a.cause, a.node) for a in store.attempts_of(ids[0])] == [
+        (1, "node lost", 1)
+    ]
+    assert store.attempts_of(ids[2]) == []
     assert not store.nodes.renew(1).alive
     assert store.nodes.live() == []
     assert store.finish(1, [success(job) for job in jobs]) == set()
@@ -396,7 +398,7 @@ def test_on_postgres_a_single_job_calls_a_hungry_node_by_its_own_insert(
     if engine == "sqlite":
         pytest.skip("wake-ups on SQLite do not ask the database")
     joined(store, 1)
-    monkeypatch.setattr(enqueue, "SOON", 0.0)
+    monkeypatch.setattr(enqueue, "WAKE_AGAIN_SECONDS", 0.0)
     monkeypatch.delattr(type(store.node_wakeups), "wake_nodes")  # a second round trip
     with closing(open_store(url, clock=clock)) as node:
         node.node_wakeups.register(1)
@@ -413,7 +415,7 @@ def test_on_postgres_a_single_job_calls_a_hungry_node_by_its_own_insert(
 
 def test_a_job_soon_after_another_one_calls_a_hungry_node_too(store, url, clock, monkeypatch):
     joined(store, 1)
-    monkeypatch.setattr(enqueue, "SOON", 3600.0)
+    monkeypatch.setattr(enqueue, "WAKE_AGAIN_SECONDS", 3600.0)
     one(store, queue="other")
     with closing(open_store(url, clock=clock)) as node:
         node.node_wakeups.register(1)
@@ -486,12 +488,14 @@ def test_dedicated_jobs_can_be_claimed_past_those_that_wait_before_them(store):
     mine = [one(store, options='{"timeout":5,"dedicated":true}') for _ in range(3)]
     one(store, options='{"dedicated":true}', task="unknown")
 
-    got = store.claim_dedicated(1, CLAIM, ["default"], [TASK], 2)
+    got = store.claims.claim_dedicated(1, CLAIM, ["default"], [TASK], 2)
 
     assert [job.id for job in got] == mine[:2]
     assert states(store, mine) == ["running", "running", "waiting"]
-    assert [job.id for job in store.claim_dedicated(1, CLAIM, ["default"], [TASK], 2)] == mine[2:]
-    assert store.claim_dedicated(1, CLAIM, ["default"], [TASK], 2) == []
+    assert [
+        job.id for job in store.claims.claim_dedicated(1, CLAIM, ["default"], [TASK], 2)
+    ] == mine[2:]
+    assert store.claims.claim_dedicated(1, CLAIM, ["default"], [TASK], 2) == []
     store.nodes.drain(1)
     one(store, options='{"dedicated":true}')
-    assert store.claim_dedicated(1, CLAIM, ["default"], [TASK], 2) == []
+    assert store.claims.claim_dedicated(1, CLAIM, ["default"], [TASK], 2) == []

@@ -63,7 +63,7 @@ def due_after(store: Store) -> int:
 
 def turn(store: Store) -> None:
     """What a keeper does."""
-    while store.schedules.fire():
+    while store.ticks.fire():
         pass
     store.promote()
 
@@ -216,7 +216,7 @@ def test_regression_18_retention_zero_and_a_restart_make_no_second_job_of_a_tick
     clock.advance("1s")
     assert store.prune(clock.now()) == 1
     clock.set(START + 30 * SECOND)  # and the clock is set back
-    store.schedules.replan()
+    store.ticks.replan()
     clock.advance("31s")
     turn(store)
     assert jobs_made(store, url) == [MINUTE]
@@ -257,7 +257,7 @@ def test_after_a_jump_of_the_clock_cron_is_back_within_a_minute_without_a_storm(
     old = {job.id for job in runs(store)}
     clock.set(clock.now() + jump)
     before = len(jobs_made(store, url))
-    store.schedules.replan()
+    store.ticks.replan()
     turn(store)
     clock.advance("1m")
     turn(store)
@@ -287,7 +287,7 @@ def test_a_schedule_that_cannot_be_read_is_paused_and_keeps_nobody_waiting(
     assert found.reason.startswith("it cannot be read: ")
     clock.advance("1m")
     turn(store)
-    store.schedules.replan()
+    store.ticks.replan()
     assert len(jobs_made(store, url)) == 4
     store.schedules.delete("b")
 
@@ -298,7 +298,7 @@ def test_a_moment_between_the_jump_and_its_discovery_is_not_lost(store, clock, u
     turn(store)
     clock.set(START - DAY + 59 * SECOND)
     clock.advance("3s")  # a keeper looks once a second
-    assert store.schedules.replan(set_back=True) == 1
+    assert store.ticks.replan(set_back=True) == 1
     turn(store)
     turn(store)
     assert jobs_made(store, url) == [-DAY + MINUTE, MINUTE]
@@ -355,7 +355,7 @@ def test_the_next_run_counts_from_end_start_or_base(store, clock, rule, expected
 def test_an_interval_begins_at_its_base_and_waits_for_it_however_long(store, clock, ahead):
     made(store, every=HOUR, base=START + ahead)
     assert due_after(store) == ahead
-    assert store.schedules.replan() == 0
+    assert store.ticks.replan() == 0
     clock.advance(ahead / SECOND)
     joined(store)
     turn(store)
@@ -580,7 +580,7 @@ def test_any_number_of_nodes_may_declare_the_same_at_the_same_time(store, clock,
     assert sorted(one.name for one in store.schedules.all()) == ["c", "h", "s"]
     assert [len(runs(store, name)) for name in ("s", "h", "c")] == [1, 1, 0]
     clock.advance("1m")
-    together(6, lambda _: store.schedules.fire())
+    together(6, lambda _: store.ticks.fire())
     assert len(runs(store, "c")) == 1
 
 
@@ -756,9 +756,9 @@ def test_an_interval_whose_run_somebody_has_deleted_by_hand_gets_another(store, 
     made(store, every=HOUR)
     with_conn(url, "DELETE FROM genba.job")
     clock.advance("1s")
-    assert store.schedules.replan() == 1
+    assert store.ticks.replan() == 1
     assert len(runs(store)) == 1
-    assert store.schedules.replan() == 0
+    assert store.ticks.replan() == 0
 
 
 def test_a_clock_set_back_delays_an_interval_by_one_interval_at_most(store, clock):
@@ -767,7 +767,7 @@ def test_a_clock_set_back_delays_an_interval_by_one_interval_at_most(store, cloc
     turn(store)
     run_one(store)
     clock.set(START - DAY)
-    store.schedules.replan()
+    store.ticks.replan()
     (job,) = runs(store)
     assert job.due_at - clock.now() <= MINUTE + 2 * SECOND
 
@@ -777,7 +777,7 @@ def test_old_ticks_are_pruned_and_young_ones_are_not(store, clock, url):
     for _ in range(40):
         clock.advance("24h")
         turn(store)
-    store.schedules.prune_ticks()
+    store.ticks.prune_ticks()
     assert min(jobs_made(store, url)) == 10 * DAY
 
 

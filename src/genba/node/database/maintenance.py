@@ -259,7 +259,7 @@ class Maintenance(threading.Thread):
 
     def _declare(self) -> None:
         """What the code says, and operators over it: by the rules of now, or a node that starts would take it back."""
-        overrides = self._store.policy.refresh().overrides
+        overrides = self._store.operators.refresh().overrides
         self._planned = _said(overrides, SCHEDULE_OPTIONS)
         holds, gone = apply_overrides(self._schedules, overrides)
         self._store.schedules.declare(holds)
@@ -295,19 +295,19 @@ class Maintenance(threading.Thread):
 
     def _chores(self) -> DueWork:
         """Do what is due; gives what was seen, for those who need not look if there is nothing."""
-        self._store.children_wait = False
+        self._store.dependencies.unsettled = False
         rules = self._rules
         queues = [queue for queue in self._queues if queue not in rules.paused]
         tasks = [task for task in self._tasks if task not in rules.disabled]
         chores = self._store.nodes.due_work(self._node, queues, tasks)
         if chores.epoch != rules.epoch:
-            self._obey(self._store.policy.refresh())
+            self._obey(self._store.operators.refresh())
         if (
             chores.pause_ends is not None
             and chores.pause_ends <= chores.now
-            and self._store.policy.end_pauses()
+            and self._store.operators.end_pauses()
         ):
-            self._obey(self._store.policy.refresh())
+            self._obey(self._store.operators.refresh())
         if chores.commands:
             self._post(CommandsReceived(self._store.nodes.commands(self._node)))
         work = chores.work
@@ -319,22 +319,22 @@ class Maintenance(threading.Thread):
             self._poked.set()
         self._latest = chores.now
         if chores.next_tick is not None and chores.next_tick <= chores.now:
-            work = self._store.schedules.fire() > 0 or work
+            work = self._store.ticks.fire() > 0 or work
             self._poked.set()  # for the moments after these
         if due is not None and due <= chores.now:
             while self._store.promote() == 500:
                 pass
-            work, due = True, self._store.next_due()
+            work, due = True, self._store.due.next_due()
         if chores.unsettled and self._store.settle():
             work = True
             self._poked.set()  # there may be more: after the beat
         if rules.fair:
-            work = self._store.fairness.rank_new() > 0 or work
+            work = self._store.fairness.rank_unranked() > 0 or work
         if chores.next_expiry is not None and chores.next_expiry <= chores.now:
             self._store.expire()
         look = chores.next_look
         if look is not None and look <= chores.now:
-            sent, look = self._store.conditions.look()
+            sent, look = self._store.conditions.send_scouts()
             work = sent > 0 or work
         ripe = chores.next_ripe
         if chores.recheck:
@@ -351,7 +351,7 @@ class Maintenance(threading.Thread):
 
     def _look_for_claimed(self) -> None:
         for claim in self._doubts.open():
-            found = self._doubts.found(claim, self._store.jobs_of_claim(self._node, claim))
+            found = self._doubts.found(claim, self._store.claims.jobs_of_claim(self._node, claim))
             if found:
                 log.warning("found %d jobs that were claimed without an answer", len(found))
                 self._post(LostClaimFound(found, claim))
@@ -389,7 +389,7 @@ class Maintenance(threading.Thread):
         for name in schedules.pause_abandoned(old) if old else ():
             log.warning("schedule %s is paused: no live node declares it", name)
         set_back = self._seconds() < self._set_back_until
-        moved = schedules.replan(set_back) + self._store.clock_set_back.repair()
+        moved = self._store.ticks.replan(set_back) + self._store.clock_set_back.repair()
         if set_back:
             moved += self._store.clock_set_back.repair_ranks()
             self._next["replan"] = self._seconds() + SET_BACK_FOR / 4  # others may not know it yet
@@ -440,12 +440,12 @@ class Maintenance(threading.Thread):
     def _park(self) -> None:
         known = self._store.nodes.known_tasks()
         for queue in self._queues:
-            while self._store.park_unknown(queue, known):
+            while self._store.parked.park_unknown(queue, known):
                 pass
         self._unpark()
         if self._store.dependencies.look_for_lost():
             self._store.settle()
-        if self._store.policy.keep_parked():
+        if self._store.operators.keep_parked():
             self._post(WorkAvailable())
 
     def _unpark(self) -> None:
@@ -454,8 +454,8 @@ class Maintenance(threading.Thread):
         ours |= {parked_on_unknown(condition) for condition in self._conditions}
         while not self._ended:
             try:
-                freed = self._store.parked_on(ours)
-                if not freed or not self._store.unpark(freed):
+                freed = self._store.parked.reasons_among(ours)
+                if not freed or not self._store.parked.unpark(freed):
                     return
                 self._post(WorkAvailable())
             except StoreError:
@@ -468,7 +468,7 @@ class Maintenance(threading.Thread):
             for task, said in self._keep.items()
         }
         self._store.pruner.begin(keeps, now)
-        while self._store.schedules.prune_ticks() >= 500 and not self._ended:
+        while self._store.ticks.prune_ticks() >= 500 and not self._ended:
             pass
         while (
             self._store.events.prune(now - self._keep_events, self._max_events) == 1000
@@ -477,7 +477,7 @@ class Maintenance(threading.Thread):
             pass
         self._store.messages.sweep(now - KEEP_TOPICS)
         self._store.sessions.remove_stale()
-        self._store.fairness.forget()
+        self._store.fairness.forget_idle_keys()
         self._store.nodes.forget(now - KEEP_EVENTS)
         while self._store.limits.prune() == 500 and not self._ended:
             pass

@@ -230,7 +230,7 @@ class Writer(threading.Thread):
 
     def run(self) -> None:
         with suppress(StoreError):  # whoever has work to do will hear it again
-            self._store.warm_up(self._node)
+            self._store.claims.warm_up(self._node)
         while True:
             with self._cond:
                 while not self._pile and not self._ended:
@@ -329,7 +329,7 @@ class Writer(threading.Thread):
 
     def _write(self, pile: PendingWrites) -> None:
         if pile.first:
-            ours = self._store.mark(pile.first)
+            ours = self._store.mark_started(pile.first)
             ids = [one[0] for one in pile.first]
             pile.first = []
             self._post(
@@ -344,11 +344,11 @@ class Writer(threading.Thread):
             self._post(EndingsWritten(again))
             self._hand_on()
         if pile.answers:
-            self._store.conditions.answered(self._node, pile.answers)
+            self._store.conditions.record_answers(self._node, pile.answers)
             pile.answers = []
             self._post(EndingsWritten(again=True))
         if pile.wanted:
-            got = self._store.conditions.take(self._node, pile.wanted)
+            got = self._store.conditions.take_slots(self._node, pile.wanted)
             ids = [one.answer.ending.id for one in pile.wanted]
             pile.wanted = []
             self._post(
@@ -358,19 +358,21 @@ class Writer(threading.Thread):
             )
         if pile.opened:
             for key in dict.fromkeys(pile.opened):
-                self._store.conditions.opened(key)
+                self._store.conditions.open(key)
             pile.opened = []
             self._post(WorkAvailable())
         if pile.marks:
-            self._store.mark(pile.marks, late=True)
+            self._store.mark_started(pile.marks, late=True)
             pile.marks = []
         if pile.notes:
-            self._store.progress(pile.notes)
+            self._store.record_progress(pile.notes)
             pile.notes = []
         if pile.dedicated:
             with self._claiming() as claim:
                 queues, count = pile.dedicated
-                jobs = self._store.claim_dedicated(self._node, claim, queues, self._tasks, count)
+                jobs = self._store.claims.claim_dedicated(
+                    self._node, claim, queues, self._tasks, count
+                )
                 pile.dedicated = None
                 self._post(DedicatedJobsClaimed(jobs, claim))
         if pile.draining:
@@ -385,7 +387,7 @@ class Writer(threading.Thread):
 
     def _hand_on(self) -> None:
         """What has ended may have let others go: here, where another desk claims at the same time, and elsewhere."""
-        if self._store.limits.lines.handed:
+        if self._store.limits.queues.granted:
             self._post(SlotsFreed())
             self._store.wake_for_granted()
 
@@ -417,7 +419,7 @@ class Writer(threading.Thread):
         tasks = pile.only or self._tasks
         began = time.perf_counter()
         if pile.succeeded:
-            matched, jobs = self._store.finish_and_claim(
+            matched, jobs = self._store.claims.finish_and_claim(
                 self._node, claim, pile.succeeded, pile.wants, tasks
             )
             lost = (

@@ -59,7 +59,7 @@ class MetricsServer:
         self.vitals.namespace = store.namespace
         self.vitals.needs_workers = settings.pool != "ondemand" and settings.min > 0
         self.stale = max(STALE_LEAST, lease / 1_000_000 * 0.8)
-        self._look = store.counts.look
+        self._look = store.counts.read
 
     def turned(self) -> None:
         """The loop has come round."""

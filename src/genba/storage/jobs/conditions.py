@@ -1,70 +1,74 @@
-"""Conditions, as far as the database knows them: who waits for which answer, and when it is asked for again.
+"""Conditions in the store: which jobs wait for which check, and when it is made again.
 
-A job with conditions is parked on its *question*: the same conditions, task and arguments are one question, however
-many jobs wait for the answer.  When it is time, one of them, the scout, is let into the claim index; the node that
-claims it has its conditions asked, and tells the answer here.
+A waiting job with conditions is parked on a *check*: the same conditions for the same task and arguments are one check,
+however many jobs wait for it.  When it is time, one of these jobs, the scout, is let into the claim index.  The node
+that claims the scout runs its conditions and writes the answer here.  (The table is called `question`.)
+
+Locks are taken in this order: the check, then the rows of jobs, then the buckets of limits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
 import msgspec
 
-from genba.domain.duration import SECOND
-from genba.storage.engines.database import Database, Transaction
-from genba.storage.events import Events
-from genba.storage.limits.slots import LimitSlots
-from genba.storage.nodes.nodes import EndJobs
-from genba.storage.records import Ending, Enqueued, JobId, Micros, NewJob
+from genba.domain.duration import SECOND, Micros
+from genba.storage.engines.database import Transaction
+from genba.storage.jobs.attempts import Attempts
+from genba.storage.jobs.stop import Stopping
+from genba.storage.namespace import Namespace
+from genba.storage.records import Ending, Enqueued, JobId, NewJob
 
-MOST = 1000  # jobs that start on one yes; the next of them a second later, if it is still yes
-ROUND = 1 * SECOND
-LONGEST = 60 * SECOND
-PATIENCE = 5 * SECOND  # before a scout that nobody has claimed is looked for
-HOLD_AFTER = 5  # answers in a row that raised
+# Jobs that one yes lets start; the next ones follow a second later, if the answer is still yes.
+JOBS_PER_YES = 1000
+FIRST_PAUSE_US = 1 * SECOND
+LONGEST_PAUSE_US = 60 * SECOND
+SCOUT_PATIENCE_US = 5 * SECOND  # until a scout that no node has claimed is looked for
+HOLD_AFTER_ERRORS = 5  # answers in a row that raised
 
 _json = msgspec.json.Encoder()
 
 
 def check_key(task: str, conditions: Sequence[str], args: bytes, options: str | None) -> str:
-    """The same for jobs that ask the same."""
-    told = _json.encode((task, conditions, options))
-    return blake2b(told + b"\0" + args, digest_size=16).hexdigest()
+    """Compute the key of a check: the same for jobs that ask the same."""
+    subject = _json.encode((task, conditions, options))
+    return blake2b(subject + b"\0" + args, digest_size=16).hexdigest()
 
 
 def parked_on_check(key: str) -> str:
-    """What a job that waits for the answer is parked on."""
+    """Give the reason for which jobs are parked that wait for a check."""
     return f"question {key}"
 
 
 def parked_on_unknown(condition: str) -> str:
+    """Give the reason for which jobs are parked whose condition no node knows."""
     return f"unknown condition {condition}"
 
 
-def pause_after_checks(looks: int) -> Micros:
-    """Between two looks, after so many of them in vain."""
-    return min(LONGEST, ROUND << min(looks, 10))
+def pause_after_checks(checks: int) -> Micros:
+    """Give the pause before the next check, after this many that said no."""
+    return min(LONGEST_PAUSE_US, FIRST_PAUSE_US << min(checks, 10))
 
 
-BucketSizes = tuple[tuple[str, int], ...]  # (bucket, how many may have a slot of it)
+BucketSizes = tuple[tuple[str, int], ...]  # (bucket, how many jobs may have a slot of it)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConditionAnswer:
-    """What a node has heard about a job that it had claimed; `ending` gives that back, as if nothing had happened.
+    """Why a job that a node has claimed must not start now; `ending` gives the job back without a trace.
 
-    `shared`: an equal question was answered a moment ago, and this one need not count again.
+    `shared`: the same check was answered a moment ago, so this answer does not count again.
     """
 
     ending: Ending
     key: str
     task: str
     conditions: tuple[str, ...]
-    wait: Micros | None = None  # None: ask again by and by
+    wait: Micros | None = None  # None: the pauses grow from check to check
     said: str | None = None
     error: str | None = None
     unknown: str | None = None  # a condition that this node does not know
@@ -73,14 +77,14 @@ class ConditionAnswer:
 
 @dataclass(frozen=True, slots=True)
 class SlotRequest:
-    """A job that may start if it has the slots of one of these ways; `answer` gives it back if they cannot be had."""
+    """A claimed job that may start if it gets the slots of one of these ways; `answer` gives it back otherwise."""
 
     answer: ConditionAnswer
     ways: tuple[BucketSizes, ...]
 
 
 class ConditionCheck(NamedTuple):
-    """(the order is that of the query)"""
+    """A check as its row says (in the order of the query)."""
 
     key: str
     task: str
@@ -93,171 +97,166 @@ class ConditionCheck(NamedTuple):
     said_at: Micros | None
 
 
-class Steering(NamedTuple):
-    """What questions need of the store."""
-
-    end: EndJobs
-    cancel_or_hold: Callable[[Transaction, str, JobId, str], bool]
-    events: Events
-    limits: LimitSlots
-
-
 class Conditions:
-    def __init__(self, database: Database, namespace: str, steering: Steering) -> None:
-        self._db = database
-        self._namespace = namespace
-        self._steering = steering
+    def __init__(self, namespace: Namespace, attempts: Attempts, stopping: Stopping) -> None:
+        self._db = namespace.database
+        self._namespace = namespace.name
+        self._events = namespace.events
+        self._limits = namespace.limits
+        self._attempts = attempts
+        self._stopping = stopping
 
-    def ask_for(self, tx: Transaction, jobs: Sequence[NewJob], made: Sequence[Enqueued]) -> None:
-        """New jobs with conditions: those that could start now wait for the answer instead.
+    def park_new(
+        self, tx: Transaction, jobs: Sequence[NewJob], enqueued: Sequence[Enqueued]
+    ) -> None:
+        """Park the new jobs with conditions that could start now.
 
-        Not those of a caller's own transaction, which must not hold what others wait for, and not those with limits,
-        which come first: a node asks for them when it has claimed them.
+        Not those of a caller's own transaction, which must not hold what others wait for.  Not those with limits
+        either: the slots come first, and the node that claims such a job runs its conditions.
         """
-        pairs = zip(jobs, made, strict=True)
-        asking = [
-            (job, one.id) for job, one in pairs if job.ready and one.created and not job.needs
-        ]
-        if not asking:
+        keys = {
+            row.id: (check_key(job.task, job.ready, job.args, job.options), job)
+            for job, row in zip(jobs, enqueued, strict=True)
+            if job.ready and row.created and not job.needs
+        }
+        if not keys:
             return
-        keys = {id: check_key(job.task, job.ready, job.args, job.options) for job, id in asking}
-        wanted = {(keys[id], job.task, _json.encode(job.ready).decode()) for job, id in asking}
-        tx.batch("insert_conditions", sorted(wanted), namespace=self._namespace)
-        tx.batch("park_on_condition", [(id, parked_on_check(key)) for id, key in keys.items()])
+        checks = {(key, job.task, _json.encode(job.ready).decode()) for key, job in keys.values()}
+        tx.batch("insert_conditions", sorted(checks), namespace=self._namespace)
+        tx.batch("park_on_condition", [(id, parked_on_check(key)) for id, (key, _) in keys.items()])
 
-    def look(self) -> tuple[int, Micros | None]:
-        """Send a scout for each question whose time has come; how many, and when the next one comes."""
+    def send_scouts(self) -> tuple[int, Micros | None]:
+        """Send a scout for each check that is due; how many, and the moment of the next check."""
         with self._db.transaction() as tx:
             due = tx.all("due_conditions", namespace=self._namespace)
             sent = sum(self._send_scout(tx, key, scout) for key, scout in due)
-            found = tx.one("next_condition_check", namespace=self._namespace)
-            return sent, found[0] if found else None
+            row = tx.one("next_condition_check", namespace=self._namespace)
+            return sent, row[0] if row else None
 
     def _send_scout(self, tx: Transaction, key: str, scout: JobId | None) -> bool:
         line = parked_on_check(key)
         if scout is not None and tx.one("scout_is_under_way", id=scout, line=line):
-            heads = [(scout,)]
+            jobs = [(scout,)]
         else:
-            heads = tx.all(
-                "first_parked_on_condition", namespace=self._namespace, line=line, most=1
-            )
-            self._let_in(tx, heads)
-        if heads:
+            jobs = tx.all("first_parked_on_condition", namespace=self._namespace, line=line, most=1)
+            self._unpark(tx, jobs)
+        if jobs:
             tx.run(
                 "set_scout",
                 namespace=self._namespace,
                 key=key,
-                scout=heads[0][0],
-                patience=PATIENCE,
+                scout=jobs[0][0],
+                patience=SCOUT_PATIENCE_US,
             )
         else:
             tx.run("delete_condition", namespace=self._namespace, key=key)
-        return bool(heads)
+        return bool(jobs)
 
-    def _let_in(self, tx: Transaction, jobs: Sequence[tuple[JobId]]) -> None:
-        """Into the claim index, or into the line of a bucket."""
+    def _unpark(self, tx: Transaction, jobs: Sequence[tuple[JobId]]) -> None:
+        """Let jobs into the claim index, or into the line of a bucket."""
         tx.batch("unpark_for_check", jobs)
-        self._steering.limits.moved(tx, [id for (id,) in jobs])
+        self._limits.after_move(tx, [id for (id,) in jobs])
 
-    def answered(self, node: int, answers: Sequence[ConditionAnswer]) -> None:
-        """These must not start now: they wait for the next look."""
+    def record_answers(self, node: int, answers: Sequence[ConditionAnswer]) -> None:
+        """Give back jobs that must not start now: they wait for the next check."""
+        known = [answer for answer in answers if answer.unknown is None]
+        first = {answer.key: answer for answer in known if not answer.shared}
         with self._db.transaction() as tx:
-            first = {
-                answer.key: answer
-                for answer in answers
-                if not answer.shared and answer.unknown is None
-            }
-            asked = sorted(
-                {
-                    (a.key, a.task, _json.encode(a.conditions).decode())
-                    for a in answers
-                    if a.unknown is None
-                }
-            )
-            tx.batch("insert_conditions", asked, namespace=self._namespace)
-            held = {
+            checks = {(a.key, a.task, _json.encode(a.conditions).decode()) for a in known}
+            tx.batch("insert_conditions", sorted(checks), namespace=self._namespace)
+            rows = {
                 key: tx.one("lock_condition", namespace=self._namespace, key=key)
                 for key in sorted(first)
             }
-            ours = self._steering.end(tx, node, [answer.ending for answer in answers])
-            lines = [
-                (
-                    a.ending.id,
-                    parked_on_check(a.key) if a.unknown is None else parked_on_unknown(a.unknown),
-                )
-                for a in answers
-            ]
-            tx.batch("park_on_condition", [line for line in sorted(lines) if line[0] in ours])
-            told = {
-                answer.key for answer in answers if answer.ending.id in ours
-            }  # else: told again, without an answer
-            for key in sorted(first.keys() & told):
-                self._note(tx, first[key], held[key] or (0, 0, None))
+            ours = self._attempts.end(tx, node, [answer.ending for answer in answers])
+            lines = sorted((answer.ending.id, _parked_on(answer)) for answer in answers)
+            tx.batch("park_on_condition", [line for line in lines if line[0] in ours])
+            # An answer for a job that is no longer ours was written before: it must not count again.
+            written = {answer.key for answer in answers if answer.ending.id in ours}
+            for key in sorted(first.keys() & written):
+                self._write_answer(tx, first[key], rows[key] or (0, 0, None))
 
-    def _note(self, tx: Transaction, answer: ConditionAnswer, before: Sequence[Any]) -> None:
-        looks, raised = int(before[0]), int(before[1]) + 1 if answer.error is not None else 0
-        id = answer.ending.id
+    def _write_answer(
+        self, tx: Transaction, answer: ConditionAnswer, before: Sequence[Any]
+    ) -> None:
+        checks, errors = int(before[0]), int(before[1]) + 1 if answer.error is not None else 0
         if answer.error is not None:
-            told: dict[str, Any] = {
+            data: dict[str, Any] = {
                 "condition": answer.said,
                 "error": answer.error,
-                "times": raised,
+                "times": errors,
             }
-            self._steering.events.tell(tx, "condition_failed", [id], **told)
-        if raised >= HOLD_AFTER:
-            line = parked_on_check(answer.key)
-            reason = f"condition {answer.said} raised {raised} times in a row: {answer.error}"
-            for (one,) in tx.all(
-                "first_parked_on_condition", namespace=self._namespace, line=line, most=MOST
-            ):
-                self._steering.cancel_or_hold(tx, "hold", one, reason)
-            looks = raised = 0
-        pause = answer.wait if answer.wait is not None else pause_after_checks(looks)
+            self._events.add(tx, "condition_failed", [answer.ending.id], **data)
+        if errors >= HOLD_AFTER_ERRORS:
+            self._hold_parked(tx, answer, errors)
+            checks = errors = 0
+        pause = answer.wait if answer.wait is not None else pause_after_checks(checks)
         said = f"{answer.said} raised {answer.error}" if answer.error is not None else answer.said
-        values = {"looks": looks + 1, "raised": raised, "said": said, "pause": pause}
+        values = {"looks": checks + 1, "raised": errors, "said": said, "pause": pause}
         tx.one("save_answer", namespace=self._namespace, key=answer.key, **values)
 
-    def take(self, node: int, wanted: Sequence[SlotRequest]) -> set[JobId]:
-        """Slots for jobs that may start with them; gives those that have them, the others stand in line."""
+    def _hold_parked(self, tx: Transaction, answer: ConditionAnswer, errors: int) -> None:
+        """Hold the jobs that wait for a check which only raises."""
+        line = parked_on_check(answer.key)
+        reason = f"condition {answer.said} raised {errors} times in a row: {answer.error}"
+        for (id,) in tx.all(
+            "first_parked_on_condition", namespace=self._namespace, line=line, most=JOBS_PER_YES
+        ):
+            self._stopping.cancel_or_hold_with_slots(tx, "hold", id, reason)
+
+    def take_slots(self, node: int, requests: Sequence[SlotRequest]) -> set[JobId]:
+        """Take slots for jobs that may start with them; gives the jobs that got them.
+
+        The others are given back, and wait in the line of a bucket.
+        """
         with self._db.transaction() as tx:
             return {
-                one.answer.ending.id for one in sorted(wanted, key=_id) if self._take(tx, node, one)
+                request.answer.ending.id
+                for request in sorted(requests, key=_request_id)
+                if self._take_slots(tx, node, request)
             }
 
-    def _take(self, tx: Transaction, node: int, wanted: SlotRequest) -> bool:
-        limits, ending = self._steering.limits, wanted.answer.ending
+    def _take_slots(self, tx: Transaction, node: int, request: SlotRequest) -> bool:
+        ending = request.answer.ending
         if tx.one("own_job", id=ending.id, attempt=ending.attempt, claim=ending.claim) is None:
             return False
-        if any(limits.take(tx, ending.id, dict(way)) is None for way in wanted.ways):
+        if any(self._limits.take(tx, ending.id, dict(way)) is None for way in request.ways):
             return True
-        if self._steering.end(tx, node, [ending]):
-            limits.wait_for(tx, ending.id, dict(wanted.ways[0]))
+        if self._attempts.end(tx, node, [ending]):
+            self._limits.wait_for(tx, ending.id, dict(request.ways[0]))
         return False
 
-    def opened(self, key: str) -> int:
-        """The answer is yes: those who wait for it may start; how many."""
+    def open(self, key: str) -> int:
+        """Let the jobs start that wait for a check whose answer is yes; how many."""
         with self._db.transaction() as tx:
             if tx.one("lock_condition", namespace=self._namespace, key=key) is None:
                 return 0
-            heads = tx.all(
+            jobs = tx.all(
                 "first_parked_on_condition",
                 namespace=self._namespace,
                 line=parked_on_check(key),
-                most=MOST,
+                most=JOBS_PER_YES,
             )
-            self._let_in(tx, heads)
-            if len(heads) < MOST:
+            self._unpark(tx, jobs)
+            if len(jobs) < JOBS_PER_YES:
                 tx.run("delete_condition", namespace=self._namespace, key=key)
             else:
-                values = {"looks": 0, "raised": 0, "said": None, "pause": ROUND}
+                values = {"looks": 0, "raised": 0, "said": None, "pause": FIRST_PAUSE_US}
                 tx.one("save_answer", namespace=self._namespace, key=key, **values)
-            return len(heads)
+            return len(jobs)
 
-    def question(self, key: str) -> ConditionCheck | None:
+    def check(self, key: str) -> ConditionCheck | None:
+        """Read a check; None if no job waits for it."""
         with self._db.statement() as tx:
             row = tx.one("condition", namespace=self._namespace, key=key)
             return ConditionCheck(*row) if row else None
 
 
-def _id(wanted: SlotRequest) -> JobId:
-    return wanted.answer.ending.id
+def _parked_on(answer: ConditionAnswer) -> str:
+    if answer.unknown is not None:
+        return parked_on_unknown(answer.unknown)
+    return parked_on_check(answer.key)
+
+
+def _request_id(request: SlotRequest) -> JobId:
+    return request.answer.ending.id

@@ -1,6 +1,6 @@
-"""How much there is of what is open, for those who watch: exact while it is little, bounded when it is much.
+"""Count open jobs for metrics and screens: exact while they are few, bounded when they are many.
 
-A look must never walk millions of rows.  Of each state (of `waiting`: of each queue) it counts the first so many in
+A count must never walk millions of rows.  It takes the first so many of each state (of `waiting`: of each queue) in
 the order of the index, and says so when there are more.
 """
 
@@ -13,14 +13,14 @@ from genba.storage.engines.database import Database, Transaction
 from genba.storage.records import Micros
 
 MOST = 10_000  # jobs of a state that are counted
-MOST_EACH = 1_000  # ... of a queue, if there are many queues
+MOST_PER_QUEUE = 1_000  # ... of a queue, if there are many queues
 MANY_QUEUES = 10
 
 
 class StateCount(NamedTuple):
-    """`oldest` is the earliest moment at which one of them was due."""
+    """How many jobs of one task and queue are in a state; `oldest` is when the first of them was due."""
 
-    state: str  # as a job says it; `parked` for those that wait, and could not start
+    state: str  # as in a job's record; `parked` for jobs that wait and cannot start
     queue: str
     task: str
     jobs: int
@@ -31,10 +31,9 @@ class StateCount(NamedTuple):
 class OpenJobCounts:
     now: Micros
     jobs: list[StateCount]
-    more: frozenset[
-        tuple[str, str]
-    ]  # (state, queue or "") of which there are more than were counted
-    locks: int  # places that are taken
+    # (state, queue or "") of which there are more jobs than were counted
+    more: frozenset[tuple[str, str]]
+    locks: int  # that are held
     lock_waiters: int
     lock_waiting_since: Micros | None
 
@@ -44,36 +43,37 @@ class JobCounts:
         self._db = database
         self._namespace = namespace
 
-    def look(self) -> OpenJobCounts:
+    def read(self) -> OpenJobCounts:
+        """Count the open jobs and the locks."""
         with self._db.statement() as tx:
-            found: list[StateCount] = []
+            counts: list[StateCount] = []
             more: set[tuple[str, str]] = set()
             queues = [row[0] for row in tx.all("waiting_queues", namespace=self._namespace)]
-            each = MOST if len(queues) <= MANY_QUEUES else MOST_EACH
+            each = MOST if len(queues) <= MANY_QUEUES else MOST_PER_QUEUE
             for queue in queues:
-                self._count(tx, found, more, "waiting", "count_waiting", each, queue=queue)
+                self._count(tx, counts, more, "waiting", "count_waiting", each, queue=queue)
             for state in ("parked", "scheduled", "running"):
-                self._count(tx, found, more, state, f"count_{state}", MOST)
+                self._count(tx, counts, more, state, f"count_{state}", MOST)
             for state in ("blocked", "held"):
-                self._count(tx, found, more, state, "count_blocked_or_held", MOST, state=state)
+                self._count(tx, counts, more, state, "count_blocked_or_held", MOST, state=state)
             locks = tx.one("count_locks", namespace=self._namespace, limit=MOST)
             assert locks is not None
-            return OpenJobCounts(tx.now(), found, frozenset(more), *locks)
+            return OpenJobCounts(tx.now(), counts, frozenset(more), *locks)
 
     def _count(
         self,
         tx: Transaction,
-        found: list[StateCount],
+        counts: list[StateCount],
         more: set[tuple[str, str]],
         name: str,
         query: str,
         most: int,
-        **asked: str,
+        **filters: str,
     ) -> None:
         rows = [
             StateCount(name, *row)
-            for row in tx.all(query, namespace=self._namespace, limit=most, **asked)
+            for row in tx.all(query, namespace=self._namespace, limit=most, **filters)
         ]
-        found += rows
+        counts += rows
         if sum(row.jobs for row in rows) >= most:
-            more.add((name, asked.get("queue", "")))
+            more.add((name, filters.get("queue", "")))

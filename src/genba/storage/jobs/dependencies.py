@@ -1,32 +1,27 @@
-"""Edges between jobs: they are added with a job, and settled when the one that it waits for has ended.
+"""Edges between jobs (`after=`), which are added with a job.
 
-Nobody who ends a job touches those that wait for it (decision 4): it leaves a note in `unsettled`, and one settler at
-a time works the notes off.  What a job's own end means for its children by `parent=` goes the same way.
+Ending a job never touches the jobs that wait for it (decision 4).  It leaves a note in `unsettled`, and one settler at
+a time works through the notes (settle.py).  The same notes cover children by `parent=`.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
-from genba.domain.states import FINAL
 from genba.domain.untrusted_json import read_json
 from genba.errors import JobNotFound
-from genba.storage.engines.database import Database, Row, Transaction
-from genba.storage.events import Events
-from genba.storage.limits.slots import LimitSlots
+from genba.storage.engines.database import Transaction
+from genba.storage.namespace import Namespace
 from genba.storage.records import JobId, Micros
 
-AT_ONCE = 1000  # children in one step, parents in one transaction
-TAKES_ITS_CHILDREN = (
-    "cancelled",
-    "timed_out",
-)  # ends of a job after which its children are not wanted any more
+# A job that ends like this takes its children by `parent=` with it.
+FAMILY_ENDS = ("cancelled", "timed_out")
+_PARENTS_PER_LOOK = 500  # as the query `lost_parents` has it
 
 
 class Parent(NamedTuple):
-    """A job that another one waits for (the order is that of the query)."""
+    """A job that another job waits for (in the order of the query)."""
 
     id: JobId
     state: str | None  # None: it was deleted
@@ -35,38 +30,17 @@ class Parent(NamedTuple):
     task: str | None
 
 
-class Steering(Protocol):
-    """What the settler needs of the store."""
-
-    def cancel_or_hold(self, tx: Transaction, verb: str, id: JobId, reason: str) -> bool: ...
-
-    def record_states(self, tx: Transaction, rows: Sequence[Row]) -> None: ...
-
-    def ask_to_stop(
-        self, tx: Transaction, id: JobId, how: str, reason: str | None
-    ) -> int | None: ...
-
-    @property
-    def age_step(self) -> Micros: ...
-
-    @property
-    def limits(self) -> LimitSlots: ...
-
-    @property
-    def events(self) -> Events: ...
-
-
 class Dependencies:
-    def __init__(self, database: Database, namespace: str, steering: Steering) -> None:
-        self._db = database
-        self._namespace = namespace
-        self._steering = steering
-        self._walked = 0
-        self._asked: set[int] = set()
-        self._moved: list[JobId] = []  # by the one settler, in this transaction
+    def __init__(self, namespace: Namespace) -> None:
+        self._db = namespace.database
+        self._namespace = namespace.name
+        self._events = namespace.events
+        self._last_looked_at = 0
+        # A hint for the node: since it was last cleared, a job with children has ended.
+        self.unsettled = False
 
     def add(self, tx: Transaction, edges: Sequence[tuple[JobId, JobId, str]]) -> None:
-        """(child, parent, wants); JobNotFound if a parent is not there."""
+        """Add edges (child, parent, wants); JobNotFound if a parent does not exist."""
         if not edges:
             return
         parents = sorted({parent for _, parent, _ in edges})
@@ -80,146 +54,46 @@ class Dependencies:
         if unknown:
             raise JobNotFound(f"after: there is no job {', '.join(map(str, unknown))}")
         tx.batch("add_edges", edges)
-        self.look_at(tx, parents)
+        self.note_ended(tx, parents)
 
-    def look_at(self, tx: Transaction, parents: Sequence[JobId]) -> None:
-        """Leave a note that the children of these must be looked at."""
+    def note_ended(self, tx: Transaction, parents: Sequence[JobId]) -> None:
+        """Leave a note that the settler must look at the children of these jobs."""
         tx.batch("insert_unsettled", [(parent,) for parent in parents], namespace=self._namespace)
 
-    def awaited(self, tx: Transaction, kind: str, ids: Sequence[JobId]) -> bool:
-        """These have ended: note those for whom somebody waits; True if there are any."""
-        found = tx.all("parents_with_dependents", ids=tx.numbers(ids))
-        if kind in TAKES_ITS_CHILDREN:
-            found += tx.all("parents_with_open_children", ids=tx.numbers(ids))
-        parents = sorted({row[0] for row in found})
-        self.look_at(tx, parents)
-        return bool(parents)
+    def jobs_ended(self, tx: Transaction, state: str, ids: Sequence[JobId]) -> None:
+        """Leave a note for those of these ended jobs that have children.
 
-    def settle(self) -> int:
-        """Look at the children of parents that have ended; how many parents.  Once more, until there are none."""
-        with self._db.transaction() as tx:
-            tx.run("lock_settling", namespace=self._namespace)
-            settled = last = 0
-            self._moved = []
-            while settled < AT_ONCE:  # an end may be that of others' parent, too
-                pending = tx.all("unsettled", namespace=self._namespace, after=last)
-                if not pending:
-                    break
-                last = pending[-1][0]
-                parents = tx.numbers(sorted({row[1] for row in pending}))
-                states: dict[JobId, str] = dict(tx.all("parent_states", ids=parents))
-                # if somebody holds the row of one that is there, another pass will see how that ended
-                here = [
-                    (seq, parent)
-                    for seq, parent, seen in pending
-                    if parent in states or seen is None
-                ]
-                settled += len(here)
-                met = self._resolve_met(
-                    tx, {parent for _, parent in here if states.get(parent) == "succeeded"}
-                )
-                done = [
-                    (seq,)
-                    for seq, parent in here
-                    if parent in met or self._resolve(tx, parent, states.get(parent, "deleted"))
-                ]
-                tx.batch("delete_unsettled", done)
-            self._steering.limits.moved(tx, self._moved)
-            return settled
-
-    def asked(self) -> list[int]:
-        """The nodes that have been told to stop a job, since this was last asked."""
-        nodes, self._asked = self._asked - {0}, set()
-        return sorted(nodes)
-
-    def _resolve_met(self, tx: Transaction, succeeded: set[JobId]) -> set[JobId]:
-        """Those of them that every child had hoped for, all in one go; the others, and great families, one by one."""
-        edges = (
-            tx.all("dependents_of", ids=tx.numbers(sorted(succeeded))) if len(succeeded) > 1 else []
-        )
-        if not 0 < len(edges) <= AT_ONCE:
-            return set()
-        hoped = succeeded - {parent for parent, _, wants in edges if not is_met(wants, "succeeded")}
-        ended = sorted((parent, child) for parent, child, _ in edges if parent in hoped)
-        self._less(tx, [row[0] for row in tx.batch("meet_edges", ended)])
-        return hoped
-
-    def _resolve(self, tx: Transaction, parent: JobId, state: str) -> bool:
-        """False if there are more of them than in one step."""
-        if state not in FINAL and state != "deleted":
-            return True
-        children = tx.all("dependents_of_parent", parent_id=parent)
-        met = [child for child, wants in children if is_met(wants, state)]
-        broken = [child for child, wants in children if not is_met(wants, state)]
-        if met:
-            self._count_down(tx, parent, met, "met")
-        if broken:
-            self._put_down(tx, parent, state, broken)
-            self._count_down(tx, parent, broken, "broken")
-        family = (
-            tx.all("open_children", parent_id=parent, namespace=self._namespace)
-            if state in TAKES_ITS_CHILDREN
-            else []
-        )
-        for child, was in family:
-            reason = f"parent ended: job {parent} ended {state}"
-            if was == "running":
-                self._asked.add(self._steering.ask_to_stop(tx, child, "cancel", reason) or 0)
-            else:
-                self._steering.cancel_or_hold(tx, "cancel", child, reason)
-                self._moved.append(child)
-        return max(len(children), len(family)) < AT_ONCE
-
-    def _count_down(
-        self, tx: Transaction, parent: JobId, children: Sequence[JobId], state: str
-    ) -> None:
-        done = tx.all("set_edge_states", parent_id=parent, state=state, ids=tx.numbers(children))
-        self._less(tx, [row[0] for row in done])
-
-    def _less(self, tx: Transaction, children: Sequence[JobId]) -> None:
-        """Each waits for one job less, as often as it is named."""
-        moved = tx.batch(
-            "reduce_open_deps", sorted(Counter(children).items()), age_step=self._steering.age_step
-        )
-        free = [row[:3] for row in moved if row[3] == 0 and row[1] in ("waiting", "scheduled")]
-        self._steering.record_states(tx, free)
-        self._moved += [row[0] for row in moved if row[1] == "waiting"]
-
-    def _put_down(
-        self, tx: Transaction, parent: JobId, state: str, children: Sequence[JobId]
-    ) -> None:
-        how = "was deleted" if state == "deleted" else f"ended {state}"
-        reason = (
-            f"dependency {'succeeded' if state == 'succeeded' else 'failed'}: job {parent} {how}"
-        )
-        for child, options in sorted(tx.all("options_of", ids=tx.numbers(children))):
-            policy = on_dependency_failure(options)
-            if policy != "run":
-                self._steering.cancel_or_hold(tx, policy, child, reason)
-                self._moved.append(child)
+        Call it after the jobs' rows are written, never before: an edge that is not visible yet will see our lock.
+        """
+        parents = tx.all("parents_with_dependents", ids=tx.numbers(ids))
+        if state in FAMILY_ENDS:
+            parents += tx.all("parents_with_open_children", ids=tx.numbers(ids))
+        noted = sorted({row[0] for row in parents})
+        self.note_ended(tx, noted)
+        if noted:
+            self.unsettled = True
 
     def reopen(self, tx: Transaction, id: JobId) -> None:
-        """This one runs again: who was cancelled or held because of it waits again, and who waited for those."""
+        """Let the jobs that were cancelled or held because of this one wait for it again, and so on down."""
         parents = [id]
         while parents:
             for (child,) in tx.all("dependents_of_failed", parent_id=parents.pop()):
                 if tx.one("block_again", id=child):
-                    self._steering.events.tell(tx, "blocked", [child])
-                    again = tx.all(
-                        "reopen_edges", child_id=child
-                    )  # all of them: another may still be broken
-                    self.look_at(tx, [row[0] for row in again])
+                    self._events.add(tx, "blocked", [child])
+                    # All edges of the child: another one may still be broken.
+                    edges = tx.all("reopen_edges", child_id=child)
+                    self.note_ended(tx, [row[0] for row in edges])
                     parents.append(child)
 
     def look_for_lost(self) -> int:
-        """Note parents that somebody has deleted by hand; a few hundred are looked at in one call.  How many."""
+        """Note parents whose rows were deleted by hand; how many.  One call looks at a few hundred parents."""
         with self._db.statement() as tx:
-            walked = tx.all("parents_after", after=self._walked)
-        self._walked = walked[-1][0] if len(walked) == 500 else 0
-        lost = [parent for parent, there in walked if not there]
+            parents = tx.all("parents_after", after=self._last_looked_at)
+        self._last_looked_at = parents[-1][0] if len(parents) == _PARENTS_PER_LOOK else 0
+        lost = [parent for parent, exists in parents if not exists]
         if lost:
             with self._db.transaction() as tx:
-                self.look_at(tx, lost)
+                self.note_ended(tx, lost)
         return len(lost)
 
     def open_parents(self, id: JobId) -> list[Parent]:
@@ -232,7 +106,7 @@ class Dependencies:
 
 
 def is_met(wants: str, state: str) -> bool:
-    """Whether a job that ended like this is what was waited for."""
+    """Tell whether a job that ended in this state gives its child what it waits for."""
     match wants:
         case "finished":
             return True
@@ -242,6 +116,7 @@ def is_met(wants: str, state: str) -> bool:
             return state == "succeeded"
 
 
-def on_dependency_failure(written: str | None) -> str:
-    said = read_json(written, dict[str, Any], {}).get("on_dependency_failure")
-    return said if said in ("hold", "run") else "cancel"
+def on_dependency_failure(options: str | None) -> str:
+    """Read from a job's stored options what happens to it when a dependency fails."""
+    policy = read_json(options, dict[str, Any], {}).get("on_dependency_failure")
+    return policy if policy in ("hold", "run") else "cancel"

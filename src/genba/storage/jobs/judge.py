@@ -1,4 +1,4 @@
-"""From how an attempt ended to what is written about its job."""
+"""Turn how an attempt ended into what is written about its job."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from genba.storage.nodes.nodes import Orphan
 from genba.storage.records import Claimed, Ending, Micros
 
 DEFAULT_OPTIONS = OptionsSnapshot()
-UNREADABLE_OPTIONS = OptionsSnapshot(retry={"times": 0})  # somebody has written options by hand
+UNREADABLE_OPTIONS = OptionsSnapshot(retry={"times": 0})  # of a row changed by hand
 
 
-@lru_cache(maxsize=256)  # jobs of a task have the same, as a rule
+@lru_cache(maxsize=256)  # the jobs of a task mostly have the same options
 def read_options(written: str | None) -> OptionsSnapshot | None:
-    """None if all is as usual; what somebody has written by hand must not stop a node."""
+    """Read stored options, None if there are none; a row changed by hand must not stop a node."""
     try:
         return None if written is None else OptionsSnapshot.read(written.encode())
     except (msgspec.MsgspecError, ValueError):
@@ -35,6 +35,7 @@ def build_ending(
     wall: Micros,
     jitter: float,
 ) -> Ending:
+    """Judge an attempt and build what is written about it."""
     verdict = judge(
         end,
         Standing(
@@ -64,18 +65,18 @@ def build_ending(
         rank_priority=verdict.rank_priority or 0,
         reason=verdict.reason,
         ended=wall,
-        told=isinstance(job, Orphan) and job.started_mark is not None,
+        start_recorded=isinstance(job, Orphan) and job.started_mark is not None,
         quiet=options.history == "final",
-        hooked=options.on_final is not None,
+        has_on_final=options.on_final is not None,
         task=job.task if isinstance(job, Claimed) else "",
         queue=job.queue if isinstance(job, Claimed) else "",
     )
 
 
 def judge_lost_job(orphan: Orphan, wall: Micros, random: Callable[[], float]) -> Ending:
-    """What becomes of a job whose node is gone.
+    """Judge the attempt of a job whose node is gone.
 
-    Nobody can know whether an unmarked one had started: it counts as lost, and its number is not given again.
+    Whether an unmarked one had started cannot be known: it counts as lost, and its number is not given again.
     """
     options = read_options(orphan.options) or DEFAULT_OPTIONS
     end = AttemptEnd(

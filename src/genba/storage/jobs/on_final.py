@@ -1,4 +1,4 @@
-"""`on_final`: when a job has come to its end, a small job tells its task so, from the same commit on."""
+"""`on_final`: when a job is final, a small job calls the hook of its task, from the same commit on."""
 
 from __future__ import annotations
 
@@ -15,26 +15,22 @@ ON_FINAL_OPTIONS = OptionsSnapshot(retry=Retry(times=10, delay="1s", backoff=2, 
 
 
 def on_final_jobs(tx: Transaction, namespace: str, ids: Sequence[JobId]) -> list[NewJob]:
-    """The jobs that tell of these ends; none for most."""
-    told = []
+    """Make the jobs that call the hooks of these final jobs; most jobs have none."""
+    jobs = []
     for id, queue, priority, written in tx.batch(
         "jobs_with_hook", [(id,) for id in ids], namespace=namespace
     ):
         options = OptionsSnapshot.read(written.encode())
-        hook = options.on_final
-        if hook is not None:
-            args = msgspec.json.encode({"job": id})
-            own = msgspec.json.encode(
-                msgspec.structs.replace(ON_FINAL_OPTIONS, trace=options.trace)
-            ).decode()
-            told.append(
+        if options.on_final is not None:
+            own_options = msgspec.structs.replace(ON_FINAL_OPTIONS, trace=options.trace)
+            jobs.append(
                 NewJob(
-                    task=hook,
-                    args=args,
+                    task=options.on_final,
+                    args=msgspec.json.encode({"job": id}),
                     namespace=namespace,
                     queue=queue,
                     priority=priority,
-                    options=own,
+                    options=msgspec.json.encode(own_options).decode(),
                 )
             )
-    return told
+    return jobs

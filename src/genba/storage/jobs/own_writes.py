@@ -1,4 +1,7 @@
-"""What a running job writes about itself; every write shows its fence, and none is made for an attempt that is over."""
+"""Write what a running job says about itself: checkpoints, its own end, its own transaction.
+
+Every write shows the fence of the attempt, and none is made for an attempt that is over.
+"""
 
 from __future__ import annotations
 
@@ -21,59 +24,61 @@ from genba.storage.jobs.judge import DEFAULT_OPTIONS, build_ending, read_options
 from genba.storage.nodes.nodes import EndJobs, Orphan
 from genba.storage.records import Ending, Micros
 
-OWN_TRANSACTION_SECONDS = (
-    5.0  # seconds that a job's own transaction may be open where it blocks all other writers
-)
+# How long a job's own transaction may be open where it blocks all other writers.
+OWN_TRANSACTION_SECONDS = 5.0
+
+
+Outcome = tuple[OutcomeRequest, AttemptReport, float]  # the float is the jitter of a retry
 
 
 class OwnWrites:
     def __init__(
-        self, database: Database, events: Events, end: EndJobs, after: Callable[[], None]
+        self, database: Database, events: Events, end: EndJobs, after_end: Callable[[], None]
     ) -> None:
         self._db = database
         self._events = events
         self._end = end
-        self._after = after  # what follows the end of a job, outside of its transaction
+        self._after_end = after_end  # outside of the transaction that ends the job
 
     def save(self, fence: Fence, checkpoint: bytes, within: OwnTransaction | None = None) -> None:
-        """Durable when it returns; `within` the job's own transaction, when that is committed."""
+        """Save a checkpoint, durable when it returns (`within` the job's own transaction: when that commits)."""
         with self._db.single_write() if within is None else within.own_statements() as tx:
             if tx.one("save_checkpoint", saved=checkpoint, **_fenced(fence)) is None:
                 raise _lost(fence)
 
-    def end(self, fence: Fence, wish: OutcomeRequest, report: AttemptReport, jitter: float) -> None:
-        """End this attempt as it wishes; durable when it returns."""
+    def end(
+        self, fence: Fence, request: OutcomeRequest, report: AttemptReport, jitter: float
+    ) -> None:
+        """End this attempt as the job requests; durable when it returns."""
         try:
             with self._db.transaction() as tx:
                 row, node = self._own(tx, fence)
-                self._end(tx, node, [_ending(row, wish, report, tx.now(), jitter)])
+                self._end(tx, node, [_ending(row, request, report, tx.now(), jitter)])
         except AnswerLost:
             if not self.ended(fence):
                 raise
-        self._after()
+        self._after_end()
 
     def ended(self, fence: Fence) -> bool:
-        """Whether this attempt is history."""
+        """Tell whether this attempt has ended."""
         with self._db.statement() as tx:
             return tx.one("attempt_has_ended", id=fence[0], attempt=fence[1]) is not None
 
-    def transaction(
-        self, fence: Fence, told: Callable[[], tuple[OutcomeRequest, AttemptReport, float]]
-    ) -> OwnTransaction:
-        """A transaction that ends the attempt, as `told` says when the block is left."""
-        return OwnTransaction(self, fence, told)
+    def transaction(self, fence: Fence, outcome: Callable[[], Outcome]) -> OwnTransaction:
+        """Make a transaction that ends the attempt as `outcome` says when the block is left."""
+        return OwnTransaction(self, fence, outcome)
 
     def afterwards(self, fence: Fence, error: str | None, log: str | None) -> None:
-        """What came after the end: an exception changes nothing, but is told."""
+        """Write what came after the end: an exception changes nothing, but is recorded."""
         with self._db.transaction() as tx:
             if log is not None:
                 tx.run("save_log", log=log, id=fence[0], attempt=fence[1])
             if error is not None:
-                told = msgspec.json.decode(error)
-                self._events.tell(tx, "error_after_end", [fence[0]], attempt=fence[1], error=told)
+                decoded = msgspec.json.decode(error)
+                self._events.add(tx, "error_after_end", [fence[0]], attempt=fence[1], error=decoded)
 
     def _own(self, tx: Transaction, fence: Fence) -> tuple[Orphan, int | None]:
-        """Our row, locked; LeaseLost if it is not ours any more."""
+        """Lock and read our row; LeaseLost if it is not ours any more."""
         row = tx.one("own_job", **_fenced(fence))
         if row is None:
             raise _lost(fence)
@@ -82,68 +87,67 @@ class OwnWrites:
     # for OwnTransaction
 
     def open(self, fence: Fence) -> tuple[JobTransaction, Orphan, int | None]:
-        joint = self._db.job_transaction(OWN_TRANSACTION_SECONDS)
+        transaction = self._db.job_transaction(OWN_TRANSACTION_SECONDS)
         try:
-            with joint.own_statements() as tx:
+            with transaction.own_statements() as tx:
                 row, node = self._own(tx, fence)
             if row.cancel_requested is not None:
                 raise Stopped("this job was asked to stop")
-        except BaseException:  # also a stop must not leave it open; raised again
-            joint.rollback()
+        except BaseException:  # a stop must not leave it open either; raised again
+            transaction.rollback()
             raise
-        return joint, row, node
+        return transaction, row, node
 
     def close(
         self,
-        joint: JobTransaction,
+        transaction: JobTransaction,
         row: Orphan,
         node: int | None,
-        told: tuple[OutcomeRequest, AttemptReport, float],
+        outcome: Outcome,
     ) -> None:
-        wish, report, jitter = told
+        request, report, jitter = outcome
         try:
-            joint.reclaim()
-            with joint.own_statements() as tx:
+            transaction.reclaim()
+            with transaction.own_statements() as tx:
                 tx.run("restore_planner")
-                self._end(tx, node, [_ending(row, wish, report, tx.now(), jitter)])
-        except BaseException:  # also a stop must not leave it open; raised again
-            joint.rollback()
+                self._end(tx, node, [_ending(row, request, report, tx.now(), jitter)])
+        except BaseException:  # a stop must not leave it open either; raised again
+            transaction.rollback()
             raise
         try:
-            joint.commit()
+            transaction.commit()
         except AnswerLost:
             if not self.ended((row.id, row.attempt, row.claim)):
                 raise
-        self._after()
+        self._after_end()
 
 
 class OwnTransaction:
-    """`with` gives the driver's connection; leaving it well ends the job in the same commit."""
+    """`with` gives the driver's connection; leaving the block without an error ends the job in the same commit."""
 
     def __init__(
         self,
-        inside: OwnWrites,
+        own_writes: OwnWrites,
         fence: Fence,
-        told: Callable[[], tuple[OutcomeRequest, AttemptReport, float]],
+        outcome: Callable[[], Outcome],
     ) -> None:
-        self._inside = inside
+        self._own_writes = own_writes
         self._fence = fence
-        self._told = told
+        self._outcome = outcome
         self._open: tuple[JobTransaction, Orphan, int | None] | None = None
 
     def own_statements(self) -> AbstractContextManager[Transaction]:
-        """For our own writes while it is open."""
+        """Open a frame for our own writes while the transaction is open."""
         assert self._open is not None
         return self._open[0].own_statements()
 
     def __enter__(self) -> Any:
         try:
             with defer_stop:
-                self._open = self._inside.open(self._fence)
+                self._open = self._own_writes.open(self._fence)
             return self._open[0].connection
-        except (
-            BaseException
-        ) as error:  # a stop that came meanwhile: the block will not be entered; raised again
+        except BaseException as error:
+            # A stop came in the meantime, so the block is not entered; raised again.
             self.__exit__(type(error), error, None)
             raise
 
@@ -156,29 +160,28 @@ class OwnTransaction:
     ) -> None:
         if self._open is None:
             return
-        joint, row, node = self._open
+        transaction, row, node = self._open
         self._open = None
         if error is None:
-            self._inside.close(joint, row, node, self._told())
+            self._own_writes.close(transaction, row, node, self._outcome())
             return
-        joint.rollback()
-        if isinstance(error, Exception) and joint.expired:
-            raise StoreError(
-                joint.expired
-            ) from error  # what the driver says of its closed connection helps nobody
+        transaction.rollback()
+        if isinstance(error, Exception) and transaction.expired:
+            # Instead of the driver's message about its closed connection.
+            raise StoreError(transaction.expired) from error
 
 
 def _ending(
-    row: Orphan, wish: OutcomeRequest, report: AttemptReport, now: Micros, jitter: float
+    row: Orphan, request: OutcomeRequest, report: AttemptReport, now: Micros, jitter: float
 ) -> Ending:
     end = AttemptEnd(
         cause=Cause.RETURNED,
         started=True,
-        wants=wish.wants,
-        reason=wish.reason,
-        retry_at=wish.at,
-        retry_in=wish.delay,
-        free_retry=wish.free,
+        wants=request.wants,
+        reason=request.reason,
+        retry_at=request.at,
+        retry_in=request.delay,
+        free_retry=request.free,
         cancel_requested=row.cancel_requested is not None,
     )
     ending = build_ending(
@@ -187,11 +190,10 @@ def _ending(
     cancelled = ending.state == State.CANCELLED
     return replace(
         ending,
-        reason=None
-        if cancelled
-        else ending.reason,  # the row has the words of whoever cancelled it
-        clones=wish.clones,
-        result=wish.result if ending.state == State.SUCCEEDED else None,
+        # A cancelled job's row has the reason already.
+        reason=None if cancelled else ending.reason,
+        clones=request.clones,
+        result=request.result if ending.state == State.SUCCEEDED else None,
         progress=report.progress,
         log=report.log,
         started=now - report.ran,
@@ -209,5 +211,5 @@ def _fenced(fence: Fence) -> dict[str, int]:
 
 def _lost(fence: Fence) -> LeaseLost:
     return LeaseLost(
-        f"job {fence[0]}: attempt {fence[1]} is not the owner any more, and nothing it writes counts"
+        f"job {fence[0]}: attempt {fence[1]} no longer owns the job, so what it writes does not count"
     )

@@ -1,7 +1,7 @@
-"""Slots of buckets: taken, waited for, and handed on.
+"""Slots of buckets: taken, waited for, freed and given to the next jobs.
 
-A job that needs slots is *parked* in the line of a bucket until it has all of them; then it is in the claim index like
-any other, and has them until its attempt ends.  How lines are worked off, and who locks what, is in `lines`.
+A job that needs slots is *parked* in the line of a bucket until it has all of them.  Then it is in the claim index like
+any other job, and has them until its attempt ends.  queueing.py has the lines, and the order of the locks.
 """
 
 from __future__ import annotations
@@ -25,18 +25,24 @@ from genba.domain.limits import (
 from genba.domain.states import FINAL
 from genba.errors import BadOption, TaskFull
 from genba.storage.engines.database import Database, Transaction
-from genba.storage.limits.queueing import PARKED_ON_LIMIT, BucketQueues, LimitedJob, needs_pattern
+from genba.storage.limits.queueing import (
+    PARKED_ON_LIMIT,
+    BucketQueues,
+    LimitedJob,
+    limit_row,
+    needs_pattern,
+)
 from genba.storage.records import JobId, Micros
 
-LINES = 500  # that one sweep looks at
+LINES_PER_SWEEP = 500
 UNLIMITED = 2**31 - 1
 
 _FINAL = frozenset(map(str, FINAL))
-_OUT = _FINAL | {"held"}
+_OUT_OF_QUEUE = _FINAL | {"held"}
 
 
 class SlotHolder(NamedTuple):
-    """Who has a slot: since when, and on which node if it runs."""
+    """A job that has a slot: since when, and on which node if it runs."""
 
     job: JobId
     state: str
@@ -52,36 +58,38 @@ class BucketWait:
     bucket: str
     n: int
     per: Micros | None
-    ripe_at: Micros | None  # of a rate: when the next one may start
-    owner: JobId | None  # of a stripe: whose turn it is
+    ripe_at: Micros | None  # of a rate: when the next job may start
+    owner: JobId | None  # of an ordered bucket: the job that has the turn
     holders: tuple[SlotHolder, ...]
-    ahead: int  # others in line before it
+    ahead: int  # jobs in line before it
 
 
 class LimitSlots:
     def __init__(self, database: Database, namespace: str) -> None:
         self._db = database
         self._namespace = namespace
-        self.lines = BucketQueues(namespace)
-        self._looked_at = ""  # where the next sweep goes on
+        self.queues = BucketQueues(namespace)
+        self._swept_to = ""  # where the next sweep goes on
 
-    # inside of others' transactions
+    # within a caller's transaction
 
-    def moved(self, tx: Transaction, ids: Sequence[JobId]) -> None:
-        """These jobs, whose rows we hold, have become waiting, held or final, other than by the end of an attempt.
+    def after_move(self, tx: Transaction, ids: Sequence[JobId]) -> None:
+        """Follow jobs that have become waiting, held or final, other than by the end of an attempt.
 
-        Every way into `waiting` comes through here (or through `ended`): those with limits take their slots, or stand
-        in line; the others free what they had.  Jobs without limits are left alone.  Call it after all else that may
-        wait for somebody's row.
+        Every way into `waiting` comes through here or through `free_slots`.  Waiting jobs take their slots or join a
+        line; the others free what they had.  Jobs without limits are left alone.  The caller holds the jobs' rows, and
+        calls this after everything else that may wait for a row.
         """
         rows = self.of(tx, ids)
         entering = [row for row in rows if row.state == "waiting" and row.granted_at is None]
-        put_off = [row for row in rows if row.state == "scheduled" and row.granted_at is not None]
+        postponed = [row for row in rows if row.state == "scheduled" and row.granted_at is not None]
         if rows:
-            self.ended(tx, [*entering, *put_off, *(row for row in rows if row.state in _OUT)])
+            self.free_slots(
+                tx, [*entering, *postponed, *(row for row in rows if row.state in _OUT_OF_QUEUE)]
+            )
 
     def of(self, tx: Transaction, ids: Sequence[JobId]) -> list[LimitedJob]:
-        """Those of these jobs that have limits."""
+        """Read those of these jobs that have limits."""
         return (
             [
                 LimitedJob(*row)
@@ -97,30 +105,29 @@ class LimitSlots:
         needs: Iterable[SlotNeeds],
         rules: Iterable[LimitRule],
         *,
-        ours: bool = True,
+        own_transaction: bool = True,
     ) -> None:
-        """Jobs with these needs were inserted, each parked in its first line.
+        """Serve the lines that new jobs with these needs have joined; each is parked in its first line.
 
-        `ours` False: the transaction is the caller's, and may stay open for long, so that no bucket may be locked;
+        With `own_transaction=False` the transaction is the user's and may stay open for long, so no bucket is locked;
         nodes look at the lines when it is committed.
         """
-        wanted = _names(needs)
-        if not wanted:
+        needed = _by_name(needs)
+        if not needed:
             return
         known = {rule.template: rule for rule in rules}
-        if ours:
-            self.lines.make(tx, wanted, known)
-            self.lines.serve(tx, self.lines.lock(tx, wanted), wanted)
+        if own_transaction:
+            self.queues.make(tx, needed, known)
+            self.queues.serve(tx, self.queues.lock(tx, needed), needed)
             return
-        asked = [(need, known[need.template]) for need in wanted.values()]
-        rows = [(n.name, n.template, r.n, int(r.ordered), r.per, r.burst) for n, r in asked]
+        rows = [(need.name, *limit_row(known[need.template])) for need in needed.values()]
         tx.batch("insert_rechecks", rows, namespace=self._namespace)
 
-    def ended(self, tx: Transaction, rows: Sequence[LimitedJob]) -> None:
-        """Their attempts have ended, or they have left the queue: free what they had, and let the next ones go.
+    def free_slots(self, tx: Transaction, rows: Sequence[LimitedJob]) -> None:
+        """Free the slots of jobs whose attempts have ended, or that left the queue, and let the next ones go.
 
-        The rows are ours, and tell what the jobs have come to.  One that waits again takes its place again; one that
-        is not final keeps its turn in an ordered bucket.
+        The caller holds these rows, which have the jobs' new states.  A job that waits again joins its line again; a
+        job that is not final keeps its turn in an ordered bucket.
         """
         free: list[tuple[str, JobId]] = []
         lock: dict[str, SlotNeed] = {}
@@ -140,39 +147,39 @@ class LimitSlots:
             return
         if again:
             tx.batch("clear_grants", [(row.id,) for row, _ in again])
-            self.lines.make(tx, lock, {})
-        buckets = self.lines.lock(tx, lock)
+            self.queues.make(tx, lock, {})
+        buckets = self.queues.lock(tx, lock)
         for name, id in free:
             buckets[name].give(id)
-        self.lines.stand(tx, buckets, again)
-        self.lines.serve(tx, buckets, lock)
+        self.queues.join(tx, buckets, again)
+        self.queues.serve(tx, buckets, lock)
 
-    def take(self, tx: Transaction, id: JobId, wanted: Mapping[str, int]) -> str | None:
-        """For a job that runs, and whose row we hold: a slot of each of these buckets, or none of them.
+    def take(self, tx: Transaction, id: JobId, sizes: Mapping[str, int]) -> str | None:
+        """Take a slot of each of these buckets, or of none, for a running job whose row the caller holds.
 
-        `wanted` is how many may have a slot of the bucket at a time.  None if it got them: they are freed with its
-        other slots, if its end says that it is `limited` (a node knows that of jobs that had buckets when they were
-        claimed).  Else the name of a bucket that is full; then put the job back, and call `wait_for`.
+        `sizes` says how many jobs may have a slot of the bucket at a time.  Gives None if the job got them: they are
+        freed with its other slots, if its end says that it is `limited` (a node knows that of jobs that had buckets
+        when they were claimed).  Otherwise gives a bucket that is full; then give the job back and call `wait_for`.
         """
         (row,) = self._row(tx, id)
         had = read_needs(row[1]) if row[1] else ()
         more = {
             name: SlotNeed(name, name, LIMIT)
-            for name in wanted
+            for name in sizes
             if name not in {need.name for need in had}
         }
-        buckets = self._dynamic(tx, more, wanted)
+        buckets = self._lock_dynamic(tx, more, sizes)
         full = next((name for name in sorted(more) if not buckets[name].room(0)), None)
         if full is None and more:
             for name in more:
                 buckets[name].take(id, 0)
-            self.lines.write(tx, buckets.values())
+            self.queues.write(tx, buckets.values())
             written = write_needs(tuple(sorted({*had, *more.values()})))
             tx.run("set_buckets", id=id, buckets=written, granted=1)
         return full
 
     def give_back(self, tx: Transaction, id: JobId, names: Collection[str]) -> None:
-        """For a job that runs, and whose row we hold: slots that it took with `take`, and does not need."""
+        """Give back slots that a running job took with `take` and does not need; the caller holds its row."""
         (row,) = self._row(tx, id)
         had = read_needs(row[1]) if row[1] else ()
         back = {need.name: need for need in had if need.name in names}
@@ -180,30 +187,30 @@ class LimitSlots:
             return
         rest = tuple(need for need in had if need.name not in back)
         tx.run("set_buckets", id=id, buckets=write_needs(rest) if rest else None, granted=0)
-        buckets = self.lines.lock(tx, back)
+        buckets = self.queues.lock(tx, back)
         for name in back:
             buckets[name].give(id)
-        self.lines.serve(tx, buckets, back)
+        self.queues.serve(tx, buckets, back)
 
-    def wait_for(self, tx: Transaction, id: JobId, wanted: Mapping[str, int]) -> None:
-        """For a job that has just become waiting, and whose row we hold: in line until it has these slots too."""
+    def wait_for(self, tx: Transaction, id: JobId, sizes: Mapping[str, int]) -> None:
+        """Queue a job that has just become waiting for these slots too; the caller holds its row."""
         (row,) = self._row(tx, id)
         had = read_needs(row[1]) if row[1] else ()
-        more = {name: SlotNeed(name, name, LIMIT) for name in wanted}
-        self._dynamic(tx, more, wanted)
+        more = {name: SlotNeed(name, name, LIMIT) for name in sizes}
+        self._lock_dynamic(tx, more, sizes)
         needs = tuple(sorted({need.name: need for need in (*had, *more.values())}.values()))
         tx.run("set_buckets", id=id, buckets=write_needs(needs), granted=0)
-        self.moved(tx, [id])
+        self.after_move(tx, [id])
 
-    def _dynamic(
-        self, tx: Transaction, more: Mapping[str, SlotNeed], wanted: Mapping[str, int]
+    def _lock_dynamic(
+        self, tx: Transaction, more: Mapping[str, SlotNeed], sizes: Mapping[str, int]
     ) -> dict[str, Bucket]:
-        rules = {name: LimitRule(name, max(0, wanted[name])) for name in more}
-        self.lines.make(tx, more, rules)
-        buckets = self.lines.lock(tx, more)
+        rules = {name: LimitRule(name, max(0, sizes[name])) for name in more}
+        self.queues.make(tx, more, rules)
+        buckets = self.queues.lock(tx, more)
         for name, bucket in buckets.items():
-            bucket.n = wanted[name]  # the last one who asks says how many
-        changed = [(rule.template, rule.n, 0, None, None) for rule in rules.values()]
+            bucket.n = sizes[name]  # the last request says how many
+        changed = [limit_row(rule) for rule in rules.values()]
         if changed and tx.batch("declare_limits", changed, namespace=self._namespace):
             tx.batch(
                 "refresh_buckets", [(name,) for name in sorted(more)], namespace=self._namespace
@@ -214,9 +221,12 @@ class LimitSlots:
         row = tx.one("buckets_of_job", id=id)
         return [row or (id, None, None, "")]
 
-    def check_waiting(self, tx: Transaction, wanted: Mapping[str, tuple[int, int]]) -> None:
-        """TaskFull if so many more jobs of a task may not wait: (most, more) each.  Holds until the commit."""
-        for task, (most, more) in sorted(wanted.items()):
+    def check_waiting(self, tx: Transaction, counts: Mapping[str, tuple[int, int]]) -> None:
+        """TaskFull if so many more jobs of a task may not wait; `counts` has (most, more) of each task.
+
+        The count is locked until the commit.
+        """
+        for task, (most, more) in sorted(counts.items()):
             tx.run("lock_waiting_count", namespace=self._namespace, task=task)
             ((there,),) = tx.all(
                 "count_capped", namespace=self._namespace, task=task, most=most + 1
@@ -227,50 +237,56 @@ class LimitSlots:
                     + (f"; {more} more were asked for at once" if more > 1 else "")
                 )
 
-    # use cases of their own
+    # transactions of their own
 
     def recheck(self) -> int:
-        """Look at the lines that somebody has asked us to look at; how many."""
+        """Serve the lines for which another transaction left a recheck; how many."""
         with self._db.transaction() as tx:
             rows = tx.all("rechecks", namespace=self._namespace)
             if not rows:
                 return 0
             tx.batch("delete_rechecks", [(row[0],) for row in rows])
-            wanted = {name: SlotNeed(name, template, LIMIT) for _, name, template, *_ in rows}
-            told = [
+            needed = {name: SlotNeed(name, template, LIMIT) for _, name, template, *_ in rows}
+            rules = [
                 LimitRule(t, n, bool(ordered), per, burst)
                 for _, _, t, n, ordered, per, burst in rows
                 if n is not None
             ]
-            self.lines.make(tx, wanted, {rule.template: rule for rule in told})
-            self.lines.serve(tx, self.lines.lock(tx, wanted), wanted)
+            self.queues.make(tx, needed, {rule.template: rule for rule in rules})
+            self.queues.serve(tx, self.queues.lock(tx, needed), needed)
             return len(rows)
 
     def serve_due_rates(self) -> Micros | None:
-        """Rates that let the next ones start; the moment when there is more to do."""
+        """Serve the lines of rates that let jobs start now; gives the moment of the next one."""
         with self._db.transaction() as tx:
-            self.lines.look(tx, tx.all("due_rate_buckets", namespace=self._namespace))
+            self.queues.lock_and_serve(tx, tx.all("due_rate_buckets", namespace=self._namespace))
             row = tx.one("next_due_rate", namespace=self._namespace)
             return row[0] if row else None
 
     def sweep(self) -> None:
-        """The net under everything: lines that were forgotten, some at a time, and slots of jobs that nobody takes."""
+        """Serve some lines that were missed, and free slots of jobs that no node claims.
+
+        This is the safety net under everything else; each call goes on where the one before stopped.
+        """
         with self._db.statement() as tx:
             lines = tx.all(
-                "parked_reasons_after", namespace=self._namespace, after=self._looked_at, most=LINES
+                "parked_reasons_after",
+                namespace=self._namespace,
+                after=self._swept_to,
+                most=LINES_PER_SWEEP,
             )
             stuck = self._stuck(tx, tx.all("stale_grants", namespace=self._namespace))
-        self._looked_at = lines[-1][0] if len(lines) == LINES else ""
-        neglected = [(name, template) for _, name, template in lines if name is not None]
-        if neglected:
+        self._swept_to = lines[-1][0] if len(lines) == LINES_PER_SWEEP else ""
+        missed = [(name, template) for _, name, template in lines if name is not None]
+        if missed:
             with self._db.transaction() as tx:
-                self.lines.look(tx, neglected)
+                self.queues.lock_and_serve(tx, missed)
         for id, buckets, other in stuck:
             with self._db.transaction() as tx:
                 self._revoke(tx, id, read_needs(buckets), other)
 
     def set_limit(self, tx: Transaction, template: str, n: int | None) -> None:
-        """An operator's n for all buckets of a template, None to go back to what the code says; stops nobody."""
+        """Set an operator's n for all buckets of a template, None: as the code says; stops no running job."""
         if n is not None and (type(n) is not int or not 0 <= n < 2**31):
             raise BadOption(f"the n of a limit must be a whole number of at least 0, not {n!r}")
         if not tx.all("set_limit", namespace=self._namespace, template=template, n=n):
@@ -278,38 +294,41 @@ class LimitSlots:
         self._refit(tx, [template])
 
     def override_limit(self, tx: Transaction, template: str, n: int | None) -> None:
-        """As `set_limit`, also for a template that nobody has told of."""
+        """Do the same, also for a template that is not stored yet."""
         if n is not None:
             tx.batch("insert_limits", [(template, n, 0, None, None)], namespace=self._namespace)
         if tx.all("set_limit", namespace=self._namespace, template=template, n=n):
             self._refit(tx, [template])
 
     def declare(self, tx: Transaction, rules: Sequence[LimitRule]) -> None:
-        """What the code says, by a node that joins; buckets that are there obey at once."""
-        rows = [(r.template, r.n, int(r.ordered), r.per, r.burst) for r in sorted(set(rules))]
+        """Store the limits that a joining node's code declares; existing buckets follow at once."""
+        rows = [limit_row(rule) for rule in sorted(set(rules))]
         changed = tx.batch("declare_limits", rows, namespace=self._namespace)
         self._refit(tx, [row[0] for row in changed])
 
     def rules(self) -> dict[str, tuple[int, int | None]]:
-        """n and the operator's n of each template."""
+        """Read n and the operator's n of each template."""
         with self._db.statement() as tx:
             return {
                 row[0]: (row[1], row[2]) for row in tx.all("limit_rules", namespace=self._namespace)
             }
 
     def prune(self) -> int:
-        """Forget buckets that nobody uses or waits for; how many."""
+        """Delete buckets that no job uses or waits for; how many."""
         with self._db.statement() as tx:
             names = sorted(tx.all("empty_buckets", namespace=self._namespace))
         if not names:
             return 0
         with self._db.transaction() as tx:
-            mine = tx.batch("try_lock_buckets", names, namespace=self._namespace)
-            tx.batch("prune_buckets", [row[:1] for row in mine], namespace=self._namespace)
-            return len(mine)
+            locked = tx.batch("try_lock_buckets", names, namespace=self._namespace)
+            tx.batch("prune_buckets", [row[:1] for row in locked], namespace=self._namespace)
+            return len(locked)
 
     def line(self, id: JobId, rank: int, parked_on: str | None) -> BucketWait | None:
-        """What a parked job waits for, who has it, and how many are before it; None if it is in no line."""
+        """Describe what a parked job waits for, which jobs have it, and how many are before it.
+
+        None if it is not in the line of a bucket.
+        """
         if parked_on is None or not parked_on.startswith(PARKED_ON_LIMIT):
             return None
         name = parked_on.removeprefix(PARKED_ON_LIMIT)
@@ -324,7 +343,7 @@ class LimitSlots:
         if row is None:
             return BucketWait(name, 0, None, None, None, (), ahead)
         bucket = Bucket(*row)
-        if bucket.per is not None:  # who has started does not keep others from it
+        if bucket.per is not None:  # jobs that have started do not keep others from it
             holders = tuple(holder for holder in holders if holder.claimed_at is None)
         ripe = bucket.ripe_at(now) if bucket.per is not None else None
         return BucketWait(name, bucket.n, bucket.per, ripe, bucket.owner, holders, ahead)
@@ -341,13 +360,13 @@ class LimitSlots:
             if name in {need.name for need in read_needs(row[5])}
         )
 
-    # what nobody uses
+    # slots that no job uses
 
     def _stuck(
         self, tx: Transaction, stale: Sequence[tuple[JobId, str, str, str | None]]
     ) -> list[tuple[JobId, str, tuple[str, JobId]]]:
-        """Those of these, whose slots nobody uses, for which another one waits who could start: (line, job)."""
-        asked = {
+        """Find the jobs with unused slots for which another job waits that could start; with its (line, job)."""
+        lines = {
             id: [
                 (PARKED_ON_LIMIT + need.name, None if parked_on is not None else queue)
                 for need in read_needs(buckets)
@@ -355,8 +374,8 @@ class LimitSlots:
             ]
             for id, queue, buckets, parked_on in stale
         }
-        wanted = sorted({one for ones in asked.values() for one in ones}, key=str)
-        others = tx.batch("other_parked_jobs", wanted, namespace=self._namespace)
+        all_lines = sorted({line for of_job in lines.values() for line in of_job}, key=str)
+        others = tx.batch("other_parked_jobs", all_lines, namespace=self._namespace)
         found = {
             (line, queue): (line.removeprefix(PARKED_ON_LIMIT), other)
             for line, queue, other in others
@@ -364,45 +383,50 @@ class LimitSlots:
         return [
             (id, buckets, other)
             for id, _, buckets, _ in stale
-            if (other := next((found[one] for one in asked[id] if one in found), None)) is not None
+            if (other := next((found[line] for line in lines[id] if line in found), None))
+            is not None
         ]
 
     def _revoke(
         self, tx: Transaction, id: JobId, needs: SlotNeeds, other: tuple[str, JobId]
     ) -> None:
-        """Take the slots of a job that nobody claims, and give them to another one."""
+        """Take the slots of a job that no node claims, and give them to another one."""
         line = next(need for need in needs if need.name == other[0])
         if not tx.one("revoke_grant", id=id, line=PARKED_ON_LIMIT + line.name):
             return
-        theirs = next(
+        other_needs = next(
             (read_needs(row[1]) for row in tx.all_json("limited_jobs", ids=tx.numbers([other[1]]))),
             (),
         )
-        wanted = _names([needs, theirs])
-        buckets = self.lines.lock(tx, wanted)
+        needed = _by_name([needs, other_needs])
+        buckets = self.queues.lock(tx, needed)
         for need in needs:
             if need.kind != ORDERED and need.name in buckets:
                 buckets[need.name].give(id)
-        if wanted.keys() == buckets.keys() and theirs:
-            done = assign_slots(buckets, [BucketWaiter(0, other[1], line.name, theirs)], tx.now())
-            if done.grants and not self.lines.grant(tx, [other[1]]):
-                for need in theirs:
+        if needed.keys() == buckets.keys() and other_needs:
+            assignment = assign_slots(
+                buckets, [BucketWaiter(0, other[1], line.name, other_needs)], tx.now()
+            )
+            if assignment.grants and not self.queues.grant(tx, [other[1]]):
+                for need in other_needs:
                     buckets[need.name].give(other[1])
-        self.lines.serve(tx, buckets, list(buckets))
+        self.queues.serve(tx, buckets, list(buckets))
 
     def _refit(self, tx: Transaction, templates: Sequence[str]) -> None:
-        """Buckets of these templates obey what is said of them now."""
+        """Make the buckets of these templates follow their changed rules."""
         rows = tx.batch(
-            "buckets_of_template", [(one,) for one in templates], namespace=self._namespace
+            "buckets_of_template",
+            [(template,) for template in templates],
+            namespace=self._namespace,
         )
-        wanted = {row[0]: SlotNeed(row[0], "", LIMIT) for row in rows}
-        if wanted:
-            self.lines.lock(tx, wanted)
+        needed = {row[0]: SlotNeed(row[0], "", LIMIT) for row in rows}
+        if needed:
+            self.queues.lock(tx, needed)
             tx.batch(
-                "refresh_buckets", [(name,) for name in sorted(wanted)], namespace=self._namespace
+                "refresh_buckets", [(name,) for name in sorted(needed)], namespace=self._namespace
             )
-            self.lines.serve(tx, self.lines.lock(tx, wanted), wanted)
+            self.queues.serve(tx, self.queues.lock(tx, needed), needed)
 
 
-def _names(all_needs: Iterable[SlotNeeds]) -> dict[str, SlotNeed]:
+def _by_name(all_needs: Iterable[SlotNeeds]) -> dict[str, SlotNeed]:
     return {need.name: need for needs in all_needs for need in needs}

@@ -355,4 +355,4 @@ class Nodes:
         return {name for node in self.live() for name in node.knows}
 
     def _tell(self, tx: Transaction, kind: str, node: int, **more: Any) -> None:
-        self._events.tell(tx, kind, node=node, **more)
+        self._events.add(tx, kind, node=node, **more)

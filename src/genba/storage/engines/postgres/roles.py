@@ -19,7 +19,7 @@ from genba.errors import BadOption, StoreError
 from genba.storage.engines.database import TABLES
 from genba.storage.engines.postgres.database import PostgresDatabase
 from genba.storage.engines.postgres.schema import SEQUENCES
-from genba.storage.jobs.enqueue import ENQUEUED
+from genba.storage.jobs.enqueue import INSERT_COLUMNS
 
 _ALL = "SELECT, INSERT, UPDATE, DELETE"
 _SECRET = frozenset({"args", "result", "saved", "error", "progress"})  # not for producers
@@ -101,7 +101,7 @@ def _producer_rights(table: str, columns: Sequence[str]) -> list[str]:
             shown = [column for column in columns if column not in _SECRET]
             return [
                 _on_columns("SELECT", shown),
-                _on_columns("INSERT", ENQUEUED),
+                _on_columns("INSERT", INSERT_COLUMNS),
                 _on_columns("UPDATE", _MOVED_BY_ENQUEUE),
             ]
         case "event":
