@@ -67,8 +67,8 @@ class InProcessTesting(Testing):
         store.install()
         if self._listened:
             self._app.handlers.listen()
-        self._here = ForegroundNode(store, _ENDLESS_LEASE, self.clock, lambda: 0.0, timed=True)
-        self._node = self._here.join()
+        self._runner = ForegroundNode(store, _ENDLESS_LEASE, self.clock, lambda: 0.0, timed=True)
+        self._node = self._runner.join()
         store.schedules.declare(self._app.declared_schedules())
         return self
 
@@ -102,7 +102,7 @@ class InProcessTesting(Testing):
         job has run out of time.
         """
         self.clock.advance(by)
-        if self._here.tick():
+        if self._runner.tick():
             raise Stopped("this job has run out of time")
         return self.now
 
@@ -179,11 +179,11 @@ class InProcessTesting(Testing):
             for claimed in store.claim(self._node, claim, {queue: 1}, tasks):
                 record = store.job(claimed.id)
                 assert record is not None
-                if not self._here.may_start(claimed, claim, self._ask):
+                if not self._runner.may_start(claimed, claim, self._ask):
                     return self._run_next()
                 outer = current_job.set_current_job(None)
                 try:
-                    self._here.go(record, claimed, claim, self._call)
+                    self._runner.run_claimed(record, claimed, claim, self._call)
                 finally:
                     current_job.set_current_job(outer)
                 return claimed.id

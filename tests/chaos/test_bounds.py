@@ -17,17 +17,7 @@ from urllib.request import urlopen
 import psutil
 import psycopg
 import pytest
-from tests.support import (
-    PATIENCE,
-    NodeProcess,
-    eventually,
-    lines,
-    load_jobs,
-    load_module,
-    without_settings,
-)
-
-LEASE = 15  # seconds, the default
+from tests.support import NodeProcess, eventually, lines, load_jobs, load_module, without_settings
 
 HOLDERS = """
 import os, time
@@ -71,7 +61,7 @@ def test_what_a_lost_machine_had_is_with_others_within_twenty_seconds(url, start
     eventually(lambda: beat() != before, within=30)
     began = time.monotonic()
     stopped = _stand_still(lost)
-    waits.join(120)
+    waits.join(60)
     assert freed, "nobody got the lock"
     eventually(lambda: len(lines(path)) > 1, within=30)
     again = time.monotonic() - began
@@ -89,8 +79,8 @@ def test_what_a_lost_machine_had_is_with_others_within_twenty_seconds(url, start
     print(
         f"{engine}: of a lost machine the lock was free after {took:.1f} s, its job ran after {again:.1f} s"
     )
-    assert took < 2 * LEASE
-    assert again < 2 * LEASE
+    assert took < 20
+    assert again < 20
     assert holders.app.verify().faults == []
     holders.app.close()
 
@@ -136,7 +126,7 @@ def test_after_an_outage_jobs_run_at_full_speed_within_fifteen_seconds(
         f"after {outage} s without a database the first of 500 jobs ended after {first:.2f} s, the last after "
         f"{last:.2f} s (before it all took {before:.2f} s)"
     )
-    assert last < PATIENCE * (15 + 2 * before)
+    assert last < 15 + 2 * before
     assert jobs.app.count(state="any") == 1500
     assert {job.record.attempt for job in jobs.app.jobs(state="succeeded", limit=1500)} == {1}
     assert jobs.app.verify().faults == []
@@ -162,7 +152,6 @@ def test_a_node_whose_connections_are_half_open_listens_again_within_fifteen_sec
     node = start_node("jobs:app", proxy.url)
     (member,) = eventually(jobs.app.nodes, within=60)
     jobs.add.enqueue(1).result(timeout=60)
-    before = median(_time_of_a_job(jobs) for _ in range(5))
     with psycopg.connect(direct, autocommit=True) as server:
         key = [member.id >> 32, member.id & 0xFFFFFFFF]
         ((old,),) = server.execute(f"SELECT pid FROM pg_locks WHERE {HOLDS}", key).fetchall()
@@ -182,8 +171,8 @@ def test_a_node_whose_connections_are_half_open_listens_again_within_fifteen_sec
     print(
         f"a node with half-open connections{which} listened again after {took:.1f} s; a job took {heard:.3f} s"
     )
-    assert took < PATIENCE * 15
-    assert heard < max(0.25, 3 * before), "it is not woken"
+    assert took < 15
+    assert heard < 0.25, "it is not called"
     assert jobs.app.verify().faults == []
     jobs.app.close()
 
@@ -208,7 +197,7 @@ def test_a_task_that_nobody_knows_is_told_of_within_a_minute(shop):
     print(
         f"{shop.url.partition(':')[0]}: a job that no node knows was put aside after {took:.1f} s"
     )
-    assert took < PATIENCE * 60
+    assert took < 60
     assert (job.state, job.record.attempt) == ("waiting", 0)
     assert any("nobody.knows" in str(reason) for reason in job.explain().reasons)
     job.cancel()
@@ -217,15 +206,15 @@ def test_a_task_that_nobody_knows_is_told_of_within_a_minute(shop):
 STUMBLES = """
 import os, sys
 if "genba.cli" in " ".join(sys.orig_argv):
-    from genba.node.database.maintenance import Keeper
-    chores = Keeper._chores
+    from genba.node.database.maintenance import Maintenance
+    do_due_work = Maintenance._do_due_work
 
     def stumble(*args):
         if os.path.exists(os.environ["STUMBLES"]):
             raise RuntimeError("sim")
-        return chores(*args)
+        return do_due_work(*args)
 
-    Keeper._chores = stumble
+    Maintenance._do_due_work = stumble
 """
 
 
@@ -250,7 +239,7 @@ def test_a_node_that_cannot_keep_the_queue_is_red_within_thirty_seconds(
     eventually(lambda: _status(port) == 200, within=60)
 
     print(f"{url.partition(':')[0]}: a node whose keeper stumbled was red after {took:.1f} s")
-    assert took < PATIENCE * 30
+    assert took < 30
 
 
 def _free_port() -> int:

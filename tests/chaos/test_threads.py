@@ -12,8 +12,8 @@ from tests.support import eventually, without_settings
 INTRUDER = """
 import os, sys
 if "genba.cli" in " ".join(sys.orig_argv):
-    from genba.node.database.writer import Desk
-    from genba.node.database.maintenance import Keeper
+    from genba.node.database.writer import Writer
+    from genba.node.database.maintenance import Maintenance
 
     def until_told(step):
         def intruded(*args):
@@ -22,12 +22,12 @@ if "genba.cli" in " ".join(sys.orig_argv):
             return step(*args)
         return intruded
 
-    Keeper._round = until_told(Keeper._round)
-    Desk._write = until_told(Desk._write)
+    Maintenance._round = until_told(Maintenance._round)
+    Writer._write = until_told(Writer._write)
 """
 
 
-@pytest.mark.parametrize("thread", ["keeper", "writer"])
+@pytest.mark.parametrize("thread", ["maintenance", "writer"])
 def test_a_node_whose_thread_dies_ends_and_another_goes_on(jobs, url, start_node, tmp_path, thread):
     (tmp_path / "intruder").mkdir()
     (tmp_path / "intruder" / "sitecustomize.py").write_text(INTRUDER)

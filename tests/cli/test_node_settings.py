@@ -108,7 +108,7 @@ def test_a_queue_whose_name_has_a_colon_is_served(queues, url, tmp_path) -> None
         (["--min-free-memory", "1 elephant"], {}, "min_free_memory"),
         (["--recycle-after", "0"], {}, "at least 1 job"),
         (["--recycle-after", "often"], {}, "recycle_after"),
-        (["--max-dedicated", "-1"], {}, "max_dedicated is at least 0"),
+        (["--max-dedicated", "-1"], {}, "max_dedicated must be at least 0"),
         (
             ["-q", "a:x"],
             {},

@@ -1,4 +1,4 @@
-"""A node whose brain, desk, keeper and store are the real ones, and whose loop, guard and workers are played."""
+"""A node whose brain, writer, keeper and store are the real ones, and whose loop, guard and workers are played."""
 
 from __future__ import annotations
 
@@ -11,26 +11,24 @@ from typing import Any
 
 from genba import wire
 from genba.errors import StoreError
-from genba.node.database.lost_claims import LostClaims
-from genba.node.database.maintenance import (
+from genba.node.database.events import (
     CommandsReceived,
     DeclaredDead,
-    LeaseRenewed,
-    LostClaimFound,
-    Maintenance,
-    TasksDisabled,
-    WorkAvailable,
-)
-from genba.node.database.writer import (
     DedicatedJobsClaimed,
     EndingsWritten,
     JobsClaimed,
+    LeaseRenewed,
     LimitSlotsTaken,
+    LostClaimFound,
     SlotsFreed,
     StartsMarked,
     SuccessesRefused,
-    Writer,
+    TasksDisabled,
+    WorkAvailable,
 )
+from genba.node.database.lost_claims import LostClaims
+from genba.node.database.maintenance import Maintenance
+from genba.node.database.writer import Writer
 from genba.node.decide import actions as do
 from genba.node.decide.brain import Brain
 from genba.node.decide.worker_state import WorkerView
@@ -215,7 +213,7 @@ class Worker(Process):
                     self._world.hits.add("died with a lock")
                 each.run.end(self._world.now)
 
-    def sight(self) -> WorkerView:
+    def view(self) -> WorkerView:
         return WorkerView(self.place, self.phase, 0, False, None, locked=self.locked)
 
 
@@ -232,8 +230,8 @@ class SimNode(Process):
         self._workers: dict[int, Worker] = {}
         self._beat_at = world.now
         self._guarded = True
-        self._desk_due = False
-        self._keeper_at: int | None = None
+        self._writer_due = False
+        self._maintenance_at: int | None = None
         self.store = a_store(world, self)
         self._settings = NodeSettings(
             target="sim", name=name, pool="static", min=2, max=2, grace=2 * SECOND
@@ -241,9 +239,9 @@ class SimNode(Process):
         self.brain = Brain(self._settings, TASKS, world.rng.random)
         self.brain.concurrency = {COMPANY: 3}
         self.brain.conditions = [DOOR]
-        doubts = LostClaims(world.clock)
-        self._desk = Writer("sim", self.store, self.id, TASKS, doubts, self._inbox.append)
-        self._keeper = Maintenance(
+        lost_claims = LostClaims(world.clock)
+        self._writer = Writer("sim", self.store, self.id, TASKS, lost_claims, self._inbox.append)
+        self._maintenance = Maintenance(
             self.store,
             self.id,
             lease=LEASE,
@@ -255,7 +253,7 @@ class SimNode(Process):
             schedules=schedules,
             boot_id=BOOT,
             clock=world.clock,
-            doubts=doubts,
+            lost_claims=lost_claims,
             post=self._inbox.append,
         )
 
@@ -281,12 +279,12 @@ class SimNode(Process):
                     version="0",
                 )
             )
-            self.brain.delta = self.store.now() - self._world.now
+            self.brain.wall_offset = self.store.now() - self._world.now
         except (StoreError, Gone):
             self.die()
             return
-        self._perform(self.brain.on_zygote(self._world.now))
-        self._wake_keeper(0)
+        self._perform(self.brain.on_zygote_ready(self._world.now))
+        self._wake_maintenance(0)
         self._tick()
         self._watch()
 
@@ -323,7 +321,7 @@ class SimNode(Process):
 
     def drain(self) -> None:
         if not self.brain.draining:
-            self._desk.add(draining=True)
+            self._writer.write_draining()
             self._perform(self.brain.on_drain(self._world.now))
 
     def _all(self) -> list[Worker]:
@@ -352,14 +350,14 @@ class SimNode(Process):
         world.at(LEASE / 20, self._watch)
 
     def _guard_died(self) -> None:
-        sights = {}
+        views = {}
         for each in self._all():
             self._take_in(each)
-            sights[each.slot] = each.sight()
+            views[each.slot] = each.view()
         self._workers.clear()
-        self._perform(self.brain.on_guard_died(sights, self._world.now))
+        self._perform(self.brain.on_guard_died(views, self._world.now))
         self._beat_at, self._guarded = self._world.now, True
-        self._perform(self.brain.on_zygote(self._world.now))
+        self._perform(self.brain.on_zygote_ready(self._world.now))
 
     # the loop
 
@@ -370,11 +368,9 @@ class SimNode(Process):
             if each.alive:
                 self._take_in(each)
         self._perform(
-            brain.on_tick(
-                world.now, {each.slot: each.sight() for each in self._all() if each.alive}
-            )
+            brain.on_tick(world.now, {each.slot: each.view() for each in self._all() if each.alive})
         )
-        if brain.draining and brain.empty and not self._workers and self._desk.clear:
+        if brain.draining and brain.empty and not self._workers and self._writer.all_written:
             try:
                 self.store.nodes.leave(self.id)
             except StoreError:
@@ -390,9 +386,9 @@ class SimNode(Process):
         )
 
     def rung(self) -> None:
-        self._desk.rung()
-        self._wake_keeper(0)
-        self._perform(self.brain.on_ring(self._world.now))
+        self._writer.on_wakeup()
+        self._wake_maintenance(0)
+        self._perform(self.brain.on_wakeup(self._world.now))
 
     def hear(self, worker: Worker) -> None:
         if worker.alive:
@@ -403,7 +399,7 @@ class SimNode(Process):
 
     def _hear_answer(self, worker: Worker, said: list[Any]) -> None:
         if worker.alive and self._workers.get(worker.slot) is worker:
-            self._perform(self.brain.on_answer(worker.slot, said, self._world.now))
+            self._perform(self.brain.on_conditions_checked(worker.slot, said, self._world.now))
 
     def _take_in(self, worker: Worker) -> None:
         results, worker.results = worker.results, []
@@ -413,9 +409,9 @@ class SimNode(Process):
     def lost(self, worker: Worker, status: int) -> None:
         if self._workers.get(worker.slot) is worker:
             self._take_in(worker)
-            seats = {slot: seat.sight() for slot, seat in worker.seats.items()}
+            seats = {slot: seat.view() for slot, seat in worker.seats.items()}
             del self._workers[worker.slot]
-            told = (worker.slot, status, 0, 0, worker.sight(), self._world.now, False, seats)
+            told = (worker.slot, status, 0, 0, worker.view(), self._world.now, False, seats)
             self._perform(self.brain.on_worker_ended(*told))
 
     def _ready(self, worker: Worker) -> None:
@@ -428,7 +424,7 @@ class SimNode(Process):
         self._perform(self.brain.on_swept(token, self._world.now))
 
     def _perform(self, actions: list[do.Action]) -> None:
-        world, desk = self._world, self._desk
+        world, writer = self._world, self._writer
         for action in actions:
             match action:
                 case do.SpawnWorker(slot):
@@ -448,9 +444,9 @@ class SimNode(Process):
                     if slot in self._workers:
                         self._workers[slot].ask(serial)
                 case do.ReportNotReady(answers):
-                    desk.add(answers=answers)
+                    writer.report_not_ready(answers)
                 case do.ReportConditionsHold(key):
-                    desk.add(opened=[key])
+                    writer.report_conditions_hold(key)
                 case do.TakeJobsBack(slot):
                     if slot in self._workers:
                         count = self._workers[slot].take_back()
@@ -465,15 +461,15 @@ class SimNode(Process):
                 case do.SweepLeftovers(token):
                     world.at(2 * MS, partial(self._swept, token), self)
                 case do.WriteSuccesses(ended):
-                    desk.add(succeeded=ended)
+                    writer.write_successes(ended)
                 case do.WriteEndings(ended):
-                    desk.add(ended=ended)
+                    writer.write_endings(ended)
                 case do.ClaimJobs(wants, only):
-                    desk.add(wants=wants, only=only)
+                    writer.claim(wants, only)
                 case do.ClaimDedicated(queues, count):
-                    desk.add(dedicated=(queues, count))
+                    writer.claim_dedicated(queues, count)
                 case do.MarkStarted(jobs, first):
-                    desk.add(first=jobs) if first else desk.add(marks=jobs)
+                    writer.mark_started(jobs, first)
                 case (
                     do.RequestStop()
                     | do.RequestStopOfAll()
@@ -484,8 +480,8 @@ class SimNode(Process):
                     pass  # jobs here look at nothing and tell nothing
                 case _:
                     raise AssertionError(f"nobody plays {action}")
-        if desk._pile:
-            self._wake_desk(0.3 * MS)
+        if writer._pending:
+            self._wake_writer(0.3 * MS)
         self._read_inbox()
 
     def _read_inbox(self) -> None:
@@ -498,19 +494,19 @@ class SimNode(Process):
                 case DedicatedJobsClaimed(jobs, claim):
                     self._perform(brain.on_claimed_dedicated(jobs, claim, now))
                 case SuccessesRefused(lost):
-                    self._perform(brain.on_unmatched(lost, now))
+                    self._perform(brain.on_refused(lost, now))
                 case EndingsWritten(again):
                     if again or self.store.dependencies.unsettled:
-                        self._wake_keeper(0)
+                        self._wake_maintenance(0)
                 case StartsMarked(ours, lost):
                     brain.on_mark_lost(lost)
                     self._perform(brain.on_marked(ours, now))
                 case WorkAvailable() | SlotsFreed():
-                    self._perform(brain.on_ring(now))
+                    self._perform(brain.on_wakeup(now))
                 case LeaseRenewed(sent, wall, draining):
                     brain.on_renewed(sent, LEASE)
-                    brain.delta = wall - now
-                    self._desk.rung()
+                    brain.wall_offset = wall - now
+                    self._writer.on_wakeup()
                     if draining:
                         self.drain()
                 case CommandsReceived(commands):
@@ -527,9 +523,9 @@ class SimNode(Process):
                 case TasksDisabled(tasks):
                     self._perform(brain.on_disabled(tasks, now))
                 case LostClaimFound(jobs, claim):
-                    self._perform(brain.on_found(jobs, claim, now))
+                    self._perform(brain.on_lost_claim_found(jobs, claim, now))
                 case LimitSlotsTaken(ours, lost):
-                    self._perform(brain.on_slots(ours, lost, now))
+                    self._perform(brain.on_limit_slots(ours, lost, now))
                 case DeclaredDead():
                     self._world.hits.add("declared dead")
                     self._world.false_alarms += not self._absent
@@ -539,35 +535,35 @@ class SimNode(Process):
 
     # its threads
 
-    def _wake_desk(self, delay: float) -> None:
-        if not self._desk_due:
-            self._desk_due = True
-            self._world.at(delay, self._step_desk, self)
+    def _wake_writer(self, delay: float) -> None:
+        if not self._writer_due:
+            self._writer_due = True
+            self._world.at(delay, self._step_writer, self)
 
-    def _step_desk(self) -> None:
-        self._desk_due = False
+    def _step_writer(self) -> None:
+        self._writer_due = False
         try:
-            done = self._desk.step()
+            done = self._writer.step()
         except Gone:
             return
         if not done:
-            self._wake_desk(self._world.rng.uniform(0.1, 2) * SECOND)
+            self._wake_writer(self._world.rng.uniform(0.1, 2) * SECOND)
         self._read_inbox()
 
-    def _wake_keeper(self, delay: float) -> None:
+    def _wake_maintenance(self, delay: float) -> None:
         """Then, or before if it is awake before."""
         moment = self._world.now + int(delay)
-        if self._keeper_at is None or moment < self._keeper_at:
-            self._keeper_at = moment
-            self._world.at(delay, partial(self._step_keeper, moment), self)
+        if self._maintenance_at is None or moment < self._maintenance_at:
+            self._maintenance_at = moment
+            self._world.at(delay, partial(self._step_maintenance, moment), self)
 
-    def _step_keeper(self, moment: int) -> None:
-        if self._keeper_at != moment:
+    def _step_maintenance(self, moment: int) -> None:
+        if self._maintenance_at != moment:
             return
-        self._keeper_at = None
+        self._maintenance_at = None
         try:
-            pause = self._keeper.step()
+            pause = self._maintenance.step()
         except Gone:
             return
-        self._wake_keeper(max(MS, pause * SECOND))
+        self._wake_maintenance(max(MS, pause * SECOND))
         self._read_inbox()

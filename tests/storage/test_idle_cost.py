@@ -27,8 +27,9 @@ from tests.support import eventually, sqlite_url
 
 from genba.domain.clock import SystemClock
 from genba.domain.duration import DAY, SECOND
+from genba.node.database.events import LeaseRenewed
 from genba.node.database.lost_claims import LostClaims
-from genba.node.database.maintenance import LeaseRenewed, Maintenance
+from genba.node.database.maintenance import Maintenance
 from genba.storage.store import open_store
 
 FILL = """
@@ -149,7 +150,7 @@ def an_idle_while(url: str, node: int) -> Counted:
         keeper = Maintenance(
             store, node, lease=2 * SECOND, poll=SECOND // 20, queues=["default"], tasks=[TASK], conditions=[],
             keep={TASK: 0}, schedules=[], boot_id=None, clock=SystemClock(),
-            doubts=LostClaims(SystemClock()), post=post,
+            lost_claims=LostClaims(SystemClock()), post=post,
         )  # fmt: skip
         keeper.start()
         assert done.wait(30)

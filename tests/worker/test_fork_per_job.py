@@ -131,7 +131,7 @@ class Ward:
         ]
         self.line.give(3, jobs, each=True)
         self.line.send((wire.EXIT,))
-        assert self.pool.spawn(self.slot, *self.line.ends())
+        assert self.pool.spawn(self.slot, *self.line.worker_ends())
         self.next(WorkerStarted)
 
     def read(self) -> None:

@@ -138,7 +138,7 @@ class Starter:
         """Start a worker and end it; gives the seconds until it was ready for its first job."""
         line = Channel(slot)
         begun = time.perf_counter()
-        assert self.pool.spawn(slot, *line.ends())
+        assert self.pool.spawn(slot, *line.worker_ends())
         assert select.select([line.sock], [], [], WITHIN)[0], "the worker hangs"
         took = time.perf_counter() - begun
         assert line.receive()[1], "the worker is not ready"

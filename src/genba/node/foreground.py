@@ -1,4 +1,4 @@
-"""A node of one job, in this process: no worker, no timer, and a terminal for the debugger."""
+"""A node for single jobs in the calling process, with its terminal for a debugger; no workers, no timers."""
 
 from __future__ import annotations
 
@@ -16,15 +16,17 @@ import msgspec
 
 from genba import wire
 from genba.domain.clock import Clock, SystemClock
+from genba.domain.duration import SECOND
 from genba.domain.states import Cause, State
 from genba.domain.verdict import AttemptEnd
 from genba.errors import GenbaError, JobNotFound, StoreError
 from genba.node.database.join import boot_id
 from genba.node.decide import actions as do
 from genba.node.decide.brain import Brain
-from genba.node.decide.endings import without_attempt
-from genba.node.processes.channel import sight
+from genba.node.decide.state import without_attempt
+from genba.node.processes.channel import view_of
 from genba.node.settings import NodeSettings
+from genba.node.timing import renewal_us
 from genba.storage.jobs.conditions import ConditionAnswer, check_key
 from genba.storage.jobs.judge import DEFAULT_OPTIONS, build_ending, read_options
 from genba.storage.records import Claimed, Ending, JobId, JobRecord, Micros, NewNode
@@ -37,7 +39,9 @@ _HINTS = {
     State.BLOCKED: "it waits for other jobs",
 }
 
-Ask = Callable[[wire.JobMessage, Sequence[str]], tuple[bool, Micros | None, str, str | None]]
+# (job, names of conditions) -> (whether they hold, how long to wait, which does not hold, error)
+Check = Callable[[wire.JobMessage, Sequence[str]], tuple[bool, Micros | None, str, str | None]]
+# (serial, job, shared memory) -> results
 Run = Callable[[int, wire.JobMessage, wire.SharedMemory], list[list[Any]]]
 
 
@@ -51,7 +55,7 @@ class ForegroundNode:
         *,
         timed: bool = False,
     ) -> None:
-        """`timed`: whoever moves the clock calls `tick`, and jobs run out of time."""
+        """With `timed`, jobs run out of time, and the caller that moves the clock must call `tick`."""
         self._store = store
         self._lease = lease
         self._clock = clock or SystemClock()
@@ -60,12 +64,11 @@ class ForegroundNode:
         self._memory = wire.SharedMemory(wire.SharedMemory.create())
         self._place = 0
         self._timed = timed
-        self._running: tuple[Brain, int, int] | None = (
-            None  # who decides about it, its slot and its place
-        )
+        # The running job's brain, slot and place.
+        self._running: tuple[Brain, int, int] | None = None
 
     def run(self, id: JobId, call: Run) -> bool:
-        """Claim this very job, run it by `call`, write how it ended; False if it was broken off.
+        """Claim this job, run it by `call`, and write how it ended; False if the user broke it off.
 
         It need not be due, and no limit holds for it; GenbaError if it is in no state to start.
         """
@@ -73,46 +76,44 @@ class ForegroundNode:
         record = self._store.job(id)
         if record is None:
             raise JobNotFound(f"there is no job {id}")
-        with self._membership(record):
+        with self._joined():
             claim = secrets.randbits(63)
-            claimed = (
-                self._store.claims.claim_job(self._id, claim, id)
-                if record.state in STARTABLE
-                else None
-            )
+            claimed = None
+            if record.state in STARTABLE:
+                claimed = self._store.claims.claim_job(self._id, claim, id)
             if claimed is None:
                 raise GenbaError(_why_not(self._store.job(id) or record))
             self._store.mark_started([(claimed.id, claimed.attempt, claim, self._store.now())])
-            return self.go(record, claimed, claim, call)
+            return self.run_claimed(record, claimed, claim, call)
 
-    # to be a node, as far as others can see
+    # a node, as far as other nodes can see
 
     @contextmanager
-    def _membership(self, record: JobRecord) -> Iterator[None]:
+    def _joined(self) -> Iterator[None]:
         store = self._store
         store.node_wakeups.register(self._id)
         try:
-            store.nodes.join(self._as_node())
+            store.nodes.join(self._new_node())
             over = threading.Event()
-            beats = threading.Thread(
-                target=self._beat, args=(over,), name="genba-here", daemon=True
+            renewals = threading.Thread(
+                target=self._renew, args=(over,), name="genba-foreground", daemon=True
             )
-            beats.start()
+            renewals.start()
             try:
                 yield
             finally:
                 over.set()
-                beats.join()
+                renewals.join()
                 store.nodes.leave(self._id)
         finally:
             store.node_wakeups.unregister()
 
     def join(self) -> int:
-        """Be a node without a heart-beat, for those who have a clock of their own; its id."""
-        self._store.nodes.join(self._as_node())
+        """Join without renewals, for callers with a clock of their own; gives the node's id."""
+        self._store.nodes.join(self._new_node())
         return self._id
 
-    def _as_node(self) -> NewNode:
+    def _new_node(self) -> NewNode:
         return NewNode(
             id=self._id,
             name=f"{socket.gethostname()}-{os.getpid()}-here",
@@ -126,34 +127,36 @@ class ForegroundNode:
             version="here",
         )
 
-    def _beat(self, over: threading.Event) -> None:
-        """The job is ours for as long as it takes, a debugger's pauses included."""
-        while not over.wait(self._lease / 5 / 1_000_000):
+    def _renew(self, over: threading.Event) -> None:
+        """Keep the lease for as long as the job takes, a debugger's pauses included."""
+        while not over.wait(renewal_us(self._lease) / SECOND):
             try:
                 self._store.nodes.renew(self._id)
                 commands = self._store.nodes.commands(self._id)
             except StoreError:
-                continue  # the fence will tell whether it is still ours
+                continue  # the write of the job's end shows whether it is still this node's
             if any(command.verb in ("cancel", "kill") for command in commands):
                 self._memory.ask_to_stop(self._place)
 
-    def may_start(self, claimed: Claimed, claim: int, ask: Ask) -> bool:
-        """Whether the conditions of a claimed job hold; if not, it is given back.  Slots are not counted here."""
+    # conditions
+
+    def may_start(self, claimed: Claimed, claim: int, check: Check) -> bool:
+        """Check the conditions of a claimed job, but no limit slots; if they do not hold, release it."""
         names = _conditions(claimed)
         if not names:
             return True
         extra = (claimed.options, claimed.retries, claimed.crashes, claimed.saved)
         job = wire.JobMessage(claimed.id, claimed.attempt, claim, claimed.task, claimed.args, extra)
-        fine, wait, said, error = ask(job, names)
+        hold, wait, said, error = check(job, names)
         key = check_key(claimed.task, names, claimed.args, claimed.options)
-        if fine:
+        if hold:
             self._store.conditions.open(key)
             return True
         end = AttemptEnd(cause=Cause.NOT_READY, started=False)
         options = read_options(claimed.options) or DEFAULT_OPTIONS
-        back = without_attempt(build_ending(claimed, claim, options, end, self._store.now(), 0.0))
+        ending = build_ending(claimed, claim, options, end, self._store.now(), 0.0)
         answer = ConditionAnswer(
-            ending=replace(back, quiet=True),
+            ending=replace(without_attempt(ending), quiet=True),
             key=key,
             task=claimed.task,
             conditions=names,
@@ -164,58 +167,68 @@ class ForegroundNode:
         self._store.conditions.record_answers(self._id, [answer])
         return False
 
-    # to run it, as a node decides
+    # the run, as a node's brain decides
 
-    def go(self, record: JobRecord, claimed: Claimed, claim: int, call: Run) -> bool:
-        """Run what is claimed already."""
-        queues: dict[str, int | None] = {record.queue: None}
+    def run_claimed(self, record: JobRecord, claimed: Claimed, claim: int, call: Run) -> bool:
+        """Run a job that is claimed already; False if the user broke it off."""
         settings = NodeSettings(
-            target="here", pool="static", min=1, max=1, queues=queues, debug=not self._timed
+            target="here",
+            pool="static",
+            min=1,
+            max=1,
+            queues={record.queue: None},
+            debug=not self._timed,
         )
         brain = Brain(settings, [record.task], self._random)
         claimed = _unconditional(claimed)
-        brain.delta = self._store.now() - self._clock.boot()
+        brain.wall_offset = self._store.now() - self._clock.boot()
         finished = True
-        todo = [
-            *brain.on_zygote(self._clock.boot()),
+        actions = [
+            *brain.on_zygote_ready(self._clock.boot()),
             *brain.on_claimed([claimed], claim, self._clock.boot()),
         ]
-        while todo:
-            action, now = todo.pop(0), self._clock.boot()
+        while actions:
+            action, now = actions.pop(0), self._clock.boot()
             match action:
                 case do.SpawnWorker(slot):
-                    todo += brain.on_worker_ready(slot, os.getpid(), now)
+                    actions += brain.on_worker_ready(slot, os.getpid(), now)
                 case do.MarkStarted(jobs, first) if first:
-                    todo += brain.on_marked([job[0] for job in jobs], now)
+                    actions += brain.on_marked([job[0] for job in jobs], now)
                 case do.GiveJobs(slot, serial, [job]):
-                    self._place = wire.place(serial, 0)
-                    outer, self._running = self._running, (brain, slot, self._place)
-                    try:
-                        results = call(serial, job, self._memory)
-                    finally:
-                        self._running = outer
-                    finished = not any(_broken_off(result) for result in results)
-                    if not finished:
-                        results = [[*result[:2], wire.STOPPED, *result[3:]] for result in results]
-                    todo += brain.on_results(slot, results, self._clock.boot())
-                case do.WriteSuccesses(ended):
-                    matched = self._store.finish(self._id, ended)
-                    todo += brain.on_unmatched([one for one in ended if one.id not in matched], now)
+                    results, finished = self._call(brain, slot, serial, job, call)
+                    actions += brain.on_results(slot, results, self._clock.boot())
+                case do.WriteSuccesses(successes):
+                    matched = self._store.finish(self._id, successes)
+                    refused = [success for success in successes if success.id not in matched]
+                    actions += brain.on_refused(refused, now)
                 case do.WriteEndings(endings):
-                    self._store.end(
-                        self._id, [end if finished else _as_before(end, record) for end in endings]
-                    )
+                    if not finished:
+                        endings = [_as_before(ending, record) for ending in endings]
+                    self._store.end(self._id, endings)
         return finished
 
+    def _call(
+        self, brain: Brain, slot: int, serial: int, job: wire.JobMessage, call: Run
+    ) -> tuple[list[list[Any]], bool]:
+        """Give the results of a job, and whether it came to its end."""
+        self._place = wire.place(serial, 0)
+        outer, self._running = self._running, (brain, slot, self._place)
+        try:
+            results = call(serial, job, self._memory)
+        finally:
+            self._running = outer
+        if any(_broken_off(result) for result in results):
+            return [[*result[:2], wire.STOPPED, *result[3:]] for result in results], False
+        return results, True
+
     def tick(self) -> bool:
-        """Time has passed; True if there is a job that runs here and must stop because of it."""
+        """Note that time has passed; True if a job runs here and must stop because of it."""
         if self._running is None:
             return False
         brain, slot, place = self._running
-        seen = replace(
-            sight(self._memory), place=place, phase=wire.RUNNING
-        )  # it may have waited for another job here
-        actions = brain.on_tick(self._clock.boot(), {slot: seen})
+        # The job may be waiting for another one that runs here, whose place the memory shows.
+        view = replace(view_of(self._memory), place=place, phase=wire.RUNNING)
+        actions = brain.on_tick(self._clock.boot(), {slot: view})
         stops = any(isinstance(action, do.RequestStop) for action in actions)
         if stops:
             self._memory.ask_to_stop(place)
@@ -228,12 +241,11 @@ def _conditions(job: Claimed) -> tuple[str, ...]:
 
 
 def _unconditional(job: Claimed) -> Claimed:
-    """A person wants it to run, whatever its conditions say."""
+    """Remove its conditions: a person wants it to run whatever they say."""
     if job.options is None:
         return job
-    options = {
-        name: value for name, value in msgspec.json.decode(job.options).items() if name != "ready"
-    }
+    options = msgspec.json.decode(job.options)
+    options.pop("ready", None)
     return job._replace(options=msgspec.json.encode(options).decode())
 
 
@@ -243,7 +255,7 @@ def _broken_off(result: list[Any]) -> bool:
 
 
 def _as_before(ending: Ending, record: JobRecord) -> Ending:
-    """Not run to its end by the person who ran it: nothing has changed."""
+    """Give back a job that its user has broken off in the state it had."""
     held = record.state == State.HELD
     return replace(ending, state=record.state, reason=record.reason if held else None)
 

@@ -1,4 +1,4 @@
-"""What a node is told when it starts."""
+"""The settings that a node starts with."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from genba.domain.duration import Micros
+from genba.domain.duration import SECOND, Micros
 from genba.domain.pool_settings import CHANGEABLE_SETTINGS, check_changes, check_pool
 from genba.errors import BadOption
 from genba.log_lines import FORMATS
@@ -19,23 +19,22 @@ SPAWNS = ("fork", "exec")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSettings:
-    """`queues` maps a queue to its slots (None: as many as the node has); with `more_queues`, those that the app's
-    tasks and schedules name are served too.
+    """`queues` maps a queue to its slots (None: as many as the node has).
 
-    `url`, `namespace` and `lease` are None when the app that the zygote imports is to say them.
-    `reload` imports the app again when one of its files changes; `debug` lets no job run out of time.
-    `log_jobs` has what jobs log among the node's own lines too.
+    With `more_queues`, the queues that the app's tasks and schedules name are served too.  `reload` imports the app
+    again when one of its files changes.  With `debug`, no job runs out of time.  `log_jobs` writes the log lines of
+    jobs among the node's own.
     """
 
     target: str
     name: str = field(default_factory=lambda: f"{socket.gethostname()}-{os.getpid()}")
     queues: dict[str, int | None] = field(default_factory=lambda: {"default": None})
-    more_queues: bool = False  # nobody has said which
+    more_queues: bool = False
     pool: str = "dynamic"
     min: int = 1
     max: int = field(default_factory=lambda: max(2, os.cpu_count() or 1))
-    grace: Micros = 30_000_000
-    poll: Micros = 1_000_000
+    grace: Micros = 30 * SECOND
+    poll: Micros = SECOND
     max_dedicated: int = 8
     gate: LoadGate = field(default_factory=LoadGate)
     recycle_jobs: int | None = None
@@ -43,7 +42,7 @@ class NodeSettings:
     spawn: str | None = None  # None: fork, unless the app cannot be forked
     reload: bool = False
     debug: bool = False
-    metrics: tuple[str, int] | None = None  # where they are told, with /livez and /readyz
+    metrics: tuple[str, int] | None = None  # where they are served, with /livez and /readyz
     log_format: str | None = None  # None: pretty on a terminal, json elsewhere
     log_jobs: bool = False
 
@@ -56,33 +55,32 @@ class NodeSettings:
                 f"log_format must be one of {', '.join(FORMATS)}, not {self.log_format!r}"
             )
         if not self.queues:
-            raise BadOption("a node serves at least one queue")
-
+            raise BadOption("a node serves at least one queue; name one")
         if self.max_dedicated < 0:
-            raise BadOption(f"max_dedicated is at least 0, not {self.max_dedicated}")
+            raise BadOption(f"max_dedicated must be at least 0, not {self.max_dedicated}")
         if self.recycle_jobs is not None and self.recycle_jobs < 1:
             raise BadOption(
-                f"a worker runs at least 1 job before it is recycled, not {self.recycle_jobs}"
+                f"a worker must run at least 1 job before it is recycled, not {self.recycle_jobs}"
             )
         if self.gate.max_load is not None and not self.gate.max_load > 0:
             raise BadOption(f"max_load must be greater than 0, not {self.gate.max_load}")
 
     def changed(self, **changes: Any) -> NodeSettings:
-        """The same with these of CHANGEABLE; BadOption if that makes no sense."""
+        """Give the settings with these changes; BadOption if they make no sense."""
         check_changes(changes)
         return replace(self, **changes)
 
     def serving(self, named: Iterable[str]) -> NodeSettings:
-        """The same for an app that names these queues."""
+        """Give the settings for an app that names these queues."""
         more = dict.fromkeys(sorted(set(named) - self.queues.keys())) if self.more_queues else {}
         return replace(self, queues={**self.queues, **more}) if more else self
 
     @property
-    def staff(self) -> dict[str, Any]:
-        """Those of CHANGEABLE, for others to see."""
+    def pool_settings(self) -> dict[str, Any]:
+        """The settings that may change while the node runs, as other processes see them."""
         return {name: getattr(self, name) for name in CHANGEABLE_SETTINGS}
 
     @property
     def slots(self) -> int:
-        """How many workers it may have."""
+        """How many workers the node may have, without those for dedicated jobs."""
         return self.min if self.pool == "static" else self.max

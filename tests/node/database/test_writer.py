@@ -1,4 +1,4 @@
-"""A desk: when it writes."""
+"""A writer: when it writes."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import pytest
 from tests.storage.builders import TASK, claimed, enqueued, joined, state, states, success
 
 from genba.domain.clock import SystemClock
+from genba.node.database.events import EndingsWritten, JobsClaimed
 from genba.node.database.lost_claims import LostClaims
-from genba.node.database.writer import FLOW, MANY, EndingsWritten, JobsClaimed, Writer
+from genba.node.database.writer import FLOW, MANY, Writer
 from genba.storage.records import Success
 from genba.storage.store import Store
 
@@ -24,13 +25,13 @@ def posts() -> queue.Queue:
 
 
 @pytest.fixture
-def desk(store: Store, posts: queue.Queue) -> Iterator[Writer]:
+def writer(store: Store, posts: queue.Queue) -> Iterator[Writer]:
     joined(store, 1)
-    desk = Writer("writer", store, 1, [TASK], LostClaims(SystemClock()), posts.put)
-    desk.start()
-    yield desk
-    desk.finish(SOON)
-    assert not desk.is_alive()
+    writer = Writer("writer", store, 1, [TASK], LostClaims(SystemClock()), posts.put)
+    writer.start()
+    yield writer
+    writer.finish(SOON)
+    assert not writer.is_alive()
 
 
 def ends(store: Store, count: int) -> list[Success]:
@@ -43,13 +44,13 @@ def nothing_is_said(posts: queue.Queue) -> bool:
     return True
 
 
-def test_successes_that_can_wait_are_written_with_the_next_that_cannot(store, desk, posts):
+def test_successes_that_can_wait_are_written_with_the_next_that_cannot(store, writer, posts):
     ids = enqueued(store, 2)
     first, second = ends(store, 2)
 
-    desk.add(succeeded=[first], patience=LONG)
+    writer.write_successes([first], patience=LONG)
     assert nothing_is_said(posts)
-    desk.add(succeeded=[second])
+    writer.write_successes([second])
 
     assert isinstance(posts.get(timeout=SOON), EndingsWritten)
     assert states(store, ids) == ["succeeded", "succeeded"]
@@ -60,40 +61,40 @@ def test_one_that_cannot_wait_does_not_wait_for_those_who_can(store, posts):
     joined(store, 1)
     enqueued(store, 2)
     first, second = ends(store, 2)
-    desk = Writer("writer", store, 1, [TASK], LostClaims(SystemClock()), posts.put)
-    desk.add(succeeded=[first])
-    desk.add(succeeded=[second], patience=LONG)
+    writer = Writer("writer", store, 1, [TASK], LostClaims(SystemClock()), posts.put)
+    writer.write_successes([first])
+    writer.write_successes([second], patience=LONG)
 
-    desk.start()  # it finds both
+    writer.start()  # it finds both
 
     assert isinstance(posts.get(timeout=SOON), EndingsWritten)
-    desk.finish(SOON)
+    writer.finish(SOON)
 
 
-def test_they_wait_no_longer_than_they_may(store, desk, posts):
+def test_they_wait_no_longer_than_they_may(store, writer, posts):
     (id,) = enqueued(store, 1)
 
-    desk.add(succeeded=ends(store, 1), patience=0.01)
+    writer.write_successes(ends(store, 1), patience=0.01)
 
     assert isinstance(posts.get(timeout=SOON), EndingsWritten)
     assert state(store, id) == "succeeded"
 
 
-def test_nor_longer_than_it_takes_to_have_many(store, desk, posts):
+def test_nor_longer_than_it_takes_to_have_many(store, writer, posts):
     enqueued(store, MANY)
     many = ends(store, MANY)
 
     for at in range(0, MANY, 100):
-        desk.add(succeeded=many[at : at + 100], patience=LONG)
+        writer.write_successes(many[at : at + 100], patience=LONG)
 
     assert isinstance(posts.get(timeout=SOON), EndingsWritten)
 
 
-def test_whoever_wants_work_does_not_wait_for_them(store, desk, posts):
+def test_whoever_wants_work_does_not_wait_for_them(store, writer, posts):
     enqueued(store, 2)
 
-    desk.add(succeeded=ends(store, 1), patience=LONG)
-    desk.add(wants={"default": 1})
+    writer.write_successes(ends(store, 1), patience=LONG)
+    writer.claim({"default": 1})
 
     assert isinstance(posts.get(timeout=SOON), EndingsWritten)
     claimed = posts.get(timeout=SOON)
@@ -101,31 +102,31 @@ def test_whoever_wants_work_does_not_wait_for_them(store, desk, posts):
     assert len(claimed.jobs) == 1
 
 
-def test_nor_in_full_flow_for_more_of_them(store, desk, posts, monkeypatch):
-    monkeypatch.setattr("genba.node.database.writer.GATHER", LONG)
+def test_nor_in_full_flow_for_more_of_them(store, writer, posts, monkeypatch):
+    monkeypatch.setattr("genba.node.database.writer.GATHER_SECONDS", LONG)
     enqueued(store, FLOW + 2)
-    desk.add(succeeded=ends(store, FLOW))
+    writer.write_successes(ends(store, FLOW))
     assert isinstance(posts.get(timeout=SOON), EndingsWritten)
 
-    desk.add(succeeded=ends(store, 1))
+    writer.write_successes(ends(store, 1))
     assert nothing_is_said(posts)
-    desk.add(wants={"default": 1})
+    writer.claim({"default": 1})
 
     assert isinstance(posts.get(timeout=SOON), EndingsWritten)
     assert len(posts.get(timeout=SOON).jobs) == 1
 
 
-def test_a_desk_that_ends_writes_them(store, desk, posts):
+def test_a_desk_that_ends_writes_them(store, writer, posts):
     (id,) = enqueued(store, 1)
-    desk.add(succeeded=ends(store, 1), patience=LONG)
+    writer.write_successes(ends(store, 1), patience=LONG)
 
-    desk.finish(SOON)
+    writer.finish(SOON)
 
     assert state(store, id) == "succeeded"
 
 
 def test_a_desk_that_is_called_while_it_still_says_that_it_is_hungry_says_so_again(
-    store, desk, posts, monkeypatch
+    store, writer, posts, monkeypatch
 ):
     """It once took the answer for the flag, which the caller had cleared, and nobody called it any more."""
     told: list[bool] = []
@@ -135,12 +136,12 @@ def test_a_desk_that_is_called_while_it_still_says_that_it_is_hungry_says_so_aga
         say(node, hungry)
         if not told:
             say(node, False)  # as whoever enqueues does
-            desk.rung()
+            writer.on_wakeup()
         told.append(hungry)
 
     monkeypatch.setattr(store.nodes, "hungry", say_and_be_called)
     for _ in range(2):
-        desk.add(wants={"default": 1})
+        writer.claim({"default": 1})
         claims = iter(lambda: posts.get(timeout=SOON), None)
         assert next(post for post in claims if isinstance(post, JobsClaimed)).jobs == []
 

@@ -70,13 +70,13 @@ class FakeWorker:
         self.place, self.phase, self.beats = 0, wire.IDLE, 0
         self.running: wire.JobMessage | None = None
         self.results: list[wire.JobResult] = []
-        self.looked = self.locked = False
-        self.noted: tuple[int, int, float, float, str] | None = None
+        self.checked_stop = self.locked = False
+        self.progress: tuple[int, int, float, float, str] | None = None
         self.asked: int | None = None
         self.signals: list[int] = []
         self.drains = self.dismissed = False
         self.pid = 0
-        self.hit = False
+        self.signalled = False
 
     def give(self, serial: int, given: Iterable[wire.JobMessage]) -> None:
         self.unread.extend((wire.place(serial, index), job) for index, job in enumerate(given))
@@ -88,7 +88,7 @@ class FakeWorker:
 
     def start(self) -> wire.JobMessage:
         self.place, self.running = self.unread.popleft()
-        self.phase, self.looked = wire.RUNNING, False
+        self.phase, self.checked_stop = wire.RUNNING, False
         return self.running
 
     def end(
@@ -108,8 +108,8 @@ class FakeWorker:
         self.phase, self.running = wire.DONE, None
 
     def note(self, done: float, text: str = "") -> None:
-        self.noted = (
-            (self.noted[0] if self.noted else 0) + 2,
+        self.progress = (
+            (self.progress[0] if self.progress else 0) + 2,
             self.place,
             float(done),
             100.0,
@@ -117,11 +117,11 @@ class FakeWorker:
         )
         self.beats += 1
 
-    def sight(self) -> WorkerView:
+    def view(self) -> WorkerView:
         seen = WorkerView(
-            self.place, self.phase, self.beats, self.looked, self.noted, locked=self.locked
+            self.place, self.phase, self.beats, self.checked_stop, self.progress, locked=self.locked
         )
-        return replace(seen, pid=self.pid, hit=self.hit)
+        return replace(seen, pid=self.pid, signalled=self.signalled)
 
 
 class Stage:
@@ -130,7 +130,7 @@ class Stage:
     def __init__(self, *, zygote: bool = True, **settings: Any) -> None:
         given = {"pool": "static", "min": 1, "max": 4, "grace": 30 * SECOND, **settings}
         self.brain = Brain(NodeSettings(target="tasks:app", **given), ["tasks.work"], lambda: 0.0)
-        self.brain.delta = WALL
+        self.brain.wall_offset = WALL
         self.now = 1_000 * SECOND
         self.workers: dict[int, FakeWorker] = {}
         self.ended: dict[int, Success | Ending] = {}
@@ -141,7 +141,7 @@ class Stage:
     # what happens
 
     def zygote(self) -> list[Action]:
-        return self.perform(self.brain.on_zygote(self.now))
+        return self.perform(self.brain.on_zygote_ready(self.now))
 
     def ready(self, *slots: int) -> list[Action]:
         found: list[Action] = []
@@ -175,8 +175,8 @@ class Stage:
 
     def tick(self, after: int = 0) -> list[Action]:
         self.now += after
-        sights = {slot: worker.sight() for slot, worker in self.workers.items()}
-        return self.perform(self.brain.on_tick(self.now, sights))
+        views = {slot: worker.view() for slot, worker in self.workers.items()}
+        return self.perform(self.brain.on_tick(self.now, views))
 
     def cancel(self, id: int, how: str = "cancel", reason: str | None = None) -> list[Action]:
         done = self.perform(self.brain.on_cancel(id, how, reason, self.now))
@@ -187,16 +187,16 @@ class Stage:
         worker = self.workers.pop(slot)
         self.dead.append(worker)
         return heard + self.perform(
-            self.brain.on_worker_ended(slot, status, cpu, 6, worker.sight(), self.now)
+            self.brain.on_worker_ended(slot, status, cpu, 6, worker.view(), self.now)
         )
 
     def swept(self, token: int) -> list[Action]:
         return self.perform(self.brain.on_swept(token, self.now))
 
     def guard_dies(self) -> list[Action]:
-        sights = {slot: worker.sight() for slot, worker in self.workers.items()}
+        views = {slot: worker.view() for slot, worker in self.workers.items()}
         found = [action for slot in list(self.workers) for action in self.read(slot)]
-        found += self.perform(self.brain.on_guard_died(sights, self.now))
+        found += self.perform(self.brain.on_guard_died(views, self.now))
         self.workers.clear()
         return found
 
@@ -469,7 +469,7 @@ def test_what_must_not_run_unseen_starts_only_when_its_mark_is_written(job: Clai
         do.MarkStarted([(1, 1, CLAIM, WALL + stage.now)], first=True)
     ]
     assert stage.given() == []
-    assert stage.brain.jobs_in_hand() == [1]
+    assert stage.brain.claimed_ids() == [1]
 
     stage.marked(1)
     assert stage.given() == [1]
@@ -483,7 +483,7 @@ def test_a_job_whose_mark_was_refused_is_not_ours() -> None:
 
     stage.marked()
     assert stage.given() == []
-    assert stage.brain.jobs_in_hand() == []
+    assert stage.brain.claimed_ids() == []
 
 
 def test_a_job_cancelled_while_its_mark_is_being_written_never_starts() -> None:
@@ -528,7 +528,7 @@ def test_after_a_claim_that_found_nothing_it_waits_to_be_rung() -> None:
     stage.claimed()
 
     assert of(do.ClaimJobs, stage.tick(60 * SECOND)) == []
-    assert of(do.ClaimJobs, stage.perform(stage.brain.on_ring(stage.now))) == [
+    assert of(do.ClaimJobs, stage.perform(stage.brain.on_wakeup(stage.now))) == [
         do.ClaimJobs({"default": 1})
     ]
 
@@ -536,7 +536,7 @@ def test_after_a_claim_that_found_nothing_it_waits_to_be_rung() -> None:
 def test_who_is_rung_while_it_claims_claims_once_more() -> None:
     """The answer may be older than what it was rung for."""
     stage = a_stage()
-    assert of(do.ClaimJobs, stage.perform(stage.brain.on_ring(stage.now))) == []
+    assert of(do.ClaimJobs, stage.perform(stage.brain.on_wakeup(stage.now))) == []
 
     assert of(do.ClaimJobs, stage.claimed()) == [do.ClaimJobs({"default": 1})]
     assert of(do.ClaimJobs, stage.claimed()) == []
@@ -572,7 +572,7 @@ def test_what_waits_behind_a_long_job_goes_to_another_worker() -> None:
 
     assert stage.given(1) == []
     assert stage.given(2) == [2]  # jobs are long, it seems: no more in advance
-    assert sorted(stage.brain.jobs_in_hand()) == [1, 2, 3, 4, 5]
+    assert sorted(stage.brain.claimed_ids()) == [1, 2, 3, 4, 5]
 
 
 def test_of_several_bunches_exactly_those_come_back_that_have_not_started() -> None:
@@ -580,13 +580,13 @@ def test_of_several_bunches_exactly_those_come_back_that_have_not_started() -> N
     stage.claimed(*jobs(1, 400))
     stage.work_off(1, 100, spent=100)  # into its second bunch, and refilled
     running = stage.start(1)
-    before = sorted(stage.brain.jobs_in_hand())
+    before = sorted(stage.brain.claimed_ids())
     stage.tick()
     stage.tick(300 * MS)
 
     assert stage.given(1) == []
-    assert running in stage.brain.jobs_in_hand()
-    assert sorted(stage.brain.jobs_in_hand()) == before
+    assert running in stage.brain.claimed_ids()
+    assert sorted(stage.brain.claimed_ids()) == before
 
     stage.end(1, spent=300 * MS)
     assert isinstance(stage.ended[running], Success)
@@ -602,14 +602,14 @@ def test_more_bunches_than_a_byte_can_number_come_back_whole_and_in_order() -> N
     stage.cancel(5)
 
     rest = [2, 3, 4, *range(6, 300)]
-    assert sorted(stage.brain.jobs_in_hand()) == [1, *rest]
+    assert sorted(stage.brain.claimed_ids()) == [1, *rest]
     stage.end(spent=10)
     order = []
     while stage.given():
         order.append(stage.start())
         stage.end(spent=10)
     assert order == rest
-    assert stage.brain.jobs_in_hand() == []
+    assert stage.brain.claimed_ids() == []
 
 
 # death of a worker
@@ -693,11 +693,11 @@ def test_the_tree_of_a_dead_worker_is_gone_before_its_job_is_let_go() -> None:
 
     assert of(do.SweepLeftovers, done)
     assert of(do.WriteEndings, done) == []
-    assert stage.brain.jobs_in_hand() == [1]
+    assert stage.brain.claimed_ids() == [1]
     assert not stage.brain.empty
     stage.swept(of(do.SweepLeftovers, done)[0].token)
     assert 1 in stage.ended
-    assert stage.brain.jobs_in_hand() == []
+    assert stage.brain.claimed_ids() == []
 
 
 @pytest.mark.parametrize("phase", [wire.IDLE, wire.DONE])
@@ -712,7 +712,7 @@ def test_a_worker_that_dies_between_two_jobs_has_no_victim(phase: int) -> None:
 
     unstarted = [2, 3] if phase == wire.DONE else [1, 2, 3]
     assert sorted(stage.ended) == ([1] if phase == wire.DONE else [])
-    assert stage.brain.jobs_in_hand() == unstarted
+    assert stage.brain.claimed_ids() == unstarted
     stage.ready()
     assert stage.given(2) == unstarted
 
@@ -775,7 +775,7 @@ def test_the_death_of_the_guard_is_nobodys_fault() -> None:
         "waiting",
         0,
     )
-    assert stage.brain.jobs_in_hand() == [2, 3, 5, 6]
+    assert stage.brain.claimed_ids() == [2, 3, 5, 6]
     assert stage.swept(sweep.token) == []
     stage.zygote()
     stage.ready()
@@ -787,7 +787,7 @@ def test_while_there_is_no_zygote_nothing_is_started_and_nothing_claimed() -> No
     stage.perform(stage.brain.on_zygote_gone())
     stage.claimed()
 
-    done = stage.die(1) + stage.perform(stage.brain.on_ring(stage.now))
+    done = stage.die(1) + stage.perform(stage.brain.on_wakeup(stage.now))
 
     assert not of(do.SpawnWorker, done)
     assert not of(do.ClaimJobs, done)
@@ -842,7 +842,7 @@ def test_a_job_that_is_ready_is_cancelled_at_once_and_leaves_no_attempt() -> Non
         "wrong",
         False,
     )
-    assert sorted(stage.brain.jobs_in_hand()) == [1, 3]
+    assert sorted(stage.brain.claimed_ids()) == [1, 3]
 
 
 @pytest.mark.parametrize("how", ["cancel", "kill"])
@@ -891,7 +891,7 @@ def test_a_job_that_looks_at_the_flag_has_half_of_its_grace_before_sigterm() -> 
     stage.claimed(a_job(1, grace=4 * SECOND))
     stage.start()
     worker = stage.workers[1]
-    worker.looked = True
+    worker.checked_stop = True
 
     stage.cancel(1)
     for _ in range(39):
@@ -981,7 +981,7 @@ def test_however_it_ends_after_it_was_asked_to_stop_it_is_cancelled(
         cause,
         "enough",
     )
-    assert stage.brain.jobs_in_hand() == []
+    assert stage.brain.claimed_ids() == []
 
 
 def test_a_cancelled_job_that_is_queued_anew_starts_with_a_clean_slate() -> None:
@@ -1064,7 +1064,7 @@ def test_one_that_looks_at_the_flag_gets_its_time_also_at_a_timeout() -> None:
     stage = a_stage()
     stage.claimed(a_job(1, timeout=10 * SECOND, grace=2 * SECOND))
     stage.start()
-    stage.workers[1].looked = True
+    stage.workers[1].checked_stop = True
 
     stage.tick()
     stage.tick(10 * SECOND)
@@ -1611,7 +1611,7 @@ def test_of_a_job_that_has_written_its_own_end_nothing_more_is_written() -> None
 
     assert not of(do.WriteEndings, done)
     assert not of(do.WriteSuccesses, done)
-    assert stage.brain.jobs_in_hand() == []
+    assert stage.brain.claimed_ids() == []
     stage.claimed(a_job(2))  # its worker is free again
     assert stage.start() == 2
 
@@ -1712,7 +1712,7 @@ def test_a_stray_sigterm_is_a_release_uncounted() -> None:
     stage = a_stage()
     stage.claimed(a_job(1))
     stage.start()
-    stage.workers[1].hit = True
+    stage.workers[1].signalled = True
     stage.tick()
     assert stage.workers[1].signals == []
     stage.tick(SECOND // 2)
@@ -1734,7 +1734,7 @@ def test_a_job_whose_worker_gets_a_sigterm_again_and_again_has_done_it_itself() 
         stage.claimed(a_job(1))
         [slot] = stage.workers
         stage.start(slot)
-        stage.workers[slot].hit = True
+        stage.workers[slot].signalled = True
         stage.tick()
         stage.tick(SECOND // 2)
         stage.end(slot, wire.STOPPED, payload=an_error())
@@ -1750,7 +1750,7 @@ def test_a_sigterm_to_all_processes_is_a_drain_and_the_job_has_its_time() -> Non
     stage = a_stage(grace=30 * SECOND)
     stage.claimed(a_job(1))
     stage.start()
-    stage.workers[1].hit = True
+    stage.workers[1].signalled = True
     stage.tick()
     stage.drain()
 
@@ -1769,7 +1769,7 @@ def test_a_success_that_the_store_refused_ends_as_cancelled_if_it_is_still_ours(
     lost = stage.ended.pop(1)
     assert isinstance(lost, Success)
 
-    stage.perform(stage.brain.on_unmatched([lost], stage.now))
+    stage.perform(stage.brain.on_refused([lost], stage.now))
 
     ending = stage.ending(1)
     assert (ending.state, ending.attempt, ending.claim, ending.started) == (
@@ -1778,7 +1778,7 @@ def test_a_success_that_the_store_refused_ends_as_cancelled_if_it_is_still_ours(
         CLAIM,
         lost.started,
     )
-    assert stage.brain.on_unmatched([], stage.now) == []
+    assert stage.brain.on_refused([], stage.now) == []
 
 
 # anything at any time
@@ -1848,9 +1848,9 @@ class Walk:
                     self.close(one.id for one in other)
                 case _:
                     pass
-        held = self.stage.brain.jobs_in_hand()
-        assert len(held) == len(set(held))
-        assert set(held) == self.open
+        claimed = self.stage.brain.claimed_ids()
+        assert len(claimed) == len(set(claimed))
+        assert set(claimed) == self.open
         running = [worker.running.id for worker in self.stage.workers.values() if worker.running]
         assert len(running) == len(set(running))
         assert set(running) <= self.open
@@ -1865,7 +1865,7 @@ class Walk:
 
     def answer(self) -> list[Action]:
         if not self.wanted:
-            return self.stage.perform(self.stage.brain.on_ring(self.stage.now))
+            return self.stage.perform(self.stage.brain.on_wakeup(self.stage.now))
         self.wanted = False
         if self.random.random() < 0.1:
             return self.stage.claimed(failed=True)
@@ -1905,7 +1905,7 @@ class Walk:
         if free:
             worker = self.random.choice(free)
             worker.start()
-            worker.looked = self.random.random() < 0.3
+            worker.checked_stop = self.random.random() < 0.3
         return []
 
     def end(self) -> list[Action]:
@@ -1940,7 +1940,7 @@ class Walk:
         if not self.open:
             return []
         id = self.random.choice(sorted(self.open))
-        if id in self.stage.brain.jobs_in_hand() and not self.is_dying(id):
+        if id in self.stage.brain.claimed_ids() and not self.is_dying(id):
             self.asked.add(id)
         return self.stage.cancel(id, self.random.choice(["cancel", "cancel", "kill"]))
 

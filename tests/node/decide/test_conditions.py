@@ -24,9 +24,9 @@ class Asked:
         settings = NodeSettings(target="tasks:app", pool="static", min=slots, max=slots)
         self.brain = Brain(settings, ["tasks.work"], lambda: 0.0)
         self.brain.conditions = ["open"]
-        self.brain.delta = WALL
+        self.brain.wall_offset = WALL
         self.now = 1_000 * SECOND
-        for action in self.brain.on_zygote(self.now):
+        for action in self.brain.on_zygote_ready(self.now):
             if isinstance(action, do.SpawnWorker):
                 self.brain.on_worker_ready(action.slot, 100 + action.slot, self.now)
 
@@ -43,7 +43,7 @@ class Asked:
         wait: int | None = None,
         error: bytes | None = None,
     ) -> list[Any]:
-        return self.brain.on_answer(
+        return self.brain.on_conditions_checked(
             ask.slot, [ask.serial, list(ways), wait, "open", error], self.now
         )
 
@@ -79,7 +79,7 @@ def test_a_no_gives_the_job_back_as_if_nothing_had_happened():
     (answer,) = told.answers
     assert (answer.ending.id, answer.ending.state, answer.ending.happened) == (1, "waiting", False)
     assert answer.wait == 5 * SECOND
-    assert stage.brain.jobs_in_hand() == []
+    assert stage.brain.claimed_ids() == []
 
 
 def test_equal_questions_are_asked_once_and_the_answer_holds_for_a_second():
@@ -143,7 +143,7 @@ def test_a_guard_that_dies_is_no_answer():
     stage.claimed(1)
     gone = stage.brain.on_guard_died({}, stage.now)
     assert of(do.ReportNotReady, gone) == []
-    assert stage.brain.jobs_in_hand() == [1]
+    assert stage.brain.claimed_ids() == [1]
 
 
 def test_a_job_that_is_cancelled_while_it_is_asked_ends_with_the_answer():

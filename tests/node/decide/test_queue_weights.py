@@ -17,7 +17,7 @@ def test_one_slot_is_shared_by_weight_over_time() -> None:
     shares, given_to = QueueWeights(), Counter[str]()
     for _ in range(1000):
         (queue,) = shares.divide(1, WEIGHTS, PLENTY)
-        shares.gave(queue, 1, WEIGHTS[queue])
+        shares.record(queue, 1, WEIGHTS[queue])
         given_to[queue] += 1
     assert given_to == {"render": 200, "default": 800}
 
@@ -40,11 +40,11 @@ def test_a_queue_that_was_empty_has_saved_up_nothing() -> None:
     shares = QueueWeights()
     for _ in range(500):
         (queue,) = shares.divide(1, {"default": 8}, PLENTY)
-        shares.gave(queue, 1, 8)
+        shares.record(queue, 1, 8)
     again = Counter[str]()
     for _ in range(50):
         (queue,) = shares.divide(1, WEIGHTS, PLENTY)
-        shares.gave(queue, 1, WEIGHTS[queue])
+        shares.record(queue, 1, WEIGHTS[queue])
         again[queue] += 1
     assert 8 <= again["render"] <= 12
 

@@ -13,7 +13,7 @@ from genba import wire
 from genba.errors import BadOption
 from genba.node.decide import actions as do
 from genba.node.decide.actions import Action
-from genba.node.decide.dispatch import APART_AGAIN
+from genba.node.decide.dispatch import DEDICATED_AGAIN_US
 from genba.node.decide.worker_state import ResourceUse
 from genba.node.settings import NodeSettings
 
@@ -23,10 +23,10 @@ MB = 1 << 20
 def weigh(stage: Stage, slot: int, memory: int, cpu: int = 0, after: int = 50 * MS) -> list[Action]:
     """A tick in which this worker, and no other, uses so much."""
     stage.now += after
-    sights = {slot: worker.sight() for slot, worker in stage.workers.items()}
-    assert [one for one, _ in stage.brain.weighed] == [slot]
-    sights[slot] = replace(sights[slot], use=ResourceUse(memory, cpu))
-    return stage.perform(stage.brain.on_tick(stage.now, sights))
+    views = {slot: worker.view() for slot, worker in stage.workers.items()}
+    assert [one for one, _ in stage.brain.measured] == [slot]
+    views[slot] = replace(views[slot], use=ResourceUse(memory, cpu))
+    return stage.perform(stage.brain.on_tick(stage.now, views))
 
 
 def at_work(**options: Any) -> Stage:
@@ -79,12 +79,12 @@ def test_a_job_above_its_cpu_time_gets_its_grace_and_counts_as_a_crash() -> None
 
 def test_nobody_is_weighed_without_need() -> None:
     stage = at_work(timeout=SECOND)
-    assert stage.brain.weighed == []
+    assert stage.brain.measured == []
 
     stage = at_work(memory=MB)
-    assert stage.brain.weighed == [(1, 101)]
+    assert stage.brain.measured == [(1, 101)]
     stage.end()
-    assert stage.brain.weighed == []
+    assert stage.brain.measured == []
 
 
 @pytest.mark.parametrize(
@@ -98,9 +98,9 @@ def test_nobody_is_weighed_without_need() -> None:
 )
 def test_the_kernels_own_kills_are_known(status: int, starved: bool, cause: str) -> None:
     stage = at_work()
-    sight = stage.workers.pop(1).sight()
+    view = stage.workers.pop(1).view()
     done = stage.perform(
-        stage.brain.on_worker_ended(1, int(status), 5, 6, sight, stage.now, starved)
+        stage.brain.on_worker_ended(1, int(status), 5, 6, view, stage.now, starved)
     )
     stage.swept(of(do.SweepLeftovers, done)[0].token)
 
@@ -113,12 +113,12 @@ def test_the_kernels_own_kills_are_known(status: int, starved: bool, cause: str)
 def test_behind_a_closed_gate_nothing_is_claimed_and_what_is_here_runs() -> None:
     stage = a_stage()
     stage.claimed(a_job(1), a_job(2))
-    stage.perform(stage.brain.on_gate(True, stage.now))
+    stage.perform(stage.brain.on_load_gate(True, stage.now))
 
     stage.work_off(1, 2)
     assert set(stage.ended) == {1, 2}
-    assert of(do.ClaimJobs, stage.perform(stage.brain.on_ring(stage.now))) == []
-    assert of(do.ClaimJobs, stage.perform(stage.brain.on_gate(False, stage.now)))
+    assert of(do.ClaimJobs, stage.perform(stage.brain.on_wakeup(stage.now))) == []
+    assert of(do.ClaimJobs, stage.perform(stage.brain.on_load_gate(False, stage.now)))
 
 
 # dedicated
@@ -141,9 +141,9 @@ def test_a_dedicated_job_gets_a_worker_outside_the_slots_that_leaves_after_it() 
 
 def test_dedicated_jobs_are_not_counted_when_more_is_claimed() -> None:
     stage = a_stage()
-    stage.perform(stage.brain.on_ring(stage.now))
+    stage.perform(stage.brain.on_wakeup(stage.now))
     done = stage.claimed(a_job(1, dedicated=True))
-    done += stage.perform(stage.brain.on_ring(stage.now))
+    done += stage.perform(stage.brain.on_wakeup(stage.now))
 
     assert of(do.ClaimJobs, done)[-1].wants == {"default": 1}
 
@@ -176,7 +176,7 @@ def test_a_dedicated_job_for_which_there_is_no_room_comes_back_later_uncounted()
         0,
         0,
     )
-    assert ending.wait == APART_AGAIN
+    assert ending.wait == DEDICATED_AGAIN_US
     assert len(stage.workers) == 3
 
 

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from genba import wire
+from genba.domain.duration import SECOND
 from genba.node.decide import actions as do
 from genba.node.decide.actions import Action
 from genba.node.decide.brain import Brain
 from genba.node.decide.shared_workers import concurrency_of
-from genba.node.decide.state import LONG_JOB_US, SECOND
+from genba.node.decide.state import LONG_JOB_US
 from genba.node.decide.worker_state import WorkerView
 from genba.node.settings import NodeSettings
 from genba.storage.records import Claimed
@@ -37,7 +38,7 @@ def a_brain(workers: int = 1, concurrency: int = 3) -> Brain:
     settings = NodeSettings(target="tasks:app", pool="static", min=workers, max=workers)
     brain = Brain(settings, ["fetch", "plain"], lambda: 0.0)
     brain.concurrency = {"fetch": concurrency}
-    for spawn in of(do.SpawnWorker, brain.on_zygote(0)):
+    for spawn in of(do.SpawnWorker, brain.on_zygote_ready(0)):
         brain.on_worker_ready(spawn.slot, 100 + spawn.slot, 0)
     return brain
 
@@ -99,7 +100,7 @@ def test_no_more_sit_together_than_the_task_says():
 
     assert len(of(do.SetSeats, done)) == 2
     assert sorted(given(done)) == [1, 2, 3, 4, 5, 6]
-    assert sorted(brain.jobs_in_hand()) == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert sorted(brain.claimed_ids()) == [1, 2, 3, 4, 5, 6, 7, 8]
 
 
 def test_what_is_limited_must_run_once_or_has_crashed_runs_alone():
@@ -144,21 +145,21 @@ def test_an_idle_shared_worker_goes_over_to_another_task_in_company():
 def test_a_stop_is_for_one_seat_and_what_has_to_be_killed_takes_its_neighbours_with_it_uncounted():
     brain = a_brain()
     at = places(brain.on_claimed([a_job(1, options='{"grace":1000000}'), a_job(2)], CLAIM, 1))
-    sights = {
+    views = {
         1: NOTHING,
         2: NOTHING,
         3: running(at[2]),
         4: running(at[1]),
     }  # any seat may have taken it
-    brain.on_tick(2, sights)
+    brain.on_tick(2, views)
     brain.on_cancel(1, "cancel", None, 3)
 
-    assert of(do.StopSeat, brain.on_tick(4, sights)) == [do.StopSeat(4, at[1])]
-    assert of(do.SignalWorker, brain.on_tick(SECOND // 2, sights)) == []
-    assert of(do.SignalWorker, brain.on_tick(2 * SECOND, sights)) == [
+    assert of(do.StopSeat, brain.on_tick(4, views)) == [do.StopSeat(4, at[1])]
+    assert of(do.SignalWorker, brain.on_tick(SECOND // 2, views)) == []
+    assert of(do.SignalWorker, brain.on_tick(2 * SECOND, views)) == [
         do.SignalWorker(1, signal.SIGKILL)
     ]
-    seats = {slot: sight for slot, sight in sights.items() if slot != 1}
+    seats = {slot: view for slot, view in views.items() if slot != 1}
     done = brain.on_worker_ended(1, signal.SIGKILL, 0, 0, NOTHING, 2 * SECOND, seats=seats)
     done = brain.on_swept(of(do.SweepLeftovers, done)[0].token, 3 * SECOND)
     ended = {end.id: end for finish in of(do.WriteEndings, done) for end in finish.ended}
@@ -175,7 +176,7 @@ def test_a_worker_that_dies_by_itself_has_crashed_for_all_that_had_started_and_f
 
     ended = {end.id: end for finish in of(do.WriteEndings, done) for end in finish.ended}
     assert {id: (end.cause, end.crashes) for id, end in ended.items()} == {1: ("signal 11", 1)}
-    assert brain.jobs_in_hand() == [2]
+    assert brain.claimed_ids() == [2]
 
 
 def test_a_drain_lets_a_shared_worker_go_when_its_last_seat_is_empty():
@@ -185,9 +186,9 @@ def test_a_drain_lets_a_shared_worker_go_when_its_last_seat_is_empty():
     assert of(do.DismissWorker, brain.on_results(1, [result(at[1])], 3)) == []
     assert of(do.DismissWorker, brain.on_results(1, [result(at[2])], 4)) == [do.DismissWorker(1)]
     assert brain.empty
-    assert not brain.deserted
+    assert not brain.may_leave
     brain.on_worker_ended(1, 0, 0, 0, NOTHING, 5, seats=dict.fromkeys((2, 3, 4), NOTHING))
-    assert brain.deserted
+    assert brain.may_leave
 
 
 def a_brain_that_knows(spent: int, workers: int = 1) -> Brain:
@@ -223,23 +224,23 @@ def test_every_free_seat_is_taken_before_anybody_has_jobs_to_spare():
 def test_what_waits_behind_long_ones_is_taken_back_and_let_go():
     brain = a_brain_that_knows(10_000)
     at = places(brain.on_claimed([a_job(n) for n in range(2, 12)], CLAIM, 3))
-    sights = {1: NOTHING, 2: running(at[2]), 3: running(at[3]), 4: NOTHING}
-    assert of(do.TakeJobsBack, brain.on_tick(4, sights)) == []
-    assert of(do.TakeJobsBack, brain.on_tick(4 + LONG_JOB_US, sights)) == [do.TakeJobsBack(1)]
+    views = {1: NOTHING, 2: running(at[2]), 3: running(at[3]), 4: NOTHING}
+    assert of(do.TakeJobsBack, brain.on_tick(4, views)) == []
+    assert of(do.TakeJobsBack, brain.on_tick(4 + LONG_JOB_US, views)) == [do.TakeJobsBack(1)]
     brain.on_taken_back(1, 7, 5 + LONG_JOB_US)
-    assert sorted(brain.jobs_in_hand()) == list(range(2, 12))
-    done = brain.on_tick(6 + LONG_JOB_US, sights)
+    assert sorted(brain.claimed_ids()) == list(range(2, 12))
+    done = brain.on_tick(6 + LONG_JOB_US, views)
 
     released = {end.id: end.state for finish in of(do.WriteEndings, done) for end in finish.ended}
     assert released == dict.fromkeys(range(5, 12), "waiting")
-    assert sorted(brain.jobs_in_hand()) == [2, 3, 4]
+    assert sorted(brain.claimed_ids()) == [2, 3, 4]
 
 
 def test_one_that_has_not_begun_is_cancelled_without_a_word_to_those_that_run():
     brain = a_brain_that_knows(10_000)
     at = places(brain.on_claimed([a_job(n) for n in range(2, 12)], CLAIM, 3))
-    sights = {1: NOTHING, 2: running(at[2]), 3: running(at[3]), 4: running(at[4])}
-    brain.on_tick(4, sights)
+    views = {1: NOTHING, 2: running(at[2]), 3: running(at[3]), 4: running(at[4])}
+    brain.on_tick(4, views)
     assert of(do.TakeJobsBack, brain.on_cancel(9, "cancel", None, 5)) == [do.TakeJobsBack(1)]
     done = brain.on_taken_back(1, 7, 6)
 
@@ -247,7 +248,7 @@ def test_one_that_has_not_begun_is_cancelled_without_a_word_to_those_that_run():
         (end.id, end.state) for finish in of(do.WriteEndings, done) for end in finish.ended
     ] == [(9, "cancelled")]
     assert sorted(given(done)) == [5, 6, 7, 8, 10, 11]
-    done = brain.on_tick(7, sights)
+    done = brain.on_tick(7, views)
     assert not of(do.StopSeat, done)
     assert not of(do.RequestStop, done)
 
@@ -255,12 +256,12 @@ def test_one_that_has_not_begun_is_cancelled_without_a_word_to_those_that_run():
 def test_several_are_stopped_at_a_time_each_at_its_seat():
     brain = a_brain()
     at = places(brain.on_claimed([a_job(1), a_job(2), a_job(3)], CLAIM, 1))
-    sights = {1: NOTHING, 2: running(at[1]), 3: running(at[2]), 4: running(at[3])}
-    brain.on_tick(2, sights)
+    views = {1: NOTHING, 2: running(at[1]), 3: running(at[2]), 4: running(at[3])}
+    brain.on_tick(2, views)
     brain.on_cancel(1, "cancel", None, 3)
     brain.on_cancel(3, "cancel", None, 3)
 
-    assert of(do.StopSeat, brain.on_tick(4, sights)) == [
+    assert of(do.StopSeat, brain.on_tick(4, views)) == [
         do.StopSeat(2, at[1]),
         do.StopSeat(4, at[3]),
     ]
@@ -286,7 +287,7 @@ def test_other_seats_are_made_when_those_that_sit_have_ended():
     (host,) = {share.slot for share in of(do.SetSeats, done)}
     assert sorted(given(done)) == [1, 2]  # the third waits for a seat
 
-    assert given(brain.on_company({"fetch": 4}, 2)) == {}
+    assert given(brain.on_concurrency({"fetch": 4}, 2)) == {}
     assert (
         given(brain.on_results(host, [result(sitting[1])], 3)) == {}
     )  # the other one is still there
@@ -303,7 +304,7 @@ def test_a_task_that_has_no_company_any_more_runs_one_at_a_time():
     sitting = places(done)
     (host,) = {share.slot for share in of(do.SetSeats, done)}
 
-    brain.on_company({}, 2)
+    brain.on_concurrency({}, 2)
     ended = [
         *brain.on_results(host, [result(sitting[1])], 3),
         *brain.on_results(host, [result(sitting[2])], 4),
@@ -319,5 +320,5 @@ def test_operators_say_how_many_sit_together_where_the_code_can_do_it(caplog):
 
     assert concurrency_of(hello, {}) == {"a": 4}
     assert concurrency_of(hello, {"a": 1, "b": 8, "c": 2, "elsewhere": 3}) == {"b": 8}
-    assert "concurrency=2 of task c is left alone" in caplog.text
+    assert "concurrency=2 of task c is ignored" in caplog.text
     assert concurrency_of({**hello, "shareable": False}, {"b": 8}) == {"a": 4}

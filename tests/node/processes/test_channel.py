@@ -106,7 +106,7 @@ class End:
 def in_thread(*functions: Callable[..., Any]) -> Iterator[End]:
     """A worker in a thread of this process, so that its tasks may touch what the test has."""
     line = Channel(1)
-    sock, tokens, memory_fd = line.ends()
+    sock, tokens, memory_fd = line.worker_ends()
     worker = Worker(FakeApp(*functions), sock, tokens, wire.SharedMemory(memory_fd))
     thread = threading.Thread(target=worker.serve, name="worker")
     thread.start()
@@ -127,10 +127,10 @@ def in_process(*functions: Callable[..., Any]) -> Iterator[tuple[End, int]]:
     if pid == 0:
         line.sock.close()
         try:
-            main(FakeApp(*functions), 1, *line.ends())
+            main(FakeApp(*functions), 1, *line.worker_ends())
         finally:
             os._exit(0)
-    line.handed_over()
+    line.close_worker_end()
     try:
         yield End(line), pid
     finally:
@@ -244,11 +244,11 @@ def test_the_status_word_tells_what_runs() -> None:
     with in_thread(work) as end:
         end.give(9, ("work", {}), ("work", {}))
         eventually(lambda: _running(end), within=5)
-        running = end.line.sight()
+        running = end.line.view()
         gate.set()
         end.hear(2)
         eventually(lambda: not _running(end), within=5)
-        after = end.line.sight()
+        after = end.line.view()
 
     assert (running.place, running.phase) == (wire.place(9, 0), wire.RUNNING)
     assert (after.place, after.phase) == (wire.place(9, 1), wire.DONE)
@@ -290,14 +290,14 @@ def test_a_result_too_large_for_the_shared_memory_comes_by_the_socket() -> None:
 
 def test_a_worker_leaves_when_the_node_hangs_up_also_in_the_middle_of_things() -> None:
     line = Channel(1)
-    sock, tokens, memory_fd = line.ends()
+    sock, tokens, memory_fd = line.worker_ends()
     worker = Worker(FakeApp(add), sock, tokens, wire.SharedMemory(memory_fd))
     thread = threading.Thread(target=worker.serve, name="worker")
     line.send((wire.BUNCH, 4, []))
     line.give(
         5, [wire.JobMessage(1, 1, 7, "add", b" " * 5_000_000, None)]
     )  # its token is there, its frame only in part
-    assert line.stuffed
+    assert line.has_unsent
     thread.start()
     eventually(lambda: line.receive()[1], within=5)
 
@@ -412,7 +412,7 @@ def test_a_job_may_stop_itself_when_it_should() -> None:
     with in_thread(watch) as end:
         end.give(1, ("watch", {}))
         eventually(lambda: _running(end), within=5)
-        assert not end.line.sight().looked
+        assert not end.line.view().checked_stop
         end.line.memory.ask_to_stop(wire.place(1, 0))
         gate.set()
         (result,) = end.hear(1)
@@ -445,7 +445,7 @@ def test_progress_is_seen_while_the_job_runs() -> None:
 
     with in_thread(work) as end:
         end.give(1, ("work", {}))
-        noted = eventually(lambda: end.line.sight().noted, within=5)
+        noted = eventually(lambda: end.line.view().progress, within=5)
         gate.set()
         end.hear(1)
 
@@ -470,7 +470,7 @@ async def sleep_long_async() -> None:
 def test_sigterm_stops_the_job_that_was_asked_to_and_the_worker_goes_on(task: str) -> None:
     with in_process(sleep_long, sleep_long_async, add) as (end, pid):
         end.give(1, (task, {}))
-        eventually(lambda: end.line.sight().noted, within=5)  # it is in the user's code
+        eventually(lambda: end.line.view().progress, within=5)  # it is in the user's code
         end.line.memory.ask_to_stop(wire.place(1, 0))
         os.kill(pid, signal.SIGTERM)
         (result,) = end.hear(1)
@@ -500,9 +500,9 @@ def test_after_a_stray_sigterm_the_node_says_what_becomes_of_the_job_and_then_th
 ):
     with in_process(sleep_long) as (end, pid):
         end.give(1, ("sleep_long", {}))
-        eventually(lambda: end.line.sight().noted, within=5)
+        eventually(lambda: end.line.view().progress, within=5)
         os.kill(pid, signal.SIGTERM)
-        eventually(lambda: end.line.sight().hit, within=5)
+        eventually(lambda: end.line.view().signalled, within=5)
         assert _running(end)
         end.line.memory.ask_to_stop(wire.place(1, 0))
         os.kill(pid, signal.SIGTERM)
@@ -531,11 +531,11 @@ def test_what_a_dead_worker_had_done_and_what_it_was_doing_can_still_be_read() -
         end.give(3, ("add", {"x": 1}), ("die", {}), ("add", {"x": 2}))
         eventually(lambda: _ended(pid), within=5)
         results = end.hear(1)
-        sight = end.line.sight()
+        view = end.line.view()
         left = end.line.take_back()
 
     assert [(r.at, r.payload) for r in results] == [(0, b"2")]
-    assert (sight.place, sight.phase) == (wire.place(3, 1), wire.RUNNING)
+    assert (view.place, view.phase) == (wire.place(3, 1), wire.RUNNING)
     assert left == 1
 
 
@@ -557,25 +557,25 @@ def test_processes_that_a_job_leaves_behind_are_ended_before_its_result_is_told(
 
 def test_what_does_not_fit_into_the_socket_waits_and_nothing_is_lost() -> None:
     line = Channel(1)
-    theirs, _, _ = line.ends()
+    theirs, _, _ = line.worker_ends()
     jobs = [wire.JobMessage(1, 1, 1, "t", b"x" * 100_000, None)] * 60
 
     line.give(1, jobs)
-    assert line.stuffed
+    assert line.has_unsent
     frames = wire.Frames()
     found: list[list[Any]] = []
     while not found:
         found += list(frames.feed(theirs.recv(1 << 20)))
         line.flush()
 
-    assert not line.stuffed
+    assert not line.has_unsent
     assert found == [[wire.BUNCH, 1, [list(job) for job in jobs]]]
     line.close()
 
 
 def test_what_waits_for_room_arrives_in_the_order_in_which_it_was_sent() -> None:
     line = Channel(1)
-    theirs, _, _ = line.ends()
+    theirs, _, _ = line.worker_ends()
     jobs = [wire.JobMessage(1, 1, 1, "t", b"x" * 100_000, None)] * 30
 
     for serial in range(4):
@@ -589,16 +589,16 @@ def test_what_waits_for_room_arrives_in_the_order_in_which_it_was_sent() -> None
 
     assert [message[1] for message in found[:4]] == [0, 1, 2, 3]
     assert found[4] == [wire.EXIT]
-    assert not line.stuffed
+    assert not line.has_unsent
     line.close()
 
 
 def test_a_message_to_a_dead_worker_is_no_error() -> None:
     line = Channel(1)
-    line.handed_over()
+    line.close_worker_end()
 
     line.send((wire.EXIT,))
-    assert not line.stuffed
+    assert not line.has_unsent
     assert line.receive() == ([], None)
     assert not line.open
     line.close()
@@ -753,7 +753,7 @@ def test_a_job_that_ends_itself_is_told_its_own_cpu_time_too() -> None:
 @pytest.mark.parametrize("factory", [event_loop.factory(), asyncio.new_event_loop])
 def test_a_worker_that_was_shared_still_waits_for_its_node(factory: event_loop.Factory) -> None:
     line = Channel(1)
-    sock, tokens, memory = line.ends()
+    sock, tokens, memory = line.worker_ends()
     app = FakeApp()
     shared = SharedWorker(
         Worker(app, sock, tokens, wire.SharedMemory(memory)), app, sock, tokens, wire.Frames()

@@ -102,7 +102,7 @@ def tree():
     pids = {"guard": pool.guard_pid, "workers": [], "strays": []}
     pool.start()
     coming = events()
-    assert isinstance(next(coming), Hello)
+    assert isinstance(next(coming), AppImported)
     for slot in range(2):
         ours, theirs = socket.socketpair()
         out, into = os.pipe()

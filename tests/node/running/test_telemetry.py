@@ -231,7 +231,7 @@ def test_a_node_that_drains_lives_and_is_not_ready(tmp_path, path, start_node):
 
     node.signal(signal.SIGTERM)
 
-    eventually(lambda: watched.get("/readyz") == (503, "it drains\n"), within=20)
+    eventually(lambda: watched.get("/readyz") == (503, "the node drains\n"), within=20)
     assert watched.get("/livez") == (200, "ok\n")
     assert watched.sample("genba_draining") == 1
     path.touch()
@@ -313,5 +313,5 @@ def test_a_port_that_is_taken_is_said_in_one_sentence(tmp_path, start_node):
         node = start_node("till:app", sqlite_url(tmp_path), "--metrics", str(port))
 
         assert node.wait(30) == 1
-    assert f"metrics: 127.0.0.1:{port} cannot be had" in node.log
+    assert f"metrics: cannot listen on 127.0.0.1:{port}" in node.log
     assert "Traceback" not in node.log

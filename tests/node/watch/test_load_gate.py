@@ -48,18 +48,18 @@ def test_a_closed_gate_opens_only_when_it_is_clearly_better() -> None:
 
 
 def test_it_is_told_when_a_gate_closes_and_when_it_opens_and_not_in_between() -> None:
-    lookout = Monitor()
+    monitor = Monitor()
     closed, wide = LoadGate(min_free_memory=GB * GB), LoadGate(min_free_memory=1)
 
-    assert [lookout.look(gate, 0) for gate in (wide, closed, closed, wide, wide)] == [
+    assert [monitor.check_gate(gate, 0) for gate in (wide, closed, closed, wide, wide)] == [
         None,
         True,
         None,
         False,
         None,
     ]
-    assert [kind for kind, _ in lookout.told()] == ["gate_closed", "gate_opened"]
-    assert lookout.told() == []
+    assert [kind for kind, _ in monitor.take_events()] == ["gate_closed", "gate_opened"]
+    assert monitor.take_events() == []
 
 
 @given(st.floats(0, 10), st.floats(0.1, 10), st.integers(0, 4 * GB), st.integers(1, 4 * GB))
@@ -176,18 +176,18 @@ def test_a_kill_by_the_kernel_is_told_once_and_an_old_one_never(
     place = request.getfixturevalue(version)
     file = place / ("memory.events" if version == "second" else "memory.oom_control")
     machine = Machine(proc, place.parents[1])
-    assert not machine.starved()
+    assert not machine.out_of_memory_kill()
 
     file.write_text("oom_kill 9\n")
     if version == "first":
-        assert [machine.starved() for _ in range(3)] == [True, True, False]
+        assert [machine.out_of_memory_kill() for _ in range(3)] == [True, True, False]
     file.write_text("oom_kill 10\n")
-    machine.look()
-    assert machine.starved()  # it may be told of after the look
+    machine.note_oom_kills()
+    assert machine.out_of_memory_kill()  # it may be told of after the look
     file.write_text("oom_kill 12\n")
-    machine.look()
-    machine.look()
-    assert not machine.starved()
+    machine.note_oom_kills()
+    machine.note_oom_kills()
+    assert not machine.out_of_memory_kill()
 
 
 def test_a_tree_of_processes_is_weighed_as_a_whole() -> None:

@@ -50,11 +50,11 @@ def levels(*jobs: StateCount, **given: Any) -> OpenJobCounts:
 
 
 def test_runs_and_waits_are_counted_by_how_long_they_were():
-    meter = Counters()
-    meter.ran(claimed(), 2 * SECOND, 30_000, wire.RETURNED, True)
-    meter.ran(claimed(), 20 * SECOND, 10_000 * SECOND, wire.RAISED, False)
+    counters = Counters()
+    counters.count_run(claimed(), 2 * SECOND, 30_000, wire.RETURNED, True)
+    counters.count_run(claimed(), 20 * SECOND, 10_000 * SECOND, wire.RAISED, False)
 
-    told = samples(text(NodeStatus("n1"), meter, None))
+    told = samples(text(NodeStatus("n1"), counters, None))
 
     run = 'genba_run_seconds_bucket{queue="default",task="render",le="%s"}'
     assert [told[run % le] for le in ("0.01", "0.05", "7200", "+Inf")] == [0, 1, 1, 2]
@@ -65,16 +65,16 @@ def test_runs_and_waits_are_counted_by_how_long_they_were():
 
 
 def test_attempts_are_counted_by_what_the_job_came_to():
-    meter = Counters()
-    meter.ran(claimed(), 0, 1, wire.RETURNED, True)
-    meter.ran(claimed(), 0, 1, wire.APPLIED, False)
+    counters = Counters()
+    counters.count_run(claimed(), 0, 1, wire.RETURNED, True)
+    counters.count_run(claimed(), 0, 1, wire.APPLIED, False)
     named = {"task": "render", "queue": "default"}
-    meter.ended(
+    counters.count_endings(
         [ending(claimed(), "failed", **named), ending(claimed(), "scheduled", "signal 9", **named)]
     )
-    meter.ended([ending(claimed(), "waiting", "drain", happened=False, **named)])
+    counters.count_endings([ending(claimed(), "waiting", "drain", happened=False, **named)])
 
-    told = samples(text(NodeStatus("n1"), meter, None))
+    told = samples(text(NodeStatus("n1"), counters, None))
 
     attempts = 'genba_attempts_total{queue="default",task="render",state="%s"}'
     assert {
@@ -123,9 +123,9 @@ def test_without_the_database_the_node_still_tells_of_itself():
 
 
 def test_a_node_lives_while_its_loop_comes_round():
-    assert dead(NodeStatus("n1", turned=100.0), 12.0, 111.0) is None
+    assert dead(NodeStatus("n1", loop_at=100.0), 12.0, 111.0) is None
     assert (
-        dead(NodeStatus("n1", turned=100.0), 12.0, 113.0) == "the loop has not come round for 13 s"
+        dead(NodeStatus("n1", loop_at=100.0), 12.0, 113.0) == "the loop has not come round for 13 s"
     )
 
 
@@ -138,9 +138,9 @@ def test_a_node_is_ready_when_it_could_run_a_job_now():
     )
     assert "not answered for 13 s" in str(unready(NodeStatus("n1", **fine), 12.0, 113.0))
     assert "gone away" in str(unready(NodeStatus("n1", **fine, trouble="gone away"), 12.0, 101.0))
-    assert unready(NodeStatus("n1", **{**fine, "workers": 0}), 12.0, 101.0) == "no worker is up"
+    assert unready(NodeStatus("n1", **{**fine, "workers": 0}), 12.0, 101.0) == "no worker is ready"
     assert (
         unready(NodeStatus("n1", **{**fine, "workers": 0}, needs_workers=False), 12.0, 101.0)
         is None
     )
-    assert unready(NodeStatus("n1", **fine, draining=True), 12.0, 101.0) == "it drains"
+    assert unready(NodeStatus("n1", **fine, draining=True), 12.0, 101.0) == "the node drains"

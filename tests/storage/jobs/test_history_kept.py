@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from tests.storage.builders import TASK, joined
 
+from genba.node.database.events import LeaseRenewed
 from genba.node.database.lost_claims import LostClaims
-from genba.node.database.maintenance import LeaseRenewed, Maintenance
+from genba.node.database.maintenance import Maintenance
 
 SECOND = 1_000_000
 
@@ -23,7 +24,7 @@ def test_a_chore_that_breaks_is_told_and_the_next_round_goes_on(
     posted: list[Any] = []
     keeper = Maintenance(
         store, 1, lease=2 * SECOND, poll=SECOND, queues=["default"], tasks=[TASK], conditions=[], keep={},
-        schedules=[], boot_id=None, clock=clock, doubts=LostClaims(clock), post=posted.append,
+        schedules=[], boot_id=None, clock=clock, lost_claims=LostClaims(clock), post=posted.append,
     )  # fmt: skip
 
     def break_down(*_: Any, **__: Any) -> None:

@@ -31,8 +31,9 @@ from tests.storage.builders import (
 from tests.support import eventually
 
 from genba.domain.clock import SystemClock
+from genba.node.database.events import WorkAvailable
 from genba.node.database.lost_claims import LostClaims
-from genba.node.database.maintenance import Maintenance, WorkAvailable
+from genba.node.database.maintenance import Maintenance
 from genba.node.database.writer import Writer
 from genba.storage.events import EventPosition
 from genba.storage.jobs import enqueue
@@ -235,7 +236,7 @@ def test_thousands_that_a_dead_node_held_are_offered_without_a_pause_and_spread_
     joined(store, 2)
     keeper = Maintenance(
         store, 2, lease=15 * SECOND, poll=SECOND, queues=["default"], tasks=[TASK], conditions=[], keep={},
-        schedules=[], boot_id=None, clock=clock, doubts=LostClaims(clock), post=lambda what: None,
+        schedules=[], boot_id=None, clock=clock, lost_claims=LostClaims(clock), post=lambda what: None,
     )  # fmt: skip
 
     for _ in range(4):
@@ -438,7 +439,7 @@ def test_on_postgres_a_desk_that_finds_nothing_looks_again(store, engine):
     desk = Writer("claimer", store, 1, [TASK], LostClaims(SystemClock()), posts.put)
     desk.start()
     try:
-        desk.add(wants={"default": 1})
+        desk.claim({"default": 1})
         assert posts.get(timeout=10).jobs == []
         assert isinstance(posts.get(timeout=10), WorkAvailable)
         assert [seen.hungry for seen in store.nodes.live()] == [True]

@@ -619,7 +619,7 @@ def test_a_keeper_gives_others_time_to_declare_theirs_when_the_clock_was_set(
     store.schedules.declare([wanted(cron="0 * * * *")])  # by another node
     keeper = Maintenance(
         store, 2, lease=15 * SECOND, poll=SECOND, queues=["default"], tasks=[TASK], conditions=[], keep={},
-        schedules=[], boot_id=None, clock=clock, doubts=LostClaims(clock), post=lambda what: None,
+        schedules=[], boot_id=None, clock=clock, lost_claims=LostClaims(clock), post=lambda what: None,
     )  # fmt: skip
     keeper.step()
     clock.set(clock.now() + DAY)

@@ -1,4 +1,4 @@
-"""How a node leaves: within a time, also when the database does not answer or a process does not die."""
+"""The end of a draining node at its deadline, even if the database does not answer or a process does not die."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import threading
 
 from genba.domain.clock import Clock
+from genba.domain.duration import SECOND
 from genba.storage.records import Micros
 
 log = logging.getLogger("genba.node")
@@ -15,46 +16,46 @@ EXIT_UNDONE = 1
 
 
 class ExitDeadline(threading.Thread):
-    """Ends this process at its moment, whatever the other threads wait for.
+    """A thread that ends this process at the deadline, whatever the other threads wait for.
 
-    What is not written then is lost here and found by others: they see that the node's lock is free, and its guard
-    ends what it has left running.
+    What is not written by then is found by other nodes: they see that this node's lock is free.  The guard ends what is
+    left running.
     """
 
     def __init__(self, clock: Clock) -> None:
-        super().__init__(name="genba-departure", daemon=True)
+        super().__init__(name="genba-exit-deadline", daemon=True)
         self._clock = clock
-        self._moment: Micros | None = None
+        self._deadline: Micros | None = None
         self._changed = threading.Condition()
-        self._over = False
+        self._cancelled = False
 
-    def by(self, moment: Micros) -> None:
-        """At this moment at the latest."""
+    def set(self, deadline: Micros) -> None:
+        """Exit at this moment of the steady clock at the latest."""
         with self._changed:
-            begin, self._moment = self._moment is None, moment
+            first, self._deadline = self._deadline is None, deadline
             self._changed.notify()
-        if begin:
+        if first:
             self.start()
 
-    def over(self) -> None:
-        """All is given back: nothing is left to be cut short."""
+    def cancel(self) -> None:
+        """Forget the deadline: everything is given back."""
         with self._changed:
-            self._over = True
+            self._cancelled = True
             self._changed.notify()
         if self.is_alive():
             self.join()
 
     def run(self) -> None:
         with self._changed:
-            while not self._over and (left := self._left()) > 0:
-                self._changed.wait(left / 1_000_000)
-            if self._over:
+            while not self._cancelled and (left := self._left()) > 0:
+                self._changed.wait(left / SECOND)
+            if self._cancelled:
                 return
             log.error(
-                "its time is over, and not all is written or ended: others take over what is left"
+                "exiting at the deadline: not everything is written or ended; other nodes take over"
             )
-            os._exit(EXIT_UNDONE)  # not sys.exit, which would wait for whoever is stuck
+            os._exit(EXIT_UNDONE)  # not sys.exit, which would wait for threads that are stuck
 
     def _left(self) -> Micros:
-        assert self._moment is not None
-        return self._moment - self._clock.boot()
+        assert self._deadline is not None
+        return self._deadline - self._clock.boot()

@@ -1,4 +1,4 @@
-"""How a node comes: under which name others see it, and what dead ones have left on its machine."""
+"""How a node joins: its row in the database, and the end of what dead nodes left on its machine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ log = logging.getLogger("genba.node")
 def join(
     store: Store, id: int, settings: NodeSettings, lease: Micros, tasks: Sequence[dict[str, Any]]
 ) -> None:
-    """From now on it counts as alive; what dead nodes of this machine have left running is ended before."""
+    """Register the node, after ending what dead nodes of this machine have left running."""
     node = NewNode(
         id=id,
         name=settings.name,
@@ -31,21 +31,20 @@ def join(
         boot_id=boot_id(),
         pid=os.getpid(),
         slots=settings.slots,
-        pool=settings.staff,
+        pool=settings.pool_settings,
         lease=lease,
         queues=tuple(settings.queues),
         tasks=tuple(tasks),
         version=version(),
     )
-    free = [
+    unlocked = [
         other
         for other in store.nodes.live()
         if other.host == node.host and store.node_wakeups.lock_is_free(other)
     ]
-    gone = [other for other in free if other.name == node.name or born(other.pid) is None]
-    ended = end_leftovers(
-        [*store.nodes.ended_on_host(node.host, node.boot_id), *(other.id for other in gone)]
-    )
+    gone = [other for other in unlocked if other.name == node.name or born(other.pid) is None]
+    past = store.nodes.ended_on_host(node.host, node.boot_id)
+    ended = end_leftovers([*past, *(other.id for other in gone)])
     if ended:
         log.warning("ended %d processes that dead nodes had left behind", ended)
     for other in gone:
@@ -55,16 +54,16 @@ def join(
 
 
 def log_task_changes(changed: TaskChanges) -> None:
-    """One line, if tasks are otherwise than nodes before this one have told; old and new are in the events."""
+    """Log one line if tasks differ from those of earlier nodes; the events have the old and new values."""
     if changed:
         tasks = "; ".join(f"{task} ({', '.join(diff)})" for task, diff in sorted(changed.items()))
         log.info("the code of this node has changed tasks: %s", tasks)
 
 
 def queues_of(contents: Mapping[str, Any]) -> set[str]:
-    """Those that the tasks and schedules of an app name."""
+    """Give the queues that the tasks and schedules of an app name."""
     named = {task.get("queue", "default") for task in contents["tasks"]}
-    return named | {wanted.job.queue for wanted in declared_schedules(contents)}
+    return named | {schedule.job.queue for schedule in declared_schedules(contents)}
 
 
 def boot_id() -> str:
@@ -73,7 +72,7 @@ def boot_id() -> str:
 
 
 def set_title(title: str) -> None:
-    os.environ["SPT_NOENV"] = "1"  # or it wipes the environment, and with it the incarnation
+    os.environ["SPT_NOENV"] = "1"  # or it wipes the environment, with the incarnation in it
     from setproctitle import setproctitle
 
     setproctitle(title)

@@ -1,4 +1,4 @@
-"""Claims whose answer was lost: what they have taken, if they have, is ours, and nobody here knows of it."""
+"""Claims whose answer was lost: the jobs that they have taken, if any, are this node's, and it must find them."""
 
 from __future__ import annotations
 
@@ -6,40 +6,39 @@ import threading
 from collections.abc import Sequence
 
 from genba.domain.clock import Clock
+from genba.node.timing import LOST_CLAIM_US
 from genba.storage.records import Claimed, JobId, Micros
-
-# A statement that nobody waits for any more may still be carried out; the server gives it ten seconds.
-LASTING: Micros = 30_000_000
 
 
 class LostClaims:
-    """Desks note them, the keeper looks what has become of them."""
+    """Writers note them, and maintenance looks for their jobs."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._open: dict[int, tuple[Micros, set[JobId]]] = {}
-        self._looking: Micros = 0  # when the look began that is under way
+        self._open: dict[int, tuple[Micros, set[JobId]]] = {}  # by claim: until when, found jobs
+        self._looked_at: Micros = 0  # when the current look began
 
     def note(self, claim: int) -> None:
         with self._lock:
-            self._open[claim] = (self._clock.boot() + LASTING, set())
+            self._open[claim] = (self._clock.boot() + LOST_CLAIM_US, set())
 
     def open(self) -> list[int]:
-        """Those that are worth a look."""
+        """Begin a look: give the claims to look for."""
         with self._lock:
-            self._looking = self._clock.boot()
+            self._looked_at = self._clock.boot()
             return list(self._open)
 
     def found(self, claim: int, jobs: Sequence[Claimed]) -> list[Claimed]:
-        """Those of them that were not found before.
+        """Give those of a claim's jobs that were not found before.
 
-        A look that came late enough was the last one: not time alone, in which the database may have been away.
+        The claim is closed by a look that began late enough, not by time alone, in which the database may have been
+        away.
         """
         with self._lock:
             until, known = self._open.get(claim, (0, set()))
             new = [job for job in jobs if job.id not in known]
             known.update(job.id for job in new)
-            if self._looking >= until:
+            if self._looked_at >= until:
                 self._open.pop(claim, None)
             return new

@@ -1,4 +1,4 @@
-"""The threads of a node that talk to the database: desks, which write, and a keeper."""
+"""The threads of a node that use the database: writers, and maintenance."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ from genba.node.database.lost_claims import LostClaims
 from genba.node.database.maintenance import Maintenance
 from genba.node.database.writer import Writer
 from genba.node.settings import NodeSettings
+from genba.node.timing import FINISH_SECONDS
 from genba.node.watch.counters import Counters
 from genba.storage.schedules.rows import declared_schedules
 from genba.storage.store import Store
 
-FINISH = 10.0  # seconds for each to write what it has
-
 
 class DatabaseThreads:
-    """On PostgreSQL two desks end jobs, since one session would be what all others wait for, and a third claims."""
+    """On PostgreSQL two writers end jobs, as one session would hold up everything, and a third claims."""
 
     def __init__(
         self,
@@ -29,15 +28,17 @@ class DatabaseThreads:
         contents: dict[str, Any],
         clock: Clock,
         post: Callable[[Any], None],
-        meter: Counters | None,
+        counters: Counters | None,
     ) -> None:
         tasks = [task["name"] for task in contents["tasks"]]
-        doubts = LostClaims(clock)
+        lost_claims = LostClaims(clock)
         names = ("writer", "second", "claimer") if store.parallel_writers > 1 else ("writer",)
-        self._desks = [Writer(name, store, node, tasks, doubts, post, meter) for name in names]
-        self._writers = self._desks[:-1] or self._desks
-        self.writer, self.claimer = self._desks[0], self._desks[-1]
-        self.keeper = Maintenance(
+        self._all_writers = [
+            Writer(name, store, node, tasks, lost_claims, post, counters) for name in names
+        ]
+        self._success_writers = self._all_writers[:-1] or self._all_writers
+        self.writer, self.claimer = self._all_writers[0], self._all_writers[-1]
+        self.maintenance = Maintenance(
             store,
             node,
             lease=int(contents["lease"]),
@@ -51,13 +52,13 @@ class DatabaseThreads:
             schedules=declared_schedules(contents),
             boot_id=boot_id() if store.parallel_writers == 1 else None,
             clock=clock,
-            doubts=doubts,
+            lost_claims=lost_claims,
             post=post,
         )
 
     @property
     def _threads(self) -> list[Writer | Maintenance]:
-        return [*self._desks, self.keeper]
+        return [*self._all_writers, self.maintenance]
 
     def start(self) -> None:
         for thread in self._threads:
@@ -66,31 +67,31 @@ class DatabaseThreads:
     def finish(self) -> None:
         """Write what is there, and end."""
         for thread in self._threads:
-            thread.finish(FINISH)
+            thread.finish(FINISH_SECONDS)
 
-    def dead(self) -> list[str]:
-        """Names of threads that should be there and are not."""
+    def dead_threads(self) -> list[str]:
+        """Give the names of threads that have died."""
         return [thread.name for thread in self._threads if not thread.is_alive()]
 
     @property
-    def clear(self) -> bool:
-        """Nothing about jobs is left to write."""
-        return all(desk.clear for desk in self._desks)
+    def all_written(self) -> bool:
+        """Whether nothing about jobs is left to write."""
+        return all(writer.all_written for writer in self._all_writers)
 
     @property
-    def finisher(self) -> Writer:
-        """For jobs that simply succeeded: whoever has less to do."""
-        return min(self._writers, key=Writer.load)
+    def success_writer(self) -> Writer:
+        """The writer for successes that has less to do."""
+        return min(self._success_writers, key=Writer.load)
 
-    def rung(self) -> None:
-        """Whoever rang has cleared our flag."""
-        for desk in self._desks:
-            desk.rung()
+    def on_wakeup(self) -> None:
+        """Note that the process that woke this node has cleared the node's flag."""
+        for writer in self._all_writers:
+            writer.on_wakeup()
 
-    def serve(self, contents: dict[str, Any], queues: Sequence[str]) -> None:
-        """The app was imported again, and may have other tasks."""
-        self.keeper.serve(
-            contents["tasks"], queues, declared_schedules(contents), contents.get("conditions", ())
-        )
-        for desk in self._desks:
-            desk.serve([task["name"] for task in contents["tasks"]])
+    def set_app(self, contents: dict[str, Any], queues: Sequence[str]) -> None:
+        """Use the tasks, schedules and conditions of an app that was imported again."""
+        conditions = contents.get("conditions", ())
+        schedules = declared_schedules(contents)
+        self.maintenance.set_app(contents["tasks"], queues, schedules, conditions)
+        for writer in self._all_writers:
+            writer.set_tasks([task["name"] for task in contents["tasks"]])

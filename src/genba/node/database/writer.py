@@ -1,4 +1,4 @@
-"""A desk: one thread that writes about running jobs, so that the loop never waits for the database."""
+"""A thread that claims jobs and writes about running ones, so that the loop never waits for the database."""
 
 from __future__ import annotations
 
@@ -12,8 +12,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from genba.errors import StoreError, StoreUnreachable
+from genba.node.database.events import (
+    DedicatedJobsClaimed,
+    EndingsWritten,
+    JobsClaimed,
+    LimitSlotsTaken,
+    SlotsFreed,
+    StartsMarked,
+    SuccessesRefused,
+    WorkAvailable,
+)
 from genba.node.database.lost_claims import LostClaims
-from genba.node.database.maintenance import WorkAvailable
 from genba.node.watch.counters import Counters
 from genba.storage.jobs.conditions import ConditionAnswer, SlotRequest
 from genba.storage.records import Claimed, Ending, JobId, Success
@@ -22,117 +31,66 @@ from genba.storage.store import Store
 log = logging.getLogger("genba.node")
 
 LARGEST = 2000  # attempts in one transaction
-FLOW = 32  # attempts in the last one: more are on their way
-MANY = 512  # attempts that are worth a commit while they flow
-GATHER = 0.004  # seconds to wait for them
-AGAIN = 0.05  # ... until a hungry desk looks once more: an insert that has not seen the flag is committed by then
+FLOW = 32  # attempts in the last commit, after which more are expected soon
+MANY = 512  # attempts that make a commit worth while then
+GATHER_SECONDS = 0.004  # how long it waits for them
+# After a claim that found nothing it claims once more: an insert that missed the flag is committed by then.
+CLAIM_AGAIN_SECONDS = 0.05
+FIRST_PAUSE_SECONDS = 0.1  # between tries while the database is away; doubled each time
+LONGEST_PAUSE_SECONDS = 2.0
 
-
-@dataclass(frozen=True, slots=True)
-class JobsClaimed:
-    jobs: list[Claimed]
-    claim: int
-    failed: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class DedicatedJobsClaimed:
-    jobs: list[Claimed]
-    claim: int
-
-
-@dataclass(frozen=True, slots=True)
-class SuccessesRefused:
-    """Successes that the store did not take."""
-
-    lost: list[Success]
-
-
-@dataclass(frozen=True, slots=True)
-class EndingsWritten:
-    """Endings are written, or were not ours to write; `again`: some of them come back at a moment."""
-
-    again: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class SlotsFreed:
-    """Jobs that waited for a slot may start now."""
-
-
-@dataclass(frozen=True, slots=True)
-class StartsMarked:
-    ours: list[JobId]
-    lost: list[JobId]
-
-
-@dataclass(frozen=True, slots=True)
-class LimitSlotsTaken:
-    """These have the slots they need; the others stand in line, or were not ours any more."""
-
-    ours: list[JobId]
-    lost: list[JobId]
+Start = tuple[JobId, int, int, int]  # job, attempt, claim, moment
+Progress = tuple[JobId, int, int, str]  # job, attempt, claim, text
+Event = tuple[str, dict[str, Any]]  # kind, details
 
 
 @dataclass(slots=True)
 class PendingWrites:
-    """What lies on the desk."""
+    """What a writer has to do; each part is emptied when it is done, so that the rest can be tried again."""
 
-    succeeded: list[Success] = field(default_factory=list)
-    patience: float = 0  # seconds that it is worth while to wait for more of them
-    ended: list[Ending] = field(default_factory=list)
-    marks: list[tuple[JobId, int, int, int]] = field(default_factory=list)
-    first: list[tuple[JobId, int, int, int]] = field(default_factory=list)
-    notes: list[tuple[JobId, int, int, str]] = field(default_factory=list)
-    events: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
-    answers: list[ConditionAnswer] = field(default_factory=list)
-    wanted: list[SlotRequest] = field(
-        default_factory=list
-    )  # slots, for jobs that may start with them
-    opened: list[str] = field(default_factory=list)  # questions whose answer is yes
-    resized: tuple[int, dict[str, Any]] | None = (
-        None  # the slots that the node has now, and its pool
-    )
+    starts_first: list[Start] = field(default_factory=list)  # the jobs wait for it
+    successes: list[Success] = field(default_factory=list)
+    patience: float = 0  # seconds that the successes may wait for more
+    wants: dict[str, int] = field(default_factory=dict)  # jobs to claim of each queue
+    only: Sequence[str] | None = None  # of these tasks; None: all that the node has
+    endings: list[Ending] = field(default_factory=list)
+    not_ready: list[ConditionAnswer] = field(default_factory=list)
+    slots_wanted: list[SlotRequest] = field(default_factory=list)
+    conditions_hold: list[str] = field(default_factory=list)  # keys
+    starts: list[Start] = field(default_factory=list)
+    progress: list[Progress] = field(default_factory=list)
+    dedicated: tuple[Sequence[str], int] | None = None  # claim so many from these queues
     draining: bool = False
-    wants: dict[str, int] = field(default_factory=dict)
-    dedicated: tuple[Sequence[str], int] | None = None  # wanted from these queues, and how many
-    only: Sequence[str] | None = None  # tasks; None: all that the node has
+    resized: tuple[int, dict[str, Any]] | None = None  # slots and pool settings of the node
+    events: list[Event] = field(default_factory=list)
 
     def __bool__(self) -> bool:
-        return (
-            self.about_jobs
-            or bool(self.events or self.opened)
-            or self.draining
-            or self.resized is not None
-        )
-
-    @property
-    def can_wait(self) -> bool:
-        """More will come, and nobody waits for what is here."""
-        urgent = (
-            self.ended
-            or self.first
-            or self.answers
-            or self.wanted
-            or self.opened
-            or self.wants
-            or self.dedicated
-        )
-        return bool(self.patience) and len(self.succeeded) < MANY and not urgent
+        about_node = self.events or self.conditions_hold or self.draining
+        return self.about_jobs or bool(about_node) or self.resized is not None
 
     @property
     def about_jobs(self) -> bool:
-        """What must not be left undone."""
-        written = (
-            self.succeeded
-            or self.ended
-            or self.marks
-            or self.first
-            or self.notes
-            or self.answers
-            or self.wanted
-        )
-        return bool(written or self.wants or self.dedicated)
+        """Whether there is something that must not be left undone."""
+        written = self.successes or self.endings or self.starts or self.starts_first
+        answered = self.progress or self.not_ready or self.slots_wanted
+        return bool(written or answered or self.wants or self.dedicated)
+
+    @property
+    def urgent(self) -> bool:
+        """Whether a worker or another job waits for it."""
+        waited_for = self.endings or self.starts_first or self.wants or self.dedicated
+        return bool(waited_for or self.not_ready or self.slots_wanted or self.conditions_hold)
+
+    @property
+    def can_wait(self) -> bool:
+        """Whether more successes will come, and nothing is urgent."""
+        return bool(self.patience) and len(self.successes) < MANY and not self.urgent
+
+    def split(self) -> tuple[PendingWrites, PendingWrites]:
+        """Give what goes into the next transaction, and the rest."""
+        rest = PendingWrites(successes=self.successes[LARGEST:])
+        self.successes = self.successes[:LARGEST]
+        return self, rest
 
 
 class Writer(threading.Thread):
@@ -142,303 +100,354 @@ class Writer(threading.Thread):
         store: Store,
         node: int,
         tasks: Sequence[str],
-        doubts: LostClaims,
+        lost_claims: LostClaims,
         post: Callable[[Any], None],
-        meter: Counters | None = None,
+        counters: Counters | None = None,
     ) -> None:
         super().__init__(name=f"genba-{name}", daemon=True)
         self._store = store
         self._node = node
         self._tasks = tasks
-        self._doubts = doubts
+        self._lost_claims = lost_claims
         self._post = post
-        self._meter = meter
-        self._pile = PendingWrites()
-        self._cond = threading.Condition()
+        self._counters = counters
+        self._pending = PendingWrites()
+        self._changed = threading.Condition()
         self._ended = False
-        self._hungry = False
-        self._just_hungry = False
+        self._busy = False
+        self._flagged_idle = False  # the database knows that this node wants to be woken
+        self._just_flagged = False
         self._trouble = False
-        self._many = False
+        self._in_flow = False  # the last commit had so many successes that more come soon
 
-    def add(
-        self,
-        *,
-        succeeded: Sequence[Success] = (),
-        patience: float = 0,
-        ended: Sequence[Ending] = (),
-        marks: Sequence[tuple[JobId, int, int, int]] = (),
-        first: Sequence[tuple[JobId, int, int, int]] = (),
-        notes: Sequence[tuple[JobId, int, int, str]] = (),
-        events: Sequence[tuple[str, dict[str, Any]]] = (),
-        answers: Sequence[ConditionAnswer] = (),
-        wanted: Sequence[SlotRequest] = (),
-        opened: Sequence[str] = (),
-        resized: tuple[int, dict[str, Any]] | None = None,
-        draining: bool = False,
-        wants: dict[str, int] | None = None,
-        dedicated: tuple[Sequence[str], int] | None = None,
-        only: Sequence[str] | None = None,
-    ) -> None:
-        with self._cond:
-            pile = self._pile
-            if succeeded:
-                pile.patience = min(pile.patience, patience) if pile.succeeded else patience
-                pile.succeeded += succeeded
-            pile.ended += ended
-            pile.marks += marks
-            pile.first += first
-            pile.notes += notes
-            pile.events += events
-            pile.answers += answers
-            pile.wanted += wanted
-            pile.opened += opened
-            pile.resized = resized or pile.resized
-            pile.draining = pile.draining or draining
-            if wants:
-                pile.wants, pile.only = wants, only
-            pile.dedicated = pile.dedicated or dedicated
-            self._cond.notify()
+    # what to do
 
-    def serve(self, tasks: Sequence[str]) -> None:
-        """These tasks from the next claim on."""
+    @contextmanager
+    def _adding(self) -> Iterator[PendingWrites]:
+        with self._changed:
+            yield self._pending
+            self._changed.notify()
+
+    def write_successes(self, successes: Sequence[Success], patience: float = 0) -> None:
+        """Write successes; the commit may wait `patience` seconds for more."""
+        with self._adding() as pending:
+            before = pending.patience if pending.successes else patience
+            pending.patience = min(before, patience)
+            pending.successes += successes
+
+    def write_endings(self, endings: Sequence[Ending]) -> None:
+        with self._adding() as pending:
+            pending.endings += endings
+
+    def mark_started(self, starts: Sequence[Start], first: bool = False) -> None:
+        """Write that jobs have started; with `first`, before they do."""
+        with self._adding() as pending:
+            if first:
+                pending.starts_first += starts
+            else:
+                pending.starts += starts
+
+    def write_progress(self, progress: Sequence[Progress]) -> None:
+        with self._adding() as pending:
+            pending.progress += progress
+
+    def write_events(self, events: Sequence[Event]) -> None:
+        with self._adding() as pending:
+            pending.events += events
+
+    def report_not_ready(self, answers: Sequence[ConditionAnswer]) -> None:
+        with self._adding() as pending:
+            pending.not_ready += answers
+
+    def report_conditions_hold(self, key: str) -> None:
+        with self._adding() as pending:
+            pending.conditions_hold.append(key)
+
+    def take_slots(self, wanted: Sequence[SlotRequest]) -> None:
+        """Take slots of limits for jobs that may start with them."""
+        with self._adding() as pending:
+            pending.slots_wanted += wanted
+
+    def claim(self, wants: dict[str, int], only: Sequence[str] | None = None) -> None:
+        """Claim so many jobs of each queue; `only` of these tasks, if given."""
+        with self._adding() as pending:
+            pending.wants, pending.only = wants, only
+
+    def claim_dedicated(self, queues: Sequence[str], count: int) -> None:
+        with self._adding() as pending:
+            pending.dedicated = pending.dedicated or (queues, count)
+
+    def write_draining(self) -> None:
+        with self._adding() as pending:
+            pending.draining = True
+
+    def write_pool(self, slots: int, pool_settings: dict[str, Any]) -> None:
+        with self._adding() as pending:
+            pending.resized = (slots, pool_settings)
+
+    # what the node knows of it
+
+    def set_tasks(self, tasks: Sequence[str]) -> None:
+        """Claim these tasks from the next claim on."""
         self._tasks = tasks
 
-    def rung(self) -> None:
-        """Whoever rang has cleared our flag."""
-        self._hungry = False
+    def on_wakeup(self) -> None:
+        """Note that the process that woke this node has cleared the node's flag."""
+        self._flagged_idle = False
 
     def load(self) -> int:
-        """How much is ahead of what would be added now; nothing, if it would be waited for."""
-        ahead = 0 if self._pile.patience else len(self._pile.succeeded)
+        """Give how much is written before what would be added now; nothing, if that waits for more."""
+        ahead = 0 if self._pending.patience else len(self._pending.successes)
         return ahead + (LARGEST if self._busy else 0)
 
     @property
-    def clear(self) -> bool:
-        """Nothing about jobs is left to write."""
-        with self._cond:
-            return not self._pile.about_jobs and not self._busy
+    def all_written(self) -> bool:
+        """Whether nothing about jobs is left to write."""
+        with self._changed:
+            return not self._pending.about_jobs and not self._busy
 
     def finish(self, within: float) -> None:
         """Write what is there, and end."""
-        with self._cond:
+        with self._changed:
             self._ended = True
-            self._cond.notify()
+            self._changed.notify()
         self.join(within)
 
-    _busy = False
+    # the thread
 
     def run(self) -> None:
-        with suppress(StoreError):  # whoever has work to do will hear it again
+        with suppress(StoreError):  # the first write meets the same error, and reports it
             self._store.claims.warm_up(self._node)
-        while True:
-            with self._cond:
-                while not self._pile and not self._ended:
-                    self._busy = False
-                    if not self._cond.wait(AGAIN if self._just_hungry else None):
-                        self._just_hungry = False
-                        self._post(WorkAvailable())
-                if not self._pile:
-                    return
-                if self._many:  # in full flow a commit should pay for hundreds, not for dozens
-                    self._cond.wait_for(self._has_enough, GATHER)
-                elif self._pile.can_wait:
-                    self._cond.wait_for(
-                        lambda: self._ended or not self._pile.can_wait, self._pile.patience
-                    )
-                pile, self._pile = self._take()
-                self._many = len(pile.succeeded) >= FLOW
-                self._busy = pile.about_jobs
-            self._work(pile)
+        while (pending := self._next()) is not None:
+            self._work(pending)
+
+    def _next(self) -> PendingWrites | None:
+        """Wait for something to do; None at the end."""
+        with self._changed:
+            while not self._pending and not self._ended:
+                self._busy = False
+                if not self._changed.wait(CLAIM_AGAIN_SECONDS if self._just_flagged else None):
+                    self._just_flagged = False
+                    self._post(WorkAvailable())
+            if not self._pending:
+                return None
+            if self._in_flow:
+                # In full flow a commit should be for hundreds of jobs, not for dozens.
+                self._changed.wait_for(self._has_enough, GATHER_SECONDS)
+            elif self._pending.can_wait:
+                self._changed.wait_for(self._must_write, self._pending.patience)
+            pending, self._pending = self._pending.split()
+            self._in_flow = len(pending.successes) >= FLOW
+            self._busy = pending.about_jobs
+            return pending
 
     def _has_enough(self) -> bool:
-        """For a commit of its own; who wants work has workers that will soon have none."""
-        return self._ended or bool(self._pile.wants) or len(self._pile.succeeded) >= MANY
+        """Whether to commit now; a claim does not wait, as its workers will soon have no jobs."""
+        pending = self._pending
+        return self._ended or bool(pending.wants) or len(pending.successes) >= MANY
 
-    def _take(self) -> tuple[PendingWrites, PendingWrites]:
-        pile = self._pile
-        rest = PendingWrites(succeeded=pile.succeeded[LARGEST:])
-        pile.succeeded = pile.succeeded[:LARGEST]
-        return pile, rest
+    def _must_write(self) -> bool:
+        return self._ended or not self._pending.can_wait
 
-    def _work(self, pile: PendingWrites) -> None:
-        """Until it is done: nothing that was written down here may be lost because the database was away."""
-        pause = 0.1
-        while not self._try(pile):
+    def _work(self, pending: PendingWrites) -> None:
+        """Try until all is done: nothing may be lost because the database was away."""
+        pause = FIRST_PAUSE_SECONDS
+        while not self._try(pending):
             threading.Event().wait(pause)
-            pause = min(2.0, pause * 2)
+            pause = min(LONGEST_PAUSE_SECONDS, pause * 2)
 
     def step(self) -> bool:
-        """One try at what lies here, for those who drive a desk without its thread; False if something is left."""
-        pile, rest = self._take()
-        self._pile = PendingWrites()
-        done = self._try(pile)
-        left = rest if done else pile
-        left.succeeded += [] if done else rest.succeeded
-        self._pile = left
+        """Try once, for callers that drive a writer without its thread; False if something is left."""
+        pending, rest = self._pending.split()
+        self._pending = PendingWrites()
+        done = self._try(pending)
+        left = rest if done else pending
+        left.successes += [] if done else rest.successes
+        self._pending = left
         return not left
 
-    def _try(self, pile: PendingWrites) -> bool:
-        """False if the database was away: then once more."""
+    def _try(self, pending: PendingWrites) -> bool:
+        """Write once; False if the database was away and something is left."""
         try:
-            self._write(pile)
+            self._write(pending)
             if self._trouble:
                 log.warning("the database answers again")
             self._trouble = False
             return True
         except StoreUnreachable as error:
             if not self._trouble:
-                log.warning("cannot write: %s; trying again", error)
+                log.warning("cannot write to the database: %s; trying again", error)
             self._trouble = True
         except StoreError:
-            log.exception("the database refuses what this node writes; going on one by one")
+            log.exception("the database refuses what this node writes; writing one job at a time")
             try:
-                self._one_by_one(pile)
+                self._one_by_one(pending)
             except StoreUnreachable:
-                self._trouble = (
-                    True  # all of it once more: what is written already is not ours to write again
-                )
-        if pile.wants:
-            pile.wants = {}
+                # All of it is tried once more: what is written already is refused as not this node's.
+                self._trouble = True
+        if pending.wants:
+            pending.wants = {}
             self._post(JobsClaimed([], 0, failed=True))
-        if pile.dedicated:
-            pile.dedicated = None
+        if pending.dedicated:
+            pending.dedicated = None
             self._post(DedicatedJobsClaimed([], 0))
-        return not pile
+        return not pending
 
-    def _one_by_one(self, pile: PendingWrites) -> None:
-        """Something in here cannot be stored: the rest must not suffer, and its job must end all the same."""
-        answers = [*pile.answers, *(want.answer for want in pile.wanted)]
-        back = [answer.ending for answer in answers]
-        ended = [*pile.ended, *back, *(one.as_ending() for one in pile.succeeded)]
-        for ending in ended:
+    def _one_by_one(self, pending: PendingWrites) -> None:
+        """End each job alone, since one of them cannot be stored; that one ends without its details."""
+        answers = [*pending.not_ready, *(wanted.answer for wanted in pending.slots_wanted)]
+        released = [answer.ending for answer in answers]
+        successes = [success.as_ending() for success in pending.successes]
+        for ending in [*pending.endings, *released, *successes]:
             try:
                 self._store.end(self._node, [ending])
             except StoreUnreachable:
                 raise
             except StoreError as error:
-                told = str(error).encode("ascii", "replace").decode().replace("\0", "?")[:500]
+                text = str(error).encode("ascii", "replace").decode().replace("\0", "?")[:500]
                 bare = replace(ending, error=None, progress=None, log=None, result=None)
-                self._store.end(
-                    self._node, [replace(bare, reason=f"how it ended could not be stored: {told}")]
-                )
-        pile.ended, pile.succeeded = [], []
-        self._post(LimitSlotsTaken([], [one.answer.ending.id for one in pile.wanted]))
-        pile.answers, pile.opened, pile.wanted = [], [], []
-        pile.marks, pile.notes, pile.events, pile.resized, pile.draining = [], [], [], None, False
+                reason = f"how it ended could not be stored: {text}"
+                self._store.end(self._node, [replace(bare, reason=reason)])
+        pending.endings, pending.successes = [], []
+        lost = [wanted.answer.ending.id for wanted in pending.slots_wanted]
+        self._post(LimitSlotsTaken([], lost))
+        pending.not_ready, pending.conditions_hold, pending.slots_wanted = [], [], []
+        pending.starts, pending.progress, pending.events = [], [], []
+        pending.resized, pending.draining = None, False
 
-    def _write(self, pile: PendingWrites) -> None:
-        if pile.first:
-            ours = self._store.mark_started(pile.first)
-            ids = [one[0] for one in pile.first]
-            pile.first = []
-            self._post(
-                StartsMarked([id for id in ids if id in ours], [id for id in ids if id not in ours])
-            )
-        if pile.succeeded or pile.wants:
-            self._exchange(pile)
-        if pile.ended:
-            self._store.end(self._node, pile.ended)
-            again = any(ending.put_off for ending in pile.ended)
-            pile.ended = []
-            self._post(EndingsWritten(again))
-            self._hand_on()
-        if pile.answers:
-            self._store.conditions.record_answers(self._node, pile.answers)
-            pile.answers = []
-            self._post(EndingsWritten(again=True))
-        if pile.wanted:
-            got = self._store.conditions.take_slots(self._node, pile.wanted)
-            ids = [one.answer.ending.id for one in pile.wanted]
-            pile.wanted = []
-            self._post(
-                LimitSlotsTaken(
-                    [id for id in ids if id in got], [id for id in ids if id not in got]
-                )
-            )
-        if pile.opened:
-            for key in dict.fromkeys(pile.opened):
-                self._store.conditions.open(key)
-            pile.opened = []
-            self._post(WorkAvailable())
-        if pile.marks:
-            self._store.mark_started(pile.marks, late=True)
-            pile.marks = []
-        if pile.notes:
-            self._store.record_progress(pile.notes)
-            pile.notes = []
-        if pile.dedicated:
+    # the writes, each in its own transaction
+
+    def _write(self, pending: PendingWrites) -> None:
+        """Write all parts, those first for which workers wait."""
+        if pending.starts_first:
+            self._write_starts_first(pending)
+        if pending.successes or pending.wants:
             with self._claiming() as claim:
-                queues, count = pile.dedicated
-                jobs = self._store.claims.claim_dedicated(
-                    self._node, claim, queues, self._tasks, count
-                )
-                pile.dedicated = None
-                self._post(DedicatedJobsClaimed(jobs, claim))
-        if pile.draining:
-            self._store.nodes.drain(self._node)
-            pile.draining = False
-        if pile.resized is not None:
-            self._store.nodes.resize(self._node, *pile.resized)
-            pile.resized = None
-        if pile.events:
-            self._store.nodes.tell(self._node, pile.events)
-            pile.events = []
+                self._exchange(claim, pending)
+        if pending.endings:
+            self._write_endings(pending)
+        if pending.not_ready or pending.slots_wanted or pending.conditions_hold:
+            self._write_conditions(pending)
+        if pending.starts:
+            self._store.mark_started(pending.starts, late=True)
+            pending.starts = []
+        if pending.progress:
+            self._store.record_progress(pending.progress)
+            pending.progress = []
+        if pending.dedicated:
+            self._claim_dedicated(pending, pending.dedicated)
+        self._write_about_node(pending)
 
-    def _hand_on(self) -> None:
-        """What has ended may have let others go: here, where another desk claims at the same time, and elsewhere."""
+    def _write_starts_first(self, pending: PendingWrites) -> None:
+        ours = self._store.mark_started(pending.starts_first)
+        ids = [start[0] for start in pending.starts_first]
+        pending.starts_first = []
+        lost = [id for id in ids if id not in ours]
+        self._post(StartsMarked([id for id in ids if id in ours], lost))
+
+    def _write_endings(self, pending: PendingWrites) -> None:
+        self._store.end(self._node, pending.endings)
+        again = any(ending.put_off for ending in pending.endings)
+        pending.endings = []
+        self._post(EndingsWritten(again))
+        self._report_freed_slots()
+
+    def _write_conditions(self, pending: PendingWrites) -> None:
+        if pending.not_ready:
+            self._store.conditions.record_answers(self._node, pending.not_ready)
+            pending.not_ready = []
+            self._post(EndingsWritten(again=True))
+        if pending.slots_wanted:
+            ours = self._store.conditions.take_slots(self._node, pending.slots_wanted)
+            ids = [wanted.answer.ending.id for wanted in pending.slots_wanted]
+            pending.slots_wanted = []
+            lost = [id for id in ids if id not in ours]
+            self._post(LimitSlotsTaken([id for id in ids if id in ours], lost))
+        if pending.conditions_hold:
+            for key in dict.fromkeys(pending.conditions_hold):
+                self._store.conditions.open(key)
+            pending.conditions_hold = []
+            self._post(WorkAvailable())
+
+    def _claim_dedicated(
+        self, pending: PendingWrites, dedicated: tuple[Sequence[str], int]
+    ) -> None:
+        with self._claiming() as claim:
+            queues, count = dedicated
+            jobs = self._store.claims.claim_dedicated(self._node, claim, queues, self._tasks, count)
+            pending.dedicated = None
+            self._post(DedicatedJobsClaimed(jobs, claim))
+
+    def _write_about_node(self, pending: PendingWrites) -> None:
+        if pending.draining:
+            self._store.nodes.drain(self._node)
+            pending.draining = False
+        if pending.resized is not None:
+            self._store.nodes.resize(self._node, *pending.resized)
+            pending.resized = None
+        if pending.events:
+            self._store.nodes.tell(self._node, pending.events)
+            pending.events = []
+
+    def _report_freed_slots(self) -> None:
+        """Report jobs that may start as others have ended: to this node, whose claim ran meanwhile, and others."""
         if self._store.limits.queues.granted:
             self._post(SlotsFreed())
             self._store.wake_for_granted()
 
+    # claims
+
     @contextmanager
     def _claiming(self) -> Iterator[int]:
-        """A new claim.  If it fails before what it has taken is known, that must be looked for."""
+        """Give a new claim id; if the claim fails without an answer, maintenance looks for its jobs."""
         claim = secrets.randbits(63)
         try:
             yield claim
         except StoreError:
-            self._doubts.note(claim)
+            self._lost_claims.note(claim)
             raise
 
-    def _exchange(self, pile: PendingWrites) -> None:
-        with self._claiming() as claim:
-            self._exchange_as(claim, pile)
+    def _exchange(self, claim: int, pending: PendingWrites) -> None:
+        """Write successes and claim jobs, in one transaction if there are both."""
+        began = time.perf_counter()
+        tasks = pending.only or self._tasks
+        jobs: list[Claimed] = []
+        if pending.successes:
+            successes, node = pending.successes, self._node
+            matched, jobs = self._store.claims.finish_and_claim(
+                node, claim, successes, pending.wants, tasks
+            )
+            refused: list[Success] = []
+            if len(matched) != len(successes):
+                refused = [success for success in successes if success.id not in matched]
+            pending.successes = []
+            self._post(SuccessesRefused(refused) if refused else EndingsWritten())
+            self._report_freed_slots()
+        elif pending.wants:
+            jobs = self._claim(claim, pending.wants, tasks)
+        if pending.wants:
+            if self._counters is not None:
+                self._counters.count_claim(time.perf_counter() - began, len(jobs))
+            pending.wants = {}
+            self._post(JobsClaimed(jobs, claim))
 
-    def _say_hungry(self) -> None:
-        """Whoever rings because of it may be heard before we come back: nothing may be noted down after that."""
-        self._hungry = True
+    def _claim(self, claim: int, wants: dict[str, int], tasks: Sequence[str]) -> list[Claimed]:
+        """Claim; if there is nothing, set the flag first and claim once more, and again soon.
+
+        A job that came in between has not seen the flag, so that its producer woke no node.
+        """
+        jobs = self._store.claim(self._node, claim, wants, tasks)
+        if not jobs and not self._flagged_idle:
+            self._flag_idle()
+            self._just_flagged = self._store.parallel_writers > 1
+            jobs = self._store.claim(self._node, claim, wants, tasks)
+        return jobs
+
+    def _flag_idle(self) -> None:
+        """Ask to be woken; noted before, as a wake-up may come before the call returns and clears it."""
+        self._flagged_idle = True
         try:
             self._store.nodes.hungry(self._node, True)
-        except BaseException:  # nobody knows; raised again
-            self._hungry = False
+        except BaseException:  # whether the flag is set is not known; raised again
+            self._flagged_idle = False
             raise
-
-    def _exchange_as(self, claim: int, pile: PendingWrites) -> None:
-        jobs: list[Claimed] = []
-        tasks = pile.only or self._tasks
-        began = time.perf_counter()
-        if pile.succeeded:
-            matched, jobs = self._store.claims.finish_and_claim(
-                self._node, claim, pile.succeeded, pile.wants, tasks
-            )
-            lost = (
-                []
-                if len(matched) == len(pile.succeeded)
-                else [s for s in pile.succeeded if s.id not in matched]
-            )
-            pile.succeeded = []
-            self._post(SuccessesRefused(lost) if lost else EndingsWritten())
-            self._hand_on()
-        elif pile.wants:
-            jobs = self._store.claim(self._node, claim, pile.wants, tasks)
-            if not jobs and not self._hungry:
-                # Say so first, then look once more, and soon again: a job that came in between has not seen the flag.
-                self._say_hungry()
-                self._just_hungry = self._store.parallel_writers > 1
-                jobs = self._store.claim(self._node, claim, pile.wants, tasks)
-        if pile.wants:
-            if self._meter is not None:
-                self._meter.took(time.perf_counter() - began, len(jobs))
-            pile.wants = {}
-            self._post(JobsClaimed(jobs, claim))

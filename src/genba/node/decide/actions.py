@@ -1,4 +1,4 @@
-"""What a brain can want done, as frozen values."""
+"""What the brain can want done: one frozen class for each action of the loop."""
 
 from __future__ import annotations
 
@@ -9,10 +9,43 @@ from genba import wire
 from genba.storage.jobs.conditions import ConditionAnswer, SlotRequest
 from genba.storage.records import Ending, JobId, Micros, Success
 
+# workers
+
 
 @dataclass(frozen=True, slots=True)
 class SpawnWorker:
     slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class DismissWorker:
+    """Let a worker exit when it has nothing left to do."""
+
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class SetSeats:
+    """Let a worker run several jobs at a time, each at a seat; without seats, one at a time again."""
+
+    slot: int
+    seats: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SignalWorker:
+    slot: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class SweepLeftovers:
+    """Kill what dead workers have left running."""
+
+    token: int
+
+
+# jobs in workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +57,15 @@ class GiveJobs:
 
 
 @dataclass(frozen=True, slots=True)
+class TakeJobsBack:
+    """Take back the jobs that a worker has not started."""
+
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
 class CheckConditions:
-    """Have a worker ask the conditions of a job."""
+    """Have a worker check the conditions of a job."""
 
     slot: int
     serial: int
@@ -34,85 +74,56 @@ class CheckConditions:
 
 
 @dataclass(frozen=True, slots=True)
-class ReportNotReady:
-    """These must not start now."""
+class RefuseWait:
+    """Tell a job that waits for another that no slot can be lent for its wait."""
 
-    answers: list[ConditionAnswer]
-
-
-@dataclass(frozen=True, slots=True)
-class TakeLimitSlots:
-    """These may start if they have slots of some buckets."""
-
-    wanted: list[SlotRequest]
-
-
-@dataclass(frozen=True, slots=True)
-class ReportConditionsHold:
-    """The answer to this question is yes."""
-
-    key: str
-
-
-@dataclass(frozen=True, slots=True)
-class TakeJobsBack:
     slot: int
+    place: int
+
+
+@dataclass(frozen=True, slots=True)
+class SuggestStop:
+    """Tell one job that it should end when it can; nothing more happens to it."""
+
+    slot: int
+    place: int
 
 
 @dataclass(frozen=True, slots=True)
 class RequestStop:
-    slot: int
-    place: int
-
-
-@dataclass(frozen=True, slots=True)
-class KillJobProcess:
-    """Its next signal is the death of this job, which has a process of its own."""
+    """Set the flag of one job that is being stopped."""
 
     slot: int
     place: int
 
 
 @dataclass(frozen=True, slots=True)
-class RefuseWait:
-    """Its job waits for others, and there is no slot to lend any more."""
-
-    slot: int
-    place: int
-
-
-@dataclass(frozen=True, slots=True)
-class SignalWorker:
-    slot: int
-    number: int
-
-
-@dataclass(frozen=True, slots=True)
-class DismissWorker:
-    """Let an idle worker go."""
-
-    slot: int
-
-
-@dataclass(frozen=True, slots=True)
-class SetSeats:
-    """Let a worker run several jobs at a time, each at a seat that is like a slot; no seats: one at a time again."""
-
-    slot: int
-    seats: tuple[int, ...]
+class RequestStopOfAll:
+    """Tell all jobs that the node drains."""
 
 
 @dataclass(frozen=True, slots=True)
 class StopSeat:
-    """Stop the job at this seat, and leave its neighbours alone."""
+    """Stop the job at this seat, and no other job of its worker."""
 
     seat: int
     place: int
 
 
 @dataclass(frozen=True, slots=True)
+class KillJobProcess:
+    """Have the worker kill the job's own process at the next signal."""
+
+    slot: int
+    place: int
+
+
+# claims
+
+
+@dataclass(frozen=True, slots=True)
 class ClaimJobs:
-    """`tasks`: of these only."""
+    """Claim so many jobs of each queue; of these `tasks` only, if given."""
 
     wants: dict[str, int]
     tasks: tuple[str, ...] | None = None
@@ -120,16 +131,26 @@ class ClaimJobs:
 
 @dataclass(frozen=True, slots=True)
 class ClaimDedicated:
-    """There is no free slot, but room for so many that need none."""
+    """Claim jobs that need no slot, as no slot is free."""
 
     queues: list[str]
     count: int
 
 
 @dataclass(frozen=True, slots=True)
+class TakeLimitSlots:
+    """Take slots of limits for jobs whose conditions ask for them."""
+
+    wanted: list[SlotRequest]
+
+
+# writes
+
+
+@dataclass(frozen=True, slots=True)
 class WriteSuccesses:
     ended: list[Success]
-    patience: Micros = 0  # so long may a commit wait for others
+    patience: Micros = 0  # how long the commit may wait for more
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +160,7 @@ class WriteEndings:
 
 @dataclass(frozen=True, slots=True)
 class MarkStarted:
-    """Write that these have started; `first`: before they do."""
+    """Write that these jobs have started; with `first`, before they do."""
 
     jobs: list[tuple[JobId, int, int, Micros]]
     first: bool = False
@@ -160,46 +181,42 @@ class WriteEvent:
 
 
 @dataclass(frozen=True, slots=True)
-class SweepLeftovers:
-    token: int
+class ReportNotReady:
+    """Write that the conditions of these jobs do not hold."""
+
+    answers: list[ConditionAnswer]
 
 
 @dataclass(frozen=True, slots=True)
-class RequestStopOfAll:
-    """Tell every running job that it should come to an end."""
+class ReportConditionsHold:
+    """Let other jobs with the same conditions be claimed again."""
 
-
-@dataclass(frozen=True, slots=True)
-class SuggestStop:
-    """Tell one running job that it should come to an end; nothing more is done about it."""
-
-    slot: int
-    place: int
+    key: str
 
 
 Action = (
     SpawnWorker
-    | GiveJobs
-    | CheckConditions
-    | ReportNotReady
-    | TakeLimitSlots
-    | ReportConditionsHold
-    | TakeJobsBack
-    | RequestStop
-    | KillJobProcess
-    | RefuseWait
-    | SignalWorker
     | DismissWorker
     | SetSeats
+    | SignalWorker
+    | SweepLeftovers
+    | GiveJobs
+    | TakeJobsBack
+    | CheckConditions
+    | RefuseWait
+    | SuggestStop
+    | RequestStop
+    | RequestStopOfAll
     | StopSeat
+    | KillJobProcess
     | ClaimJobs
     | ClaimDedicated
+    | TakeLimitSlots
     | WriteSuccesses
     | WriteEndings
     | MarkStarted
     | WriteProgress
     | WriteEvent
-    | SweepLeftovers
-    | RequestStopOfAll
-    | SuggestStop
+    | ReportNotReady
+    | ReportConditionsHold
 )

@@ -1,7 +1,7 @@
-"""Conditions before a job starts: whom they are asked of, for how long, and what the answer means.
+"""Conditions before a job starts: which worker checks them, for how long, and what the answer means.
 
-A probe is no attempt: a worker is asked, has a second, and a tenth of the workers at most are asked at a time.  What
-was heard holds for a second, for all jobs that ask the same.
+A check is no attempt.  At most a tenth of the workers check at a time.  An answer holds for a second, for all jobs
+with the same conditions, task, arguments and options.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from genba.domain.duration import SECOND
 from genba.domain.states import Cause
 from genba.domain.verdict import AttemptEnd
 from genba.node.decide.actions import (
@@ -23,177 +24,192 @@ from genba.node.decide.actions import (
     TakeLimitSlots,
     WriteEndings,
 )
-from genba.node.decide.endings import headline, text_of, without_attempt
-from genba.node.decide.state import SECOND, NodeState
-from genba.node.decide.worker_state import ClaimedJob, RunningCheck, WorkerState
+from genba.node.decide.results import headline, text_of
+from genba.node.decide.state import NodeState, without_attempt
+from genba.node.decide.worker_state import ClaimedJob, ConditionCheck, WorkerState
+from genba.node.timing import CONDITION_CHECK_US
 from genba.storage.jobs.conditions import ConditionAnswer, SlotRequest, check_key
 from genba.storage.records import JobId, Micros
 
-TIME = 1 * SECOND
-FRESH = 1 * SECOND
+ANSWER_HOLDS_US = SECOND
 
 
 class ConditionChecks:
-    def __init__(self, floor: NodeState) -> None:
-        self._floor = floor
+    def __init__(self, state: NodeState) -> None:
+        self._state = state
         self.known: frozenset[str] = frozenset()  # the conditions of this node's app
         self._serial = 0
-        self._heard: dict[
-            str, tuple[Micros, ConditionAnswer | None]
-        ] = {}  # by question, and since when; None: yes
+        # By key: when the answer came, and what to do until then (None: start the job).
+        self._answers: dict[str, tuple[Micros, ConditionAnswer | None]] = {}
 
-    def ask(self, actions: list[Action], now: Micros) -> None:
-        """Those that may start if their conditions hold: by what was heard just now, or by asking a free worker."""
-        self._heard = {key: heard for key, heard in self._heard.items() if now - heard[0] < FRESH}
-        asked = {hand.probe.key for hand in self._floor.hands.values() if hand.probe}
-        answers: list[ConditionAnswer] = []
+    def check(self, actions: list[Action], now: Micros) -> None:
+        """Decide about unchecked jobs by a recent answer, or have a free worker check."""
+        self._answers = {
+            key: answer
+            for key, answer in self._answers.items()
+            if now - answer[0] < ANSWER_HOLDS_US
+        }
+        checking = {w.check.key for w in self._state.by_slot.values() if w.check}
+        not_ready: list[ConditionAnswer] = []
         left: list[ClaimedJob] = []
-        while self._floor.unasked:
-            held = self._floor.unasked.popleft()
-            key = _question(held)
-            unknown = next((name for name in held.options.ready if name not in self.known), None)
+        while self._state.unchecked:
+            claimed = self._state.unchecked.popleft()
+            key = _key(claimed)
+            unknown = next((n for n in claimed.options.ready if n not in self.known), None)
             if unknown is not None:
-                answers.append(self._no(held, key, now, unknown=unknown))
-            elif key in self._heard:
-                answer = self._heard[key][1]
-                if answer is None:
-                    self._let_start(held)
-                else:
-                    answers.append(
-                        self._no(held, key, now, wait=answer.wait, said=answer.said, shared=True)
-                    )
-            elif key in asked or not self._ask(actions, held, key, len(asked), now):
-                left.append(held)
+                not_ready.append(self._not_ready(claimed, key, now, unknown=unknown))
+            elif key in self._answers:
+                not_ready += self._as_answered(claimed, key, now)
+            elif key in checking or not self._start(actions, claimed, key, len(checking), now):
+                left.append(claimed)
             else:
-                asked.add(key)
-        self._floor.unasked.extend(left)
-        if answers:
-            actions.append(ReportNotReady(answers))
+                checking.add(key)
+        self._state.unchecked.extend(left)
+        if not_ready:
+            actions.append(ReportNotReady(not_ready))
 
-    def _ask(
-        self, actions: list[Action], held: ClaimedJob, key: str, asked: int, now: Micros
+    def _as_answered(self, claimed: ClaimedJob, key: str, now: Micros) -> list[ConditionAnswer]:
+        """Apply a recent answer to another job; gives what to write."""
+        answer = self._answers[key][1]
+        if answer is None:
+            self._let_start(claimed)
+            return []
+        return [self._not_ready(claimed, key, now, wait=answer.wait, said=answer.said, shared=True)]
+
+    def _start(
+        self, actions: list[Action], claimed: ClaimedJob, key: str, checking: int, now: Micros
     ) -> bool:
-        hand = self._floor.free() if asked < self._floor.probes else None
-        if hand is None:
+        """Have a free worker check; False if there is none."""
+        worker = self._state.free_worker() if checking < self._state.max_checks else None
+        if worker is None:
             return False
         self._serial += 1
-        hand.probe = RunningCheck(held, key, self._serial, now)
-        hand.outstanding += 1
-        hand.alone = hand.worked = True
-        actions.append(CheckConditions(hand.slot, self._serial, held.travel(), held.options.ready))
+        worker.check = ConditionCheck(claimed, key, self._serial, now)
+        worker.outstanding += 1
+        worker.exclusive = worker.worked = True
+        ready = claimed.options.ready
+        actions.append(CheckConditions(worker.slot, self._serial, claimed.message(), ready))
         return True
 
-    def on_answer(self, hand: WorkerState, answer: Sequence[Any], now: Micros) -> list[Action]:
-        """[serial, ways, wait, said, error], as the worker tells it."""
+    def on_checked(self, worker: WorkerState, answer: Sequence[Any], now: Micros) -> list[Action]:
+        """Take [serial, ways, wait, said, error] from a worker.
+
+        `ways` are the sets of limit slots with each of which the conditions hold; the empty set needs none.
+        """
         serial, ways, wait, said, error = answer
-        if hand.probe is None or hand.probe.serial != serial:
+        if worker.check is None or worker.check.serial != serial:
             return []
         if error is None and [] in ways:
-            return self._yes(hand, now)
+            return self._hold(worker, now)
         if error is None and ways:
-            return self._take(hand, ways, now)
-        return self._end(hand, now, wait=wait, said=said, error=headline(text_of(error)))
+            return self._take_slots(worker, ways, now)
+        return self._fail(worker, now, wait=wait, said=said, error=headline(text_of(error)))
 
-    def _yes(self, hand: WorkerState, now: Micros) -> list[Action]:
-        probe = self._leave(hand, now)
-        self._heard[probe.key] = (now, None)
-        self._let_start(probe.held)
-        return [ReportConditionsHold(probe.key)]
+    def _hold(self, worker: WorkerState, now: Micros) -> list[Action]:
+        """Let the job start: its conditions hold."""
+        check = self._end_check(worker, now)
+        self._answers[check.key] = (now, None)
+        self._let_start(check.claimed)
+        return [ReportConditionsHold(check.key)]
 
-    def _take(self, hand: WorkerState, ways: Sequence[Any], now: Micros) -> list[Action]:
-        """Yes, if it can have slots; nobody else can use that answer."""
-        probe = self._leave(hand, now)
-        held = probe.held
-        if held.job.id in self._floor.cancelled:
-            return [WriteEndings([self._floor.unstarted(held, Cause.CANCELLED, now)])]
-        self._floor.taking[held.job.id] = held
+    def _take_slots(self, worker: WorkerState, ways: Sequence[Any], now: Micros) -> list[Action]:
+        """Let the job start if it gets slots; that answer is of no use to other jobs."""
+        check = self._end_check(worker, now)
+        claimed = check.claimed
+        if claimed.job.id in self._state.cancelled:
+            return [WriteEndings([self._state.ending_unstarted(claimed, Cause.CANCELLED, now)])]
+        self._state.taking_slots[claimed.job.id] = claimed
         wanted = tuple(tuple((name, n) for name, n in way) for way in ways)
-        return [TakeLimitSlots([SlotRequest(self._no(held, probe.key, now), wanted)])]
+        return [TakeLimitSlots([SlotRequest(self._not_ready(claimed, check.key, now), wanted)])]
 
-    def on_slots(self, ours: Sequence[JobId], lost: Sequence[JobId], now: Micros) -> list[Action]:
-        """Those that have slots may start; others who ask the same may find some, too."""
+    def on_limit_slots(
+        self, ours: Sequence[JobId], lost: Sequence[JobId], now: Micros
+    ) -> list[Action]:
+        """Let jobs that got slots start; other jobs with the same conditions may find some too."""
         for id in lost:
-            self._floor.taking.pop(id, None)
-            self._floor.cancelled.pop(id, None)
-        back = [self._floor.taking.pop(id) for id in ours if id in self._floor.taking]
-        for held in back:
-            held.asked = True
-            held.job = held.job._replace(
-                buckets=held.job.buckets or "[]"
-            )  # its end has slots to free
-        cancelled = self._floor.put_back(back, now)
-        opened: list[Action] = [
-            ReportConditionsHold(key) for key in dict.fromkeys(map(_question, back))
-        ]
-        return [WriteEndings(cancelled), *opened] if cancelled else opened
+            self._state.taking_slots.pop(id, None)
+            self._state.cancelled.pop(id, None)
+        taking = self._state.taking_slots
+        jobs = [taking.pop(id) for id in ours if id in taking]
+        for claimed in jobs:
+            claimed.checked = True
+            # With a value, as its end has slots to free.
+            claimed.job = claimed.job._replace(buckets=claimed.job.buckets or "[]")
+        cancelled = self._state.put_back(jobs, now)
+        hold: list[Action] = [ReportConditionsHold(key) for key in dict.fromkeys(map(_key, jobs))]
+        return [WriteEndings(cancelled), *hold] if cancelled else hold
 
-    def on_death(self, hand: WorkerState, status: int | None, now: Micros) -> list[Action]:
-        """The worker that was asked is dead: by the question, for all we know."""
-        assert hand.probe is not None
-        if hand.probe.late:
-            error = f"no answer within {TIME // SECOND} s"
-        elif status is not None and os.WIFSIGNALED(status):
+    def on_death(self, worker: WorkerState, status: int | None, now: Micros) -> list[Action]:
+        """Put the death of a worker down to the conditions that it checked."""
+        assert worker.check is not None
+        if worker.check.late:
+            error = f"no answer within {CONDITION_CHECK_US // SECOND} s"
+        elif status is None:
+            error = "its worker ended"
+        elif os.WIFSIGNALED(status):
             error = f"its worker was killed by signal {os.WTERMSIG(status)}"
         else:
-            error = (
-                "its worker ended"
-                if status is None
-                else f"its worker ended with {os.WEXITSTATUS(status)}"
-            )
-        return self._end(hand, now, said=", ".join(hand.probe.held.options.ready), error=error)
+            error = f"its worker ended with {os.WEXITSTATUS(status)}"
+        said = ", ".join(worker.check.claimed.options.ready)
+        return self._fail(worker, now, said=said, error=error)
 
-    def on_guard_died(self, hand: WorkerState, now: Micros) -> None:
-        """Nobody's fault: it is asked again."""
-        probe = self._leave(hand, now)
-        self._floor.unasked.appendleft(probe.held)
+    def on_guard_died(self, worker: WorkerState, now: Micros) -> None:
+        """Check again: the worker died with the guard, not of its check."""
+        check = self._end_check(worker, now)
+        self._state.unchecked.appendleft(check.claimed)
 
-    def _end(
+    def _fail(
         self,
-        hand: WorkerState,
+        worker: WorkerState,
         now: Micros,
         *,
         wait: Micros | None = None,
         said: str | None = None,
         error: str | None = None,
     ) -> list[Action]:
-        probe = self._leave(hand, now)
-        if probe.held.job.id in self._floor.cancelled:
-            return [WriteEndings([self._floor.unstarted(probe.held, Cause.CANCELLED, now)])]
-        answer = self._no(probe.held, probe.key, now, wait=wait, said=said, error=error)
-        self._heard[probe.key] = (now, answer)
+        """Send the job back: its conditions do not hold, or could not be checked."""
+        check = self._end_check(worker, now)
+        claimed = check.claimed
+        if claimed.job.id in self._state.cancelled:
+            return [WriteEndings([self._state.ending_unstarted(claimed, Cause.CANCELLED, now)])]
+        answer = self._not_ready(claimed, check.key, now, wait=wait, said=said, error=error)
+        self._answers[check.key] = (now, answer)
         return [ReportNotReady([answer])]
 
-    def _leave(self, hand: WorkerState, now: Micros) -> RunningCheck:
-        probe, hand.probe = hand.probe, None
-        assert probe is not None
-        hand.outstanding -= 1
-        hand.alone = False
-        hand.idle_since = now
-        return probe
+    def _end_check(self, worker: WorkerState, now: Micros) -> ConditionCheck:
+        check, worker.check = worker.check, None
+        assert check is not None
+        worker.outstanding -= 1
+        worker.exclusive = False
+        worker.idle_since = now
+        return check
 
-    def _let_start(self, held: ClaimedJob) -> None:
-        held.asked = True
-        self._floor.pile_of(held).append(held)
+    def _let_start(self, claimed: ClaimedJob) -> None:
+        claimed.checked = True
+        self._state.queue_for(claimed).append(claimed)
 
-    def _no(self, held: ClaimedJob, key: str, now: Micros, **told: Any) -> ConditionAnswer:
+    def _not_ready(
+        self, claimed: ClaimedJob, key: str, now: Micros, **details: Any
+    ) -> ConditionAnswer:
         end = AttemptEnd(cause=Cause.NOT_READY, started=False)
+        ending = without_attempt(self._state.ending(claimed, end, now))
         return ConditionAnswer(
-            ending=replace(without_attempt(self._floor.ending(held, end, now)), quiet=True),
+            ending=replace(ending, quiet=True),
             key=key,
-            task=held.job.task,
-            conditions=held.options.ready,
-            **told,
+            task=claimed.job.task,
+            conditions=claimed.options.ready,
+            **details,
         )
 
-    def watch(self, actions: list[Action], now: Micros) -> None:
-        """Who does not answer in time is ended."""
-        for hand in self._floor.hands.values():
-            probe = hand.probe
-            if probe is not None and now - probe.since >= TIME:
-                probe.late = True
-                actions.append(SignalWorker(hand.slot, signal.SIGKILL))
+    def kill_late(self, actions: list[Action], now: Micros) -> None:
+        """Kill workers that do not answer in time."""
+        for worker in self._state.by_slot.values():
+            check = worker.check
+            if check is not None and now - check.since >= CONDITION_CHECK_US:
+                check.late = True
+                actions.append(SignalWorker(worker.slot, signal.SIGKILL))
 
 
-def _question(held: ClaimedJob) -> str:
-    job = held.job
-    return check_key(job.task, held.options.ready, job.args, job.options)
+def _key(claimed: ClaimedJob) -> str:
+    job = claimed.job
+    return check_key(job.task, claimed.options.ready, job.args, job.options)

@@ -1,4 +1,4 @@
-"""Who is in the pool: workers come as the work wants them, and go when they are old, idle or too many."""
+"""How many workers there are: they start as the work needs them, and leave when old, idle or too many."""
 
 from __future__ import annotations
 
@@ -6,153 +6,175 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from genba import wire
+from genba.domain.duration import SECOND
 from genba.node.decide.actions import Action, RefuseWait, SpawnWorker, TakeJobsBack
-from genba.node.decide.state import SECOND, NodeState
+from genba.node.decide.state import NodeState
 from genba.node.decide.worker_state import WorkerState, WorkerView
 from genba.node.settings import NodeSettings
+from genba.node.timing import IDLE_WORKER_US
 from genba.storage.records import Micros
 
-IDLE_FOR = 10 * SECOND
-LENT = 8  # slots of jobs that wait for others
+MAX_LENT_SLOTS = 8  # of jobs that wait for others
+FIRST_BACK_OFF_US = SECOND // 10  # after a worker could not start; doubled each time
+LONGEST_BACK_OFF_US = 30 * SECOND
 
 
 class PoolSize:
-    def __init__(self, floor: NodeState) -> None:
-        self._floor = floor
+    def __init__(self, state: NodeState) -> None:
+        self._state = state
         self.can_spawn = False
         self.spawn_after: Micros = 0
         self.failed_starts = 0
 
     def back_off(self, now: Micros) -> None:
         self.failed_starts += 1
-        self.spawn_after = now + min(30 * SECOND, SECOND // 10 * 2 ** min(self.failed_starts, 10))
+        pause = FIRST_BACK_OFF_US * 2 ** min(self.failed_starts, 10)
+        self.spawn_after = now + min(LONGEST_BACK_OFF_US, pause)
 
     @property
     def helpless(self) -> bool:
-        """Workers do not come up here: others should have the jobs."""
-        return self.failed_starts > 0 and not any(hand.ready for hand in self._floor.hands.values())
+        """Whether workers cannot start here, so that other nodes should have the jobs."""
+        workers = self._state.by_slot.values()
+        return self.failed_starts > 0 and not any(worker.ready for worker in workers)
 
-    def staff(self, actions: list[Action], now: Micros) -> None:
-        """As many workers as the pool's mode and the work want."""
+    def start_workers(self, actions: list[Action], now: Micros) -> None:
+        """Start as many workers as the pool's mode and the work need."""
         if not self.can_spawn or now < self.spawn_after:
             return
-        s = self._floor.settings
-        there = busy = coming = going = 0
-        for hand in self._floor.workers():
-            if not hand.apart:
-                going += hand.told_to_go is not None
-                there += 1
-                busy += hand.outstanding > 0
-                coming += not hand.ready
-        waiting = len(self._floor.ready) + self._floor.alone_next
-        if self._floor.shared:
-            seats, company = self._floor.concurrency, self._floor.in_company()
-            waiting += sum(-(-n // seats.get(task, 1)) for task, n in company.items())
-        lent = self._floor.slots - s.slots
-        if s.pool == "static":
-            wanted = s.min + lent
-        elif s.pool == "ondemand":
-            wanted = min(s.max + lent, busy + waiting)
-            there -= min(
-                going, s.max
-            )  # they run nothing any more, and the next need not wait for their end
+        settings = self._state.settings
+        present = busy = coming = going = 0
+        for worker in self._state.workers():
+            if not worker.dedicated:
+                going += worker.dismissed_at is not None
+                present += 1
+                busy += worker.outstanding > 0
+                coming += not worker.ready
+        waiting = self._waiting()
+        lent = self._state.slots - settings.slots
+        if settings.pool == "static":
+            target = settings.min + lent
+        elif settings.pool == "ondemand":
+            target = min(settings.max + lent, busy + waiting)
+            # Dismissed workers run nothing any more, and the next need not wait for their exit.
+            present -= min(going, settings.max)
         else:
-            wanted = max(s.min, min(s.max + lent, busy + waiting))
+            target = max(settings.min, min(settings.max + lent, busy + waiting))
             if coming and waiting <= coming:
-                wanted = min(wanted, there)
+                target = min(target, present)
         if self.helpless:
-            wanted = 1  # one tries again; nothing is claimed before it is there
-        for _ in range(wanted - there):
+            target = 1  # one tries again; nothing is claimed before it is ready
+        for _ in range(target - present):
             self.spawn(actions, now)
 
-    def spawn(self, actions: list[Action], now: Micros, *, apart: bool = False) -> None:
-        slot = self._floor.slot = self._floor.slot + 1
-        self._floor.hands[slot] = WorkerState(slot, idle_since=now, apart=apart, leaving=apart)
+    def _waiting(self) -> int:
+        """Give how many workers the queued jobs could use."""
+        state = self._state
+        waiting = len(state.ready) + state.exclusive_next
+        if state.shared:
+            for task, jobs in state.shared_by_task().items():
+                waiting += -(-jobs // state.concurrency.get(task, 1))
+        return waiting
+
+    def spawn(self, actions: list[Action], now: Micros, *, dedicated: bool = False) -> None:
+        self._state.last_slot += 1
+        slot = self._state.last_slot
+        worker = WorkerState(slot, idle_since=now, dedicated=dedicated, leaving=dedicated)
+        self._state.by_slot[slot] = worker
         actions.append(SpawnWorker(slot))
 
-    def renew(self, now: Micros) -> list[Action]:
-        """The app's code is another one: whoever has the old one ends what it runs, and goes."""
+    def replace_all(self, now: Micros) -> list[Action]:
+        """Let all workers end what they run and exit: they have the app's old code."""
         actions: list[Action] = []
-        for hand in self._floor.workers():
-            if hand.outstanding:
-                hand.leaving = True
-                actions.append(TakeJobsBack(hand.slot))
-            else:
-                self._floor.dismiss(actions, hand, now)
+        for worker in self._state.workers():
+            self._retire(actions, worker, now)
         return actions
 
     def resize(self, settings: NodeSettings, now: Micros) -> list[Action]:
-        """The pool has another size or another way: who is too many leaves, when it has ended what it runs."""
-        self._floor.settings = settings
-        there = [hand for hand in self._floor.workers() if not hand.leaving]
-        there.sort(key=lambda hand: hand.outstanding)
+        """Take new settings; surplus workers, idle ones first, end what they run and exit."""
+        self._state.settings = settings
+        workers = [worker for worker in self._state.workers() if not worker.leaving]
+        workers.sort(key=lambda worker: worker.outstanding)
         actions: list[Action] = []
-        for hand in there[: max(0, len(there) - settings.slots)]:
-            hand.leaving = True
-            if hand.outstanding:
-                actions.append(TakeJobsBack(hand.slot))
-            else:
-                self._floor.dismiss(actions, hand, now)
+        for worker in workers[: max(0, len(workers) - settings.slots)]:
+            self._retire(actions, worker, now)
         return actions
 
-    def recycle(
-        self, actions: list[Action], hand: WorkerState, results: Sequence[Sequence[Any]]
-    ) -> None:
-        """A worker that has run so many jobs, or has grown so large, leaves; another one comes."""
-        jobs, memory = self._floor.settings.recycle_jobs, self._floor.settings.recycle_memory
-        if hand.leaving or (jobs is None and memory is None):
-            return
-        tired = jobs is not None and hand.ended >= jobs
-        if tired or (memory is not None and results and results[-1][7] * 1024 >= memory):
-            hand.leaving = True
-            if hand.outstanding:
-                actions.append(TakeJobsBack(hand.slot))
+    def _retire(self, actions: list[Action], worker: WorkerState, now: Micros) -> None:
+        if worker.outstanding:
+            worker.leaving = True
+            actions.append(TakeJobsBack(worker.slot))
+        else:
+            self._state.dismiss(actions, worker, now)
 
-    def lend(self, actions: list[Action], sights: Mapping[int, WorkerView], now: Micros) -> None:
-        """A job that waits for others needs no slot: another worker may come for it, and go when it is back."""
-        for hand in self._floor.hands.values():
-            sight = sights.get(hand.slot)
-            hand.lends = (
-                hand.lends and sight is not None and sight.waits and sight.phase == wire.RUNNING
-            )
-        lent = sum(hand.lends for hand in self._floor.hands.values())
-        for hand in self._floor.hands.values():
-            sight = sights.get(hand.slot)
-            if sight is None or hand.lends or not sight.waits or sight.phase != wire.RUNNING:
+    def recycle(
+        self, actions: list[Action], worker: WorkerState, results: Sequence[Sequence[Any]]
+    ) -> None:
+        """Replace a worker that has run so many jobs, or has grown so large, as the settings say."""
+        jobs, memory = self._state.settings.recycle_jobs, self._state.settings.recycle_memory
+        if worker.leaving or (jobs is None and memory is None):
+            return
+        old = jobs is not None and worker.ended >= jobs
+        large = memory is not None and bool(results) and results[-1][7] * 1024 >= memory
+        if old or large:
+            worker.leaving = True
+            if worker.outstanding:
+                actions.append(TakeJobsBack(worker.slot))
+
+    def lend(self, actions: list[Action], views: Mapping[int, WorkerView], now: Micros) -> None:
+        """Start another worker for each job that waits for others; one too many leaves afterwards."""
+        by_slot = self._state.by_slot
+        waiting = {slot for slot in by_slot if _waits(views.get(slot))}
+        for slot, worker in by_slot.items():
+            worker.lends_slot = worker.lends_slot and slot in waiting
+        lent = sum(worker.lends_slot for worker in by_slot.values())
+        for slot, worker in by_slot.items():
+            if worker.lends_slot or slot not in waiting:
                 continue
-            if lent >= LENT:
-                actions.append(RefuseWait(hand.slot, sight.place))
+            if lent >= MAX_LENT_SLOTS:
+                actions.append(RefuseWait(slot, views[slot].place))
                 continue
-            hand.lends = True
+            worker.lends_slot = True
             lent += 1
-            worker = hand if hand.host is None else self._floor.hands[hand.host]
-            if worker.outstanding > 1:
-                actions.append(TakeJobsBack(worker.slot))  # what it waits for may stand behind it
-        there = [hand for hand in self._floor.workers() if not hand.apart and not hand.leaving]
-        spare = len(there) - self._floor.slots
-        for hand in there:
-            if spare > 0 and hand.ready and not hand.outstanding and hand.told_to_go is None:
-                self._floor.dismiss(actions, hand, now)
-                spare -= 1
+            host = worker if worker.host is None else by_slot[worker.host]
+            if host.outstanding > 1:
+                # The job that it waits for may be queued behind it.
+                actions.append(TakeJobsBack(host.slot))
+        self._dismiss_surplus(actions, now)
+
+    def _dismiss_surplus(self, actions: list[Action], now: Micros) -> None:
+        workers = [w for w in self._state.workers() if not w.dedicated and not w.leaving]
+        surplus = len(workers) - self._state.slots
+        for worker in workers:
+            idle = worker.ready and not worker.outstanding and worker.dismissed_at is None
+            if surplus > 0 and idle:
+                self._state.dismiss(actions, worker, now)
+                surplus -= 1
 
     def shrink(self, actions: list[Action], now: Micros) -> None:
-        """Who has been idle for long goes, unless the pool keeps it."""
-        if self._floor.settings.pool == "static":
+        """Dismiss workers that were idle for long, unless the pool keeps them."""
+        settings = self._state.settings
+        if settings.pool == "static":
             return
-        kept = self._floor.settings.min if self._floor.settings.pool == "dynamic" else 0
-        staying = [hand for hand in self._floor.workers() if not hand.leaving]
-        spare = len(staying) - kept
-        for hand in staying:
-            if spare <= 0:
+        kept = settings.min if settings.pool == "dynamic" else 0
+        staying = [worker for worker in self._state.workers() if not worker.leaving]
+        surplus = len(staying) - kept
+        for worker in staying:
+            if surplus <= 0:
                 return
-            if hand.ready and not hand.outstanding and now - hand.idle_since >= IDLE_FOR:
-                self._floor.dismiss(actions, hand, now)
-                spare -= 1
+            idle = worker.ready and not worker.outstanding
+            if idle and now - worker.idle_since >= IDLE_WORKER_US:
+                self._state.dismiss(actions, worker, now)
+                surplus -= 1
 
     def dismiss_unneeded(self, actions: list[Action], now: Micros) -> None:
-        """Who has come for a dedicated job that was cancelled meanwhile."""
-        if self._floor.apart or any(held.dedicated for held in self._floor.marking.values()):
+        """Dismiss workers started for dedicated jobs that were cancelled meanwhile."""
+        state = self._state
+        if state.dedicated or any(claimed.dedicated for claimed in state.marking.values()):
             return
-        for hand in self._floor.hands.values():
-            if hand.apart and hand.ready and not hand.outstanding:
-                self._floor.dismiss(actions, hand, now)
+        for worker in state.by_slot.values():
+            if worker.dedicated and worker.ready and not worker.outstanding:
+                state.dismiss(actions, worker, now)
+
+
+def _waits(view: WorkerView | None) -> bool:
+    return view is not None and view.waits and view.phase == wire.RUNNING

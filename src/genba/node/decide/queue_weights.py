@@ -1,17 +1,17 @@
-"""How a node divides what it asks for among its queues: each gets turns by its weight."""
+"""How a node divides its claims among its queues, in proportion to their weights."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-STEPS = 32  # a large wish is divided in about so many
+STEPS = 32  # a large claim is divided in about so many steps
 
 
 class QueueWeights:
-    """Each queue has a clock that runs slower the greater its weight; the one that shows least is asked next.
+    """Weighted fair queueing over the jobs that each queue has given.
 
-    What counts is what a queue has given, not what it was asked for.  A queue that had nothing for a while has saved
-    up nothing: its clock is never behind the time of those that were asked meanwhile.
+    Each queue has a virtual clock that runs slower the greater its weight; the queue with the lowest clock is claimed
+    from next.  A queue that was empty for a while saves up nothing: its clock is never behind those of the others.
     """
 
     def __init__(self) -> None:
@@ -21,7 +21,7 @@ class QueueWeights:
     def divide(
         self, lack: int, weights: Mapping[str, int], room: Mapping[str, int]
     ) -> dict[str, int]:
-        """How many of each queue, `lack` in all, and no more of one than it has room for."""
+        """Give how many jobs to claim of each queue: `lack` in all, and no more of one than its `room`."""
         clocks = {
             queue: max(self._clocks.get(queue, 0.0), self._time)
             for queue in weights
@@ -42,5 +42,6 @@ class QueueWeights:
                 del clocks[queue]
         return wants
 
-    def gave(self, queue: str, count: int, weight: int) -> None:
+    def record(self, queue: str, count: int, weight: int) -> None:
+        """Note that a queue has given so many jobs."""
         self._clocks[queue] = max(self._clocks.get(queue, 0.0), self._time) + count / weight

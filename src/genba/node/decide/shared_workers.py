@@ -1,4 +1,4 @@
-"""Jobs in company: a worker that runs several of one task at a time, and is one at a time again when empty."""
+"""Shared workers: each runs several jobs of one task at a time, and one at a time again when it is empty."""
 
 from __future__ import annotations
 
@@ -16,164 +16,170 @@ log = logging.getLogger("genba.node")
 
 
 class SharedWorkers:
-    def __init__(self, floor: NodeState, giving: Dispatcher) -> None:
-        self._floor = floor
-        self._giving = giving
+    def __init__(self, state: NodeState, dispatcher: Dispatcher) -> None:
+        self._state = state
+        self._dispatcher = dispatcher
 
-    def give_seats(self, actions: list[Action], now: Micros) -> None:
-        """To each a seat beside others of its task, if need be in one more worker."""
-        if self._floor.refit:
-            self._refit(actions, now)
-        self._seat(actions, now)
-        if self._make_room(actions, now) and not (self._floor.ready or self._floor.alone_next):
-            self._seat(actions, now)
+    def give_shared(self, actions: list[Action], now: Micros) -> None:
+        """Give each shared job a seat beside others of its task, in one more worker if need be."""
+        if self._state.seats_outdated:
+            self._close_outdated(actions, now)
+        self._give_by_task(actions, now)
+        freed = self._make_room(actions, now)
+        if freed and not (self._state.ready or self._state.exclusive_next):
+            self._give_by_task(actions, now)
 
-    def _refit(self, actions: list[Action], now: Micros) -> None:
-        """Who has more or fewer seats than its task has now gets no more jobs, and stands up after the last."""
-        misfits = [hand for hand in self._floor.workers() if hand.seats and not self._fits(hand)]
-        for host in misfits:
-            host.closing = host.closing or now
-            if not host.outstanding and host.told_to_go is None:
-                self._stand_up(actions, host)
-        self._floor.refit = any(host.seats for host in misfits)
+    def _close_outdated(self, actions: list[Action], now: Micros) -> None:
+        """Close shared workers whose seat count is not the task's concurrency, once they are empty."""
+        outdated = [w for w in self._state.workers() if w.seats and not self._fits(w)]
+        for worker in outdated:
+            worker.closing = worker.closing or now
+            if not worker.outstanding and worker.dismissed_at is None:
+                self._unshare(actions, worker)
+        self._state.seats_outdated = any(worker.seats for worker in outdated)
 
-    def _fits(self, host: WorkerState) -> bool:
-        return len(host.seats) == self._floor.concurrency.get(host.task or "", 1)
+    def _fits(self, worker: WorkerState) -> bool:
+        return len(worker.seats) == self._state.concurrency.get(worker.task or "", 1)
 
-    def _seat(self, actions: list[Action], now: Micros) -> None:
-        if not self._floor.shared:
+    def _give_by_task(self, actions: list[Action], now: Micros) -> None:
+        shared = self._state.shared
+        if not shared:
             return
-        piles: dict[str, list[ClaimedJob]] = {}
-        for held in self._floor.shared:
-            piles.setdefault(held.job.task, []).append(held)
-        self._floor.shared.clear()
-        for task, jobs in piles.items():
-            self._floor.shared.extend(self._give(actions, task, jobs, now))
+        jobs_of: dict[str, list[ClaimedJob]] = {}
+        for claimed in shared:
+            jobs_of.setdefault(claimed.job.task, []).append(claimed)
+        shared.clear()
+        for task, jobs in jobs_of.items():
+            shared.extend(self._give(actions, task, jobs, now))
 
     def _give(
         self, actions: list[Action], task: str, jobs: Sequence[ClaimedJob], now: Micros
     ) -> Sequence[ClaimedJob]:
-        """First the free seats, then those of one more worker, then some to spare for all; gives what is left."""
-        hosts = self._hosts(task)
-        for host in hosts:
-            jobs = self._fill(actions, host, len(host.seats), jobs, now)
-        while jobs and (one_more := self._one_more(actions, task)) is not None:
-            jobs = self._fill(actions, one_more, len(one_more.seats), jobs, now)
-            hosts.append(one_more)
-        depth = self._giving.depth_in_company(task)
-        hosts = [host for host in hosts if not host.slow and 2 * host.outstanding <= depth]
-        hosts.sort(key=lambda host: host.outstanding)
-        for i, host in enumerate(hosts):
-            fair = -(-len(jobs) // (len(hosts) - i))
-            jobs = self._fill(actions, host, min(depth, host.outstanding + fair), jobs, now)
+        """Fill free seats, then those of more workers, then queue some behind; gives the rest."""
+        workers = self._open_workers(task)
+        for worker in workers:
+            jobs = self._fill(actions, worker, len(worker.seats), jobs, now)
+        while jobs and (another := self._share_another(actions, task)) is not None:
+            jobs = self._fill(actions, another, len(another.seats), jobs, now)
+            workers.append(another)
+        depth = self._dispatcher.shared_depth(task)
+        workers = [w for w in workers if not w.slow and 2 * w.outstanding <= depth]
+        workers.sort(key=lambda worker: worker.outstanding)
+        for i, worker in enumerate(workers):
+            share = -(-len(jobs) // (len(workers) - i))
+            jobs = self._fill(actions, worker, min(depth, worker.outstanding + share), jobs, now)
         return jobs
 
     def _fill(
         self,
         actions: list[Action],
-        host: WorkerState,
+        worker: WorkerState,
         upto: int,
         jobs: Sequence[ClaimedJob],
         now: Micros,
     ) -> Sequence[ClaimedJob]:
-        """Until it has so many; gives the rest."""
-        room = max(0, upto - host.outstanding)
+        """Give jobs until the worker has `upto` of them; gives the rest."""
+        room = max(0, upto - worker.outstanding)
         given = jobs[:room]
-        host.timed = host.timed or any(held.alone for held in given)
-        self._giving.give_many(actions, host, given, now)
+        worker.timed = worker.timed or any(claimed.exclusive for claimed in given)
+        self._dispatcher.give_many(actions, worker, given, now)
         return jobs[room:]
 
     def _make_room(self, actions: list[Action], now: Micros) -> bool:
-        """Others wait for a worker: a shared one is theirs as soon as its seats are empty.  True if one is."""
-        hosts = [
-            hand
-            for hand in self._floor.workers()
-            if hand.seats and hand.told_to_go is None and self._fits(hand)
+        """Free shared workers for other jobs that wait; True if one is free now."""
+        workers = [
+            worker
+            for worker in self._state.workers()
+            if worker.seats and worker.dismissed_at is None and self._fits(worker)
         ]
-        seated = {hand.task for hand in self._floor.workers() if hand.seats}
-        if not (
-            self._floor.ready or self._floor.alone_next or self._floor.in_company().keys() - seated
-        ):
-            for host in hosts:
-                host.closing = None
+        if not self._others_wait():
+            for worker in workers:
+                worker.closing = None
             return False
-        empty = [host for host in hosts if not host.outstanding]
-        for host in empty:
-            self._stand_up(actions, host)
-            hosts.remove(host)
-        there = sum(1 for hand in self._floor.workers() if not hand.apart)
-        open_hosts = [host for host in hosts if host.closing is None]
-        if (
-            there >= self._floor.settings.slots
-            and hosts
-            and open_hosts == hosts
-            and self._floor.free() is None
-        ):
-            min(hosts, key=lambda host: host.outstanding).closing = now
+        empty = [worker for worker in workers if not worker.outstanding]
+        for worker in empty:
+            self._unshare(actions, worker)
+        self._close_one([worker for worker in workers if worker.outstanding], now)
         return bool(empty)
 
-    def _one_more(self, actions: list[Action], task: str) -> WorkerState | None:
-        """A worker that has nothing in hand, with seats now; None if there is none."""
-        host = self._floor.free()
-        if host is None:
-            return None
-        first = self._floor.slot + 1
-        self._floor.slot += self._floor.concurrency.get(task, 1)  # a reload may have changed it
-        host.seats, host.task = tuple(range(first, self._floor.slot + 1)), task
-        for number in host.seats:
-            self._floor.hands[number] = host.seat(number)
-        actions.append(SetSeats(host.slot, host.seats))
-        return host
+    def _others_wait(self) -> bool:
+        """Whether jobs wait that no shared worker can take."""
+        if self._state.ready or self._state.exclusive_next:
+            return True
+        seated = {worker.task for worker in self._state.workers() if worker.seats}
+        return bool(self._state.shared_by_task().keys() - seated)
 
-    def _hosts(self, task: str | None = None) -> list[WorkerState]:
-        """Those whom more may be given."""
+    def _close_one(self, workers: Sequence[WorkerState], now: Micros) -> None:
+        """Give one shared worker no more jobs, if all slots are used and none is closing yet."""
+        if not workers or any(worker.closing is not None for worker in workers):
+            return
+        present = sum(1 for worker in self._state.workers() if not worker.dedicated)
+        if present >= self._state.settings.slots and self._state.free_worker() is None:
+            min(workers, key=lambda worker: worker.outstanding).closing = now
+
+    def _share_another(self, actions: list[Action], task: str) -> WorkerState | None:
+        """Give seats to a worker that has no job; None if there is none."""
+        worker = self._state.free_worker()
+        if worker is None:
+            return None
+        first = self._state.last_slot + 1
+        self._state.last_slot += self._state.concurrency.get(task, 1)  # a reload may remove it
+        worker.seats, worker.task = tuple(range(first, self._state.last_slot + 1)), task
+        for slot in worker.seats:
+            self._state.by_slot[slot] = worker.new_seat(slot)
+        actions.append(SetSeats(worker.slot, worker.seats))
+        return worker
+
+    def _open_workers(self, task: str | None = None) -> list[WorkerState]:
+        """Give the shared workers, of `task` if given, that may get more jobs."""
         return [
-            hand
-            for hand in self._floor.workers()
-            if hand.seats
-            and task in (None, hand.task)
-            and not hand.leaving
-            and hand.closing is None
+            worker
+            for worker in self._state.workers()
+            if worker.seats
+            and task in (None, worker.task)
+            and not worker.leaving
+            and worker.closing is None
         ]
 
     def room(self) -> dict[str, int]:
-        """How many more of each task can be given now; asked for by the hundred, if they are short."""
-        found: dict[str, int] = {}
-        for host in self._hosts():
-            assert host.task is not None
-            depth = len(host.seats) if host.slow else self._giving.depth_in_company(host.task)
-            if host.outstanding < len(host.seats) or 2 * host.outstanding <= depth:
-                found[host.task] = found.get(host.task, 0) + depth - host.outstanding
-        return found
+        """Give how many more jobs of each task can be given now; hundreds, if they are short."""
+        room: dict[str, int] = {}
+        for worker in self._open_workers():
+            assert worker.task is not None
+            seats, has = len(worker.seats), worker.outstanding
+            depth = seats if worker.slow else self._dispatcher.shared_depth(worker.task)
+            if has < seats or 2 * has <= depth:
+                room[worker.task] = room.get(worker.task, 0) + depth - has
+        return room
 
-    def look(self, actions: list[Action]) -> None:
-        """Where most of those that run are long, what was given to spare goes to others."""
-        for host in self._floor.workers():
-            if host.seats:
-                long = sum(self._floor.hands[number].slow for number in host.seats)
-                host.slow = 2 * long >= len(host.seats)
-                if host.slow and host.outstanding > len(host.seats):
-                    actions.append(TakeJobsBack(host.slot))
+    def take_back_spare(self, actions: list[Action]) -> None:
+        """Where most running jobs are long, take back those that have no seat yet."""
+        for worker in self._state.workers():
+            if worker.seats:
+                long = sum(self._state.by_slot[slot].slow for slot in worker.seats)
+                worker.slow = 2 * long >= len(worker.seats)
+                if worker.slow and worker.outstanding > len(worker.seats):
+                    actions.append(TakeJobsBack(worker.slot))
 
-    def _stand_up(self, actions: list[Action], host: WorkerState) -> None:
-        """One at a time again."""
-        for number in host.seats:
-            del self._floor.hands[number]
-        host.seats, host.task, host.closing, host.slow = (), None, None, False
-        actions.append(SetSeats(host.slot, ()))
+    def _unshare(self, actions: list[Action], worker: WorkerState) -> None:
+        """Have a worker run one job at a time again."""
+        for slot in worker.seats:
+            del self._state.by_slot[slot]
+        worker.seats, worker.task, worker.closing, worker.slow = (), None, None, False
+        actions.append(SetSeats(worker.slot, ()))
 
 
-def concurrency_of(hello: Mapping[str, Any], ruled: Mapping[str, int]) -> dict[str, int]:
-    """Of the tasks that run several at a time: by the code, and what operators say over it."""
-    seats: dict[str, int] = {}
-    for task in hello["tasks"]:
-        name, said = task["name"], task.get("concurrency", 1)
-        wanted = ruled.get(name, said)
-        if wanted > said and not (task.get("async") and hello.get("shareable")):
+def concurrency_of(app: Mapping[str, Any], overrides: Mapping[str, int]) -> dict[str, int]:
+    """Give the tasks that run several jobs in one worker, by the code and what operators changed."""
+    concurrency: dict[str, int] = {}
+    for task in app["tasks"]:
+        name, declared = task["name"], task.get("concurrency", 1)
+        count = overrides.get(name, declared)
+        if count > declared and not (task.get("async") and app.get("shareable")):
             log.warning(
-                "concurrency=%d of task %s is left alone: it cannot share a worker", wanted, name
+                "concurrency=%d of task %s is ignored: the task cannot share a worker", count, name
             )
-            wanted = said
-        if wanted > 1:
-            seats[name] = wanted
-    return seats
+            count = declared
+        if count > 1:
+            concurrency[name] = count
+    return concurrency

@@ -1,8 +1,9 @@
-"""What runs too long or takes too much, and how it is stopped: flag, SIGTERM, SIGKILL."""
+"""Stopping jobs that run too long, use too much, are cancelled, or outlive a drain: flag, SIGTERM, SIGKILL."""
 
 from __future__ import annotations
 
 import signal
+from collections.abc import Mapping
 
 from genba import wire
 from genba.domain.states import Cause
@@ -17,8 +18,8 @@ from genba.node.decide.actions import (
     TakeJobsBack,
     WriteProgress,
 )
-from genba.node.decide.endings import progress_text
-from genba.node.decide.state import LONG_JOB_US, SECOND, NodeState
+from genba.node.decide.results import progress_text
+from genba.node.decide.state import LONG_JOB_US, NodeState
 from genba.node.decide.worker_state import (
     WORK_AHEAD_US,
     ClaimedJob,
@@ -27,206 +28,262 @@ from genba.node.decide.worker_state import (
     WorkerState,
     WorkerView,
 )
+from genba.node.timing import (
+    DRAIN_KILL_US,
+    KILL_BY_WORKER_US,
+    MARK_AFTER_US,
+    SIGNALLED_ALONE_US,
+)
 from genba.storage.records import JobId, Micros
 
-MARK_AFTER_US = 1 * SECOND
-SIGNALLED_ALONE_US = SECOND // 2  # then a signal was for one worker, and not for the whole node
-MAX_SIGNALS = 5  # for so many the same job is not to blame
-KILL_BY_WORKER_US = SECOND // 2  # for a worker to end the process of its job
-DRAIN_KILL_US = (
-    1 * SECOND
-)  # a node is gone 2 s after its grace: one is for the sweep and the last writes
-DRAIN_LEAVE_US = (
-    SECOND * 7 // 4
-)  # ... of which it keeps a quarter, for a machine that is slow to end a process
+MAX_SIGNALS = 5  # of SIGTERMs to the worker of one job, which is not to blame for so many
 
 
-def request_stop(hand: WorkerState, place: int, held: ClaimedJob, how: str, now: Micros) -> None:
-    """If it has started; else it comes back by its token.  To ask again never gives it more time."""
-    cause, grace = (Cause.KILLED, 0) if how == "kill" else (Cause.CANCELLED, held.options.grace)
-    before = hand.stops.get(place)
+def request_stop(
+    worker: WorkerState, place: int, claimed: ClaimedJob, how: str, now: Micros
+) -> None:
+    """Cancel or kill the job at `place`, if it has started; a second request never gives it more time."""
+    kill = how == "kill"
+    cause, grace = (Cause.KILLED, 0) if kill else (Cause.CANCELLED, claimed.options.grace)
+    before = worker.stops.get(place)
     if before is not None:
         before.kill_at = min(before.kill_at, now + grace)
         if before.cause != Cause.KILLED:
             before.cause = cause
     else:
-        hand.stops[place] = StopProgress(place, cause, now, now + grace)
+        worker.stops[place] = StopProgress(place, cause, now, now + grace)
+
+
+# a look at each running job
 
 
 def watch_job(
-    floor: NodeState, actions: list[Action], hand: WorkerState, sight: WorkerView, now: Micros
+    state: NodeState,
+    actions: list[Action],
+    worker: WorkerState,
+    view: WorkerView,
+    now: Micros,
 ) -> None:
-    running = sight.phase == wire.RUNNING
-    if (running and sight.place != hand.seen_place) or not (running or hand.alone):
-        hand.seen_place, hand.seen_since = sight.place, now if not hand.alone else hand.given_at
-        hand.beats, hand.beat_at = sight.beats, now
-        hand.slow = False
-    held = hand.at(sight.place) if running else None
-    if held is None:
+    """Note what the worker runs and for how long; stop the job if it has run out of time or resources."""
+    _note_place(worker, view, now)
+    claimed = worker.job_at(view.place) if view.phase == wire.RUNNING else None
+    if claimed is None:
         return
-    ran = now - hand.seen_since
+    ran = now - worker.seen_since
     if ran >= LONG_JOB_US:
-        hand.slow = True
-        if hand.host is None:
-            floor.mean = max(
-                floor.mean, WORK_AHEAD_US
-            )  # no more in advance, while jobs are like this
-        if hand.outstanding > 1:
-            actions.append(TakeJobsBack(hand.slot))
-    job, options = held.job, held.options
-    if job.task in floor.disabled and hand.bowing != sight.place:
-        hand.bowing = sight.place
-        actions.append(SuggestStop(hand.slot, sight.place))
-    noted = sight.noted
-    fresh = noted is not None and noted[1] == sight.place and noted[0] != hand.noted
-    tells = fresh and now - hand.noted_at >= options.progress_every
-    if (ran >= MARK_AFTER_US or tells) and not held.marked:  # who tells of progress is known to run
-        held.marked = True
-        actions.append(
-            MarkStarted([(job.id, job.attempt, held.claim, floor.wall(hand.seen_since))])
-        )
-    if sight.beats != hand.beats:
-        hand.beats, hand.beat_at = sight.beats, now
-    if noted and tells:
-        hand.noted, hand.noted_at = noted[0], now
-        actions.append(WriteProgress([(job.id, job.attempt, held.claim, progress_text(noted))]))
-    if sight.use is not None and not floor.settings.debug:
-        _weigh(hand, held, sight.place, sight.use, now)
-    place = sight.place
-    if place not in hand.stops and not floor.settings.debug:
-        if options.timeout is not None and ran >= options.timeout:
-            hand.stops[place] = StopProgress(place, Cause.TIMEOUT, now, now + options.grace)
-        elif options.stall_timeout is not None and now - hand.beat_at >= options.stall_timeout:
-            hand.stops[place] = StopProgress(place, Cause.STALL, now, now + options.grace)
-        elif floor.too_late(held, now, sight.locked):
-            hand.stops[place] = StopProgress(
-                place, Cause.LEASE_LOST, now, min(now + options.grace, floor.dead_by)
-            )
+        _take_back_behind_long(state, actions, worker)
+    if claimed.job.task in state.disabled and worker.stop_suggested != view.place:
+        worker.stop_suggested = view.place
+        actions.append(SuggestStop(worker.slot, view.place))
+    _write_start_and_progress(state, actions, worker, claimed, view, now)
+    if view.beats != worker.beats:
+        worker.beats, worker.beat_at = view.beats, now
+    if not state.settings.debug:
+        if view.use is not None:
+            _stop_large(worker, claimed, view.place, view.use, now)
+        _stop_late(state, worker, claimed, view, now)
 
 
-def _weigh(hand: WorkerState, held: ClaimedJob, place: int, use: ResourceUse, now: Micros) -> None:
-    """For CPU time there is a grace as for any time; memory would be gone before that is over."""
-    options = held.options
-    hand.heaviest = max(hand.heaviest, use.memory)
-    if hand.cpu_before is None:
-        hand.cpu_before = use.cpu
+def _note_place(worker: WorkerState, view: WorkerView, now: Micros) -> None:
+    running = view.phase == wire.RUNNING
+    if (running and view.place != worker.seen_place) or not (running or worker.exclusive):
+        worker.seen_place = view.place
+        worker.seen_since = worker.given_at if worker.exclusive else now
+        worker.beats, worker.beat_at = view.beats, now
+        worker.slow = False
+
+
+def _take_back_behind_long(state: NodeState, actions: list[Action], worker: WorkerState) -> None:
+    """Take back what is queued behind a long job, and give no jobs ahead while jobs are like this."""
+    worker.slow = True
+    if worker.host is None:
+        state.mean = max(state.mean, WORK_AHEAD_US)
+    if worker.outstanding > 1:
+        actions.append(TakeJobsBack(worker.slot))
+
+
+def _write_start_and_progress(
+    state: NodeState,
+    actions: list[Action],
+    worker: WorkerState,
+    claimed: ClaimedJob,
+    view: WorkerView,
+    now: Micros,
+) -> None:
+    job, progress = claimed.job, view.progress
+    fresh = (
+        progress is not None
+        and progress[1] == view.place
+        and progress[0] != worker.progress_number
+        and now - worker.progress_at >= claimed.options.progress_every
+    )
+    # A job that reports progress is known to run.
+    if (fresh or now - worker.seen_since >= MARK_AFTER_US) and not claimed.marked:
+        claimed.marked = True
+        started = state.wall(worker.seen_since)
+        actions.append(MarkStarted([(job.id, job.attempt, claimed.claim, started)]))
+    if progress and fresh:
+        worker.progress_number, worker.progress_at = progress[0], now
+        text = progress_text(progress)
+        actions.append(WriteProgress([(job.id, job.attempt, claimed.claim, text)]))
+
+
+def _stop_large(
+    worker: WorkerState, claimed: ClaimedJob, place: int, use: ResourceUse, now: Micros
+) -> None:
+    """Stop a job that uses too much: of CPU time with its grace; of memory at once, before it is gone."""
+    options = claimed.options
+    worker.peak_memory = max(worker.peak_memory, use.memory)
+    if worker.cpu_at_start is None:
+        worker.cpu_at_start = use.cpu
+    cpu = use.cpu - worker.cpu_at_start
     if options.memory is not None and use.memory > options.memory:
-        hand.stops[place] = StopProgress(place, Cause.OUT_OF_MEMORY, now, now)
-    elif (
-        options.cpu is not None
-        and use.cpu - hand.cpu_before >= options.cpu
-        and place not in hand.stops
-    ):
-        hand.stops[place] = StopProgress(place, Cause.CPU_LIMIT, now, now + options.grace)
+        worker.stops[place] = StopProgress(place, Cause.OUT_OF_MEMORY, now, now)
+    elif options.cpu is not None and cpu >= options.cpu and place not in worker.stops:
+        worker.stops[place] = StopProgress(place, Cause.CPU_LIMIT, now, now + options.grace)
+
+
+def _stop_late(
+    state: NodeState, worker: WorkerState, claimed: ClaimedJob, view: WorkerView, now: Micros
+) -> None:
+    """Stop a job at its timeout, when it stalls, or when other nodes may soon run it."""
+    options, place = claimed.options, view.place
+    if place in worker.stops:
+        return
+    kill_at = now + options.grace
+    if options.timeout is not None and now - worker.seen_since >= options.timeout:
+        worker.stops[place] = StopProgress(place, Cause.TIMEOUT, now, kill_at)
+    elif options.stall_timeout is not None and now - worker.beat_at >= options.stall_timeout:
+        worker.stops[place] = StopProgress(place, Cause.STALL, now, kill_at)
+    elif state.too_late(claimed, now, view.locked):
+        kill_at = min(kill_at, state.dead_by)
+        worker.stops[place] = StopProgress(place, Cause.LEASE_LOST, now, kill_at)
+
+
+# from the flag to SIGKILL
 
 
 def escalate(
-    floor: NodeState,
+    state: NodeState,
     actions: list[Action],
-    hand: WorkerState,
-    sight: WorkerView | None,
+    worker: WorkerState,
+    view: WorkerView | None,
     now: Micros,
 ) -> None:
-    """Flag, then SIGTERM (at half the grace for one that looks at the flag), then SIGKILL."""
-    running = sight is not None and sight.phase == wire.RUNNING
-    stop = hand.stops.get(sight.place) if sight is not None and running else None
-    if stop is None and hand.host is None and not hand.seats and len(hand.stops) == 1:
-        (stop,) = hand.stops.values()  # it may be about to start, and shall see the flag at once
+    """Set the flag, then send SIGTERM (at half the grace, if the job checks the flag), then SIGKILL."""
+    running = view is not None and view.phase == wire.RUNNING
+    stop = worker.stops.get(view.place) if view is not None and running else None
+    if stop is None and worker.host is None and not worker.seats and len(worker.stops) == 1:
+        (stop,) = worker.stops.values()  # it may be about to start, and finds the flag set
     if stop is None:
         return
-    if not stop.flagged:
-        stop.flagged = True
-        actions.append(RequestStop(hand.slot, stop.place))
-    if sight is None or sight.place != stop.place or not running:
-        return  # its result is on the way; whoever runs now must not be hit
-    term_at = (stop.asked_at + stop.kill_at) // 2 if sight.looked else stop.asked_at
+    if not stop.flag_set:
+        stop.flag_set = True
+        actions.append(RequestStop(worker.slot, stop.place))
+    if view is None or view.place != stop.place or not running:
+        return  # its result is on the way, and a signal would hit the next job
+    checked = view.checked_stop
+    term_at = (stop.requested_at + stop.kill_at) // 2 if checked else stop.requested_at
     if now >= stop.kill_at:
-        if hand.host is not None:
-            floor.hands[hand.host].forced = True
-        worker = hand.slot if hand.host is None else hand.host
-        if sight.pid and now < stop.kill_at + KILL_BY_WORKER_US:
-            # It has forked for this job, ends it, and dies like it: so it is known what the job has used.
-            actions += [KillJobProcess(worker, stop.place), SignalWorker(worker, signal.SIGTERM)]
+        _kill(state, actions, worker, view, stop, now)
+    elif not stop.sigterm_sent and now >= term_at:
+        stop.sigterm_sent = True
+        if worker.host is not None:
+            actions.append(StopSeat(worker.slot, stop.place))
         else:
-            actions.append(SignalWorker(worker, signal.SIGKILL))
-    elif not stop.termed and now >= term_at:
-        stop.termed = True
-        seated = hand.host is not None
-        actions.append(
-            StopSeat(hand.slot, stop.place) if seated else SignalWorker(hand.slot, signal.SIGTERM)
-        )
+            actions.append(SignalWorker(worker.slot, signal.SIGTERM))
+
+
+def _kill(
+    state: NodeState,
+    actions: list[Action],
+    worker: WorkerState,
+    view: WorkerView,
+    stop: StopProgress,
+    now: Micros,
+) -> None:
+    slot = worker.slot
+    if worker.host is not None:
+        slot = worker.host
+        state.by_slot[slot].killed_for_seat = True
+    if view.pid and now < stop.kill_at + KILL_BY_WORKER_US:
+        # The worker has forked for this job.  It kills that process and dies in the same way, so that what
+        # the job has used is known.
+        actions += [KillJobProcess(slot, stop.place), SignalWorker(slot, signal.SIGTERM)]
+    else:
+        actions.append(SignalWorker(slot, signal.SIGKILL))
+
+
+# workers that cannot go on
 
 
 def release_signalled(
-    floor: NodeState,
+    state: NodeState,
     actions: list[Action],
-    hand: WorkerState,
-    sights: dict[int, WorkerView],
+    worker: WorkerState,
+    views: Mapping[int, WorkerView],
     now: Micros,
 ) -> None:
-    """Somebody else has told this worker to go, and it will: what it runs goes back.
+    """Give back what a worker runs that got a SIGTERM from outside the node, and will exit.
 
-    Unless we hear soon that we shall drain: a service manager tells all processes at once, and then a job has its time.
+    A service manager signals all processes at once.  Then the node soon drains, and the job has the grace.
     """
-    if hand.hit_at is None:
-        hand.hit_at, hand.leaving = now, True
-        if hand.host is None and hand.outstanding > 1:
-            actions.append(TakeJobsBack(hand.slot))
-    if now - hand.hit_at < SIGNALLED_ALONE_US or floor.draining:
+    if worker.signalled_at is None:
+        worker.signalled_at, worker.leaving = now, True
+        if worker.host is None and worker.outstanding > 1:
+            actions.append(TakeJobsBack(worker.slot))
+    if now - worker.signalled_at < SIGNALLED_ALONE_US or state.draining:
         return
-    for number in (hand.slot, *hand.seats):
-        busy, sight = floor.hands[number], sights.get(number)
-        held = busy.at(sight.place) if sight and sight.phase == wire.RUNNING else None
-        if sight and held and sight.place not in busy.stops:
-            cause = _cause_of_hit(floor, held.job.id)
-            busy.stops[sight.place] = StopProgress(
-                sight.place, cause, now, now + held.options.grace
-            )
+    for slot in (worker.slot, *worker.seats):
+        busy, view = state.by_slot[slot], views.get(slot)
+        claimed = busy.job_at(view.place) if view and view.phase == wire.RUNNING else None
+        if view and claimed and view.place not in busy.stops:
+            cause = _cause_of_signal(state, claimed.job.id)
+            kill_at = now + claimed.options.grace
+            busy.stops[view.place] = StopProgress(view.place, cause, now, kill_at)
+
+
+def _cause_of_signal(state: NodeState, job: JobId) -> str:
+    """Blame a job whose worker is signalled again and again: it would be given back for ever."""
+    state.signals_seen[job] += 1
+    if state.signals_seen[job] <= MAX_SIGNALS:
+        return Cause.DRAIN
+    return f"signal {signal.SIGTERM.value}"
 
 
 def stop_paused_writer(
-    floor: NodeState,
+    state: NodeState,
     actions: list[Action],
-    hand: WorkerState,
-    sights: dict[int, WorkerView],
+    worker: WorkerState,
+    views: Mapping[int, WorkerView],
     now: Micros,
 ) -> None:
-    """Somebody below this worker was stopped in the middle of a write, and keeps all others from writing.
+    """Kill a worker with a process that is stopped (SIGSTOP) in a write and keeps others from writing.
 
-    It cannot hear a flag or a SIGTERM.  In company nobody can tell whose write it was: it is put down to all.
+    It sees no flag and no SIGTERM.  In a shared worker the write may be any job's, so all of them are blamed.
     """
-    for number in (hand.slot, *hand.seats):
-        busy, sight = floor.hands[number], sights.get(number)
-        if sight and sight.phase == wire.RUNNING and busy.at(sight.place):
-            busy.stops.setdefault(sight.place, StopProgress(sight.place, Cause.PAUSE, now, now))
-    actions.append(SignalWorker(hand.slot, signal.SIGKILL))
-
-
-def _cause_of_hit(floor: NodeState, job: JobId) -> str:
-    """A job that is hit again and again does it itself, and would be given back for ever."""
-    floor.hits[job] += 1
-    return Cause.DRAIN if floor.hits[job] <= MAX_SIGNALS else f"signal {signal.SIGTERM.value}"
+    for slot in (worker.slot, *worker.seats):
+        busy, view = state.by_slot[slot], views.get(slot)
+        if view and view.phase == wire.RUNNING and busy.job_at(view.place):
+            busy.stops.setdefault(view.place, StopProgress(view.place, Cause.PAUSE, now, now))
+    actions.append(SignalWorker(worker.slot, signal.SIGKILL))
 
 
 def end_drain(
-    floor: NodeState,
+    state: NodeState,
     actions: list[Action],
-    sights: dict[int, WorkerView],
+    views: Mapping[int, WorkerView],
     since: Micros,
     now: Micros,
 ) -> None:
-    """The grace is over: stop what runs, and who was told to go and has not gone has no more time than that."""
-    for slot, sight in sights.items():
-        hand = floor.hands.get(slot)
-        if (
-            hand
-            and sight.place not in hand.stops
-            and sight.phase == wire.RUNNING
-            and hand.at(sight.place)
-        ):
-            hand.stops[sight.place] = StopProgress(
-                sight.place, Cause.DRAIN, now, now + DRAIN_KILL_US
-            )
+    """After the grace, stop what runs; kill dismissed workers that have not exited soon after."""
+    for slot, view in views.items():
+        worker = state.by_slot.get(slot)
+        if worker is None or view.place in worker.stops or view.phase != wire.RUNNING:
+            continue
+        if worker.job_at(view.place):
+            stop = StopProgress(view.place, Cause.DRAIN, now, now + DRAIN_KILL_US)
+            worker.stops[view.place] = stop
     if now >= since + DRAIN_KILL_US:
-        slow = [hand for hand in floor.workers() if hand.told_to_go is not None]
-        actions += [SignalWorker(hand.slot, signal.SIGKILL) for hand in slow]
+        slow = [worker for worker in state.workers() if worker.dismissed_at is not None]
+        actions += [SignalWorker(worker.slot, signal.SIGKILL) for worker in slow]

@@ -1,4 +1,4 @@
-"""Who has what: workers as the brain sees them, and the claimed jobs in their hands."""
+"""Workers as the brain sees them, and the claimed jobs that they were given."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from genba.options.snapshot import OptionsSnapshot
 from genba.storage.jobs.judge import DEFAULT_OPTIONS
 from genba.storage.records import Claimed, Micros
 
-WORK_AHEAD_US = 50_000  # µs of measured work that a worker may have in hand
-_new = tuple.__new__  # a NamedTuple without a call of its Python constructor
-_TRAVELS = ("id", "attempt", "task", "args", "options", "retries", "crashes", "saved")
-_of_interest = itemgetter(
-    *map(Claimed._fields.index, _TRAVELS)
-)  # all at once: a name costs as much as the rest
+WORK_AHEAD_US = 50_000  # measured work that a worker may have in hand
+
+# One call of `itemgetter` for all fields: access by name costs as much as the rest of `message`.
+_SENT_FIELDS = ("id", "attempt", "task", "args", "options", "retries", "crashes", "saved")
+_sent_fields = itemgetter(*map(Claimed._fields.index, _SENT_FIELDS))
+_new = tuple.__new__  # makes a NamedTuple without calling its Python constructor
 
 
 class ResourceUse(NamedTuple):
-    """What a worker and all below it take."""
+    """What a worker and all processes below it use."""
 
     memory: int  # bytes
     cpu: Micros
@@ -33,53 +33,51 @@ class WorkerView:
     place: int
     phase: int
     beats: int
-    looked: bool  # the job has asked whether it should stop
-    noted: tuple[int, int, float, float, str] | None
+    checked_stop: bool  # the job has asked whether it should stop
+    progress: tuple[int, int, float, float, str] | None
     use: ResourceUse | None = None  # only of a job whose use is limited
-    log: str | None = None  # only of a worker that is dead
-    waits: bool = False  # its job waits for another one
+    log: str | None = None  # only of a dead worker
+    waits: bool = False  # its job waits for another job
     locked: bool = False  # the job has taken locks
     started: int = 0  # micros by this machine's wall clock; 0: not known
-    pid: int = 0  # of the job's own process; 0: it is the worker's
-    hit: bool = False  # somebody else has told the worker to go
+    pid: int = 0  # of the job's own process; 0: the job runs in the worker's process
+    signalled: bool = False  # the worker got a SIGTERM that did not come from this node
 
 
 @dataclass(slots=True)
 class ClaimedJob:
-    """A claimed job in our hands."""
+    """A job that this node has claimed."""
 
     job: Claimed
     claim: int
-    snapshot: OptionsSnapshot | None  # None: all as usual
+    snapshot: OptionsSnapshot | None  # None: all options have their defaults
     marked: bool = False
-    asked: bool = False  # its conditions hold
+    checked: bool = False  # its conditions hold
 
     @property
-    def curious(self) -> bool:
-        """It must be asked for first."""
-        return self.snapshot is not None and bool(self.snapshot.ready) and not self.asked
+    def needs_check(self) -> bool:
+        """Whether its conditions must be checked first."""
+        return self.snapshot is not None and bool(self.snapshot.ready) and not self.checked
 
     @property
-    def alone(self) -> bool:
-        """It must start the moment it is given: it is watched, or its start is written down first."""
+    def exclusive(self) -> bool:
+        """Whether it must start as soon as it is given: it has a timer, or its start is written first."""
         s = self.snapshot
-        return self.must_mark or (
-            s is not None
-            and (
-                s.timeout is not None or s.stall_timeout is not None or s.dedicated or self.weighed
-            )
-        )
+        if self.must_mark:
+            return True
+        timed = s is not None and (s.timeout is not None or s.stall_timeout is not None)
+        return timed or self.dedicated or self.measured
 
     @property
-    def weighed(self) -> bool:
-        """What it uses is limited."""
+    def measured(self) -> bool:
+        """Whether its use of memory or CPU is limited."""
         s = self.snapshot
         return s is not None and (s.memory is not None or s.cpu is not None)
 
     @property
-    def sociable(self) -> bool:
-        """It may run beside others: what is limited, must run once at most, or may have crashed a worker does not."""
-        return not (self.must_mark or self.weighed or self.dedicated or self.job.crashes)
+    def shareable(self) -> bool:
+        """Whether it may run beside others; not if limited, at most once, or possibly the cause of a crash."""
+        return not (self.must_mark or self.measured or self.dedicated or self.job.crashes)
 
     @property
     def dedicated(self) -> bool:
@@ -87,14 +85,16 @@ class ClaimedJob:
 
     @property
     def must_mark(self) -> bool:
+        """Whether its start must be written before it starts."""
         return self.job.losses > 0 or (self.snapshot is not None and self.snapshot.at_most_once)
 
     @property
     def options(self) -> OptionsSnapshot:
         return self.snapshot or DEFAULT_OPTIONS
 
-    def travel(self) -> wire.JobMessage:
-        id, attempt, task, args, options, retries, crashes, saved = _of_interest(self.job)
+    def message(self) -> wire.JobMessage:
+        """Give what a worker needs to know of it."""
+        id, attempt, task, args, options, retries, crashes, saved = _sent_fields(self.job)
         usual = options is None and not retries and not crashes and saved is None
         extra = None if usual else (options, retries, crashes, saved)
         return _new(wire.JobMessage, (id, attempt, self.claim, task, args, extra))
@@ -102,22 +102,22 @@ class ClaimedJob:
 
 @dataclass(slots=True)
 class StopProgress:
-    """One job is being stopped."""
+    """How far the stop of one job has come."""
 
     place: int
     cause: str
-    asked_at: Micros
+    requested_at: Micros
     kill_at: Micros
-    flagged: bool = False
-    termed: bool = False
+    flag_set: bool = False
+    sigterm_sent: bool = False
 
 
 @dataclass(slots=True)
-class RunningCheck:
-    """A worker is being asked whether a job may start."""
+class ConditionCheck:
+    """A worker is checking whether a job may start."""
 
-    held: ClaimedJob
-    key: str  # of the question
+    claimed: ClaimedJob
+    key: str  # equal for jobs with the same conditions, task, arguments and options
     serial: int
     since: Micros
     late: bool = False
@@ -125,6 +125,8 @@ class RunningCheck:
 
 @dataclass(slots=True)
 class Bunch:
+    """Jobs that went to a worker in one frame."""
+
     serial: int
     jobs: list[ClaimedJob | None]  # None: its result is here, or it was taken back
     left: int
@@ -132,69 +134,69 @@ class Bunch:
 
 @dataclass(slots=True)
 class WorkerState:
-    """One worker."""
+    """One worker process, or one seat in a shared worker (`host` is the slot of its worker)."""
 
     slot: int
     pid: int = 0
     ready: bool = False
-    bunches: dict[int, Bunch] = field(default_factory=dict)
-    outstanding: int = 0
-    alone: bool = False
-    slow: bool = False  # what it runs is long: nothing should wait behind it
+    bunches: dict[int, Bunch] = field(default_factory=dict)  # by serial
+    outstanding: int = 0  # jobs without a result, and a condition check
+    exclusive: bool = False  # what it runs may have no other job behind it
+    slow: bool = False  # its job runs long, so that no other job should wait behind it
     given_at: Micros = 0
     idle_since: Micros = 0
     seen_place: int = -1
     seen_since: Micros = 0
     beats: int = 0
     beat_at: Micros = 0
-    noted: int = 0
-    noted_at: Micros = 0
-    hit_at: Micros | None = None  # when it was seen that somebody else has told it to go
+    progress_number: int = 0
+    progress_at: Micros = 0
+    signalled_at: Micros | None = None  # when a SIGTERM was seen that this node did not send
     stops: dict[int, StopProgress] = field(default_factory=dict)  # by place
     leaving: bool = False
-    told_to_go: Micros | None = None
-    farewell: bool = False  # it was told with what it was given to go after it
+    dismissed_at: Micros | None = None
+    dismissed_early: bool = False  # dismissed together with the jobs it was given last
+    dedicated: bool = False
     worked: bool = False
     ended: int = 0  # jobs
-    cpu_told: Micros = 0  # CPU time that the results of these jobs account for
-    apart: bool = False  # outside the slots, for one dedicated job
-    seats: tuple[
-        int, ...
-    ] = ()  # of a worker that runs several jobs at a time: what shows the one that runs there
-    host: int | None = None  # of a seat: the worker it is in, which has the jobs in hand
-    task: str | None = None  # of a worker with seats: what it runs
-    timed: bool = False  # ... and some of that is watched
-    closing: Micros | None = (
-        None  # no seat here is given any more, since then: others need the worker
-    )
-    forced: bool = False  # we have killed it for one of its seats
-    weighed: bool = False
-    heaviest: int = 0  # bytes
-    cpu_before: Micros | None = None
-    bowing: int = -1  # the place of the job that was told to come to an end
-    lends: bool = False  # its job waits for another one, and somebody else has its slot
-    probe: RunningCheck | None = None
+    cpu_reported: Micros = 0  # by the results so far
+    host: int | None = None  # of a seat: the slot of its worker
+    seats: tuple[int, ...] = ()  # of a shared worker: their slots
+    task: str | None = None  # of a shared worker: the only task that it runs
+    closing: Micros | None = None  # since when a shared worker gets no more jobs
+    timed: bool = False  # of a shared worker: one of its jobs has a timer
+    killed_for_seat: bool = False  # this node killed it for the job of one seat
+    measured: bool = False
+    peak_memory: int = 0  # bytes
+    cpu_at_start: Micros | None = None
+    stop_suggested: int = -1  # the place of the job that was asked to end when it can
+    lends_slot: bool = False  # its job waits for another job, and another worker uses its slot
+    check: ConditionCheck | None = None
 
     def load(self, depth: int) -> int:
-        """How many of the jobs that a worker may have in hand it has; one with company has no room for others."""
+        """Give how many of the `depth` jobs it may have it has; a shared worker in use counts as full."""
         return max(depth, 1) if self.seats and self.outstanding else self.outstanding
 
     def overdue(self, now: Micros) -> bool:
-        """No word from it for longer than all that it may have in hand should take: what it runs is not so short."""
+        """Whether it sent no result for longer than all its jobs should take."""
         return bool(self.outstanding) and now - max(self.given_at, self.idle_since) > WORK_AHEAD_US
 
-    def at(self, place: int) -> ClaimedJob | None:
-        """The unfinished job at `place`."""
+    def job_at(self, place: int) -> ClaimedJob | None:
+        """Give the unfinished job at `place`."""
         bunch = self.bunches.get(place >> 24)
         index = place & 0xFFFFFF
         return bunch.jobs[index] if bunch and index < len(bunch.jobs) else None
 
-    def seat(self, number: int) -> WorkerState:
-        """Where one of its jobs runs; which one, it shows itself."""
+    def new_seat(self, slot: int) -> WorkerState:
+        """Make a seat; its view shows which of the worker's jobs it runs."""
         return WorkerState(
-            number, self.pid, ready=True, host=self.slot, bunches=self.bunches, stops=self.stops
+            slot, self.pid, ready=True, host=self.slot, bunches=self.bunches, stops=self.stops
         )
 
-    def unfinished(self) -> list[ClaimedJob]:
-        """In the order in which it runs them."""
-        return [held for bunch in self.bunches.values() for held in bunch.jobs if held is not None]
+    def unfinished_jobs(self) -> list[ClaimedJob]:
+        """Give its jobs in the order in which it runs them."""
+        return [job for bunch in self.bunches.values() for job in bunch.jobs if job is not None]
+
+    def clear_job_flags(self) -> None:
+        """Forget how its jobs had to be treated: it has none any more."""
+        self.exclusive = self.measured = self.timed = False

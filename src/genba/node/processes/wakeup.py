@@ -1,4 +1,4 @@
-"""The bell of a node in its selector; a connection that was lost and made anew brings another descriptor."""
+"""The node's wake-up socket in its selector."""
 
 from __future__ import annotations
 
@@ -9,22 +9,26 @@ from genba.storage.wakeups import NodeWakeups
 
 
 class WakeupSocket:
-    """That has often the number of the one before, which the selector has forgotten with its end."""
+    """It follows the descriptor by which wake-ups come, which is another one after a reconnect.
+
+    The new descriptor often reuses the old number, which the selector has forgotten, so the count of connections is
+    compared too.
+    """
 
     def __init__(self, selector: selectors.BaseSelector) -> None:
         self._selector = selector
         self._fileno = -1
-        self._hung = 0
+        self._times_connected = 0
 
-    def follow(self, presence: NodeWakeups) -> None:
-        """Listen where it rings now."""
-        if (presence.fileno(), presence.times_connected) == (self._fileno, self._hung):
+    def follow(self, wakeups: NodeWakeups) -> None:
+        """Register the current descriptor."""
+        current = (wakeups.fileno(), wakeups.times_connected)
+        if current == (self._fileno, self._times_connected):
             return
         if self._fileno >= 0:
-            with contextlib.suppress(
-                KeyError, ValueError
-            ):  # closed descriptors leave the selector by themselves
+            # A closed descriptor has left the selector already.
+            with contextlib.suppress(KeyError, ValueError):
                 self._selector.unregister(self._fileno)
-        self._fileno, self._hung = presence.fileno(), presence.times_connected
+        self._fileno, self._times_connected = current
         if self._fileno >= 0:
-            self._selector.register(self._fileno, selectors.EVENT_READ, "bell")
+            self._selector.register(self._fileno, selectors.EVENT_READ, "wakeup")

@@ -1,4 +1,4 @@
-"""What a node sees once a second: gates that close and open, workers that come and go, who is in everybody's way."""
+"""What a node looks at once a second: the load gate, workers that came and went, a paused write."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import signal
 from typing import Any
 
+from genba.node.timing import PAUSED_LOOKS
 from genba.node.watch.load_gate import LoadGate
 from genba.node.watch.machine import Machine
 from genba.storage.engines.database import WritingProcess
@@ -14,12 +15,11 @@ from genba.storage.records import Micros
 
 log = logging.getLogger("genba.node")
 
-PAUSED = 3  # looks, one a second: two seconds, in which we were not suspended ourselves
 _SIGNALS = {int(number): number.name for number in signal.Signals}
 
 
-def _end(status: int | None) -> dict[str, Any]:
-    """What waitpid tells of it, in words; nothing if the zygote died, and nobody knows."""
+def _exit_details(status: int | None) -> dict[str, Any]:
+    """Describe a wait status; empty if the zygote died before it could report one."""
     if status is None:
         return {}
     if os.WIFSIGNALED(status):
@@ -31,49 +31,57 @@ def _end(status: int | None) -> dict[str, Any]:
 class Monitor:
     def __init__(self) -> None:
         self._machine = Machine()
-        self.closed: str | None = None  # why nothing is claimed
-        self._gates: list[tuple[str, dict[str, Any]]] = []
-        self._came: list[dict[str, Any]] = []
-        self._went: list[dict[str, Any]] = []
-        self._writer: WritingProcess | None = None
-        self._looks = 0
+        self.gate_reason: str | None = None  # why nothing is claimed
+        self._gate_events: list[tuple[str, dict[str, Any]]] = []
+        self._started: list[dict[str, Any]] = []
+        self._ended: list[dict[str, Any]] = []
+        self._paused: WritingProcess | None = None
+        self._paused_looks = 0
 
-    def came(self, slot: int, pid: int) -> None:
-        self._came.append({"slot": slot, "pid": pid})
+    def worker_started(self, slot: int, pid: int) -> None:
+        self._started.append({"slot": slot, "pid": pid})
 
-    def went(self, slot: int, pid: int, status: int | None) -> None:
-        self._went.append({"slot": slot, "pid": pid, **_end(status)})
+    def worker_ended(self, slot: int, pid: int, status: int | None) -> None:
+        self._ended.append({"slot": slot, "pid": pid, **_exit_details(status)})
 
-    def starved(self) -> bool:
-        """The kernel has killed for memory."""
-        return self._machine.starved()
+    def out_of_memory_kill(self) -> bool:
+        """Whether the kernel has lately killed a process for want of memory."""
+        return self._machine.out_of_memory_kill()
 
-    def look(self, gate: LoadGate, now: Micros) -> bool | None:
-        """True if the gate has just closed, False if it has opened."""
-        self._machine.look()
+    def check_gate(self, gate: LoadGate, now: Micros) -> bool | None:
+        """Give True if the gate has just closed, False if it has opened, None if it is as before."""
+        self._machine.note_oom_kills()
         if not gate.watched:
             return None
-        why = gate.closed(self._machine.read(now), self.closed is not None)
-        turned = (why is None) != (self.closed is None)
-        if turned:
-            log.warning("claiming nothing: %s", why) if why else log.info("claiming again")
-            self._gates.append(("gate_closed", {"reason": why}) if why else ("gate_opened", {}))
-        self.closed = why
-        return why is not None if turned else None
+        reason = gate.closed(self._machine.read(now), self.gate_reason is not None)
+        changed = (reason is None) != (self.gate_reason is None)
+        self.gate_reason = reason
+        if not changed:
+            return None
+        if reason is None:
+            log.info("claiming again")
+            self._gate_events.append(("gate_opened", {}))
+        else:
+            log.warning("claiming nothing: %s", reason)
+            self._gate_events.append(("gate_closed", {"reason": reason}))
+        return reason is not None
 
-    def paused(self, writer: WritingProcess | None) -> int | None:
-        """The process that has been stopped in a write for two seconds; told once of each."""
-        stopped = writer if writer and writer.stopped else None
-        self._looks = self._looks + 1 if stopped == self._writer else 1
-        self._writer = stopped
-        return stopped.pid if stopped and self._looks == PAUSED else None
+    def paused_writer(self, writer: WritingProcess | None) -> int | None:
+        """Give the process that has been stopped in a write for two seconds, once.
 
-    def told(self) -> list[tuple[str, dict[str, Any]]]:
-        """Events since it was asked last: (kind, more)."""
-        events = [
-            ("worker_started", {"workers": self._came}),
-            ("worker_ended", {"workers": self._went}),
+        The looks are counted, not the time, in which this node may have been suspended itself.
+        """
+        paused = writer if writer and writer.stopped else None
+        self._paused_looks = self._paused_looks + 1 if paused == self._paused else 1
+        self._paused = paused
+        return paused.pid if paused and self._paused_looks == PAUSED_LOOKS else None
+
+    def take_events(self) -> list[tuple[str, dict[str, Any]]]:
+        """Give (kind, details) of what happened since the last call."""
+        workers = [
+            ("worker_started", {"workers": self._started}),
+            ("worker_ended", {"workers": self._ended}),
         ]
-        told = self._gates + [(kind, more) for kind, more in events if more["workers"]]
-        self._gates, self._came, self._went = [], [], []
-        return told
+        events = self._gate_events + [event for event in workers if event[1]["workers"]]
+        self._gate_events, self._started, self._ended = [], [], []
+        return events
