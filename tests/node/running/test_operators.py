@@ -129,7 +129,7 @@ def test_what_is_wrong_is_said_at_once(shop: Any) -> None:
             task.set(**changes)
     with pytest.raises(BadOption, match="is not changed"):
         task.reset("timeout")
-    with pytest.raises(BadOption, match="no name of a queue"):
+    with pytest.raises(BadOption, match="not a valid name of a queue"):
         shop.app.queues["a b"]
     for verb in (shop.app.tasks["no.such"].disable, shop.app.tasks["no.such"].reset):
         with pytest.raises(UnknownTask, match=r"no\.such"):
