@@ -10,7 +10,7 @@ WORKERS ?= $(shell expr $$(nproc) '*' 2)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test check lint types layers bench guard house soak audit clean
+.PHONY: help venv demo test quick check lint types layers bench guard house soak audit clean
 
 help:             ## this list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -29,6 +29,9 @@ demo: $(READY)    ## genba at work, on a database that is thrown away
 
 test: $(READY)    ## the tests, on SQLite and PostgreSQL; ARGS="-k sqlite" goes to pytest, WORKERS=0 is one by one
 	@$(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder $(ARGS)
+
+quick: $(READY)   ## the tests that need neither a node nor PostgreSQL, about a minute; for the work in between
+	@$(BIN)/python -m pytest -m "quick and not soak" --numprocesses=$(WORKERS) $(ARGS)
 
 check: lint types layers test guard demo   ## what CI runs
 

@@ -59,11 +59,29 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     places = {
         path: (i + 1) / len(some) for some in (waiting, computing) for i, path in enumerate(some)
     }
+    for item in items:
+        if _is_quick(item):
+            item.add_marker("quick")
     items[:] = [
         item for path in sorted(files, key=lambda path: places[path]) for item in files[path]
     ]
 
 
+def _is_quick(item: pytest.Item) -> bool:
+    """Say whether `make quick` runs this test: it starts no node and no PostgreSQL, and is fast."""
+    path = item.path.relative_to(Path(__file__).parent)
+    if not path.as_posix().startswith(_QUICK) or path.name in _LONG:
+        return False
+    fixtures = getattr(item, "fixturenames", ())
+    callspec = getattr(item, "callspec", None)
+    return "databases" not in fixtures and (not callspec or "postgres" not in callspec.id)
+
+
+_QUICK = (
+    *("domain/", "enqueue/", "options/", "reports/", "storage/", "wire/"),
+    *("node/database/", "node/decide/", "node/watch/"),
+)
+_LONG = {"test_failing_calls.py", "test_signal_safe.py"}  # every call and every step, in turn
 _WAIT = {"acceptance", "chaos", "cli", "client", "processes", "running", "worker"}
 _POSTGRES = os.environ.get("GENBA_TEST_POSTGRES_URL")
 _START = 1_767_225_600_000_000  # 2026-01-01 00:00 UTC
