@@ -124,6 +124,16 @@ class BucketQueues:
         if needs:
             self.serve(tx, self.lock(tx, needs), needs)
 
+    def serve_missing(self, tx: Transaction, names: Sequence[str]) -> None:
+        """Make those of these buckets that have no row, and serve their lines."""
+        rows = tx.batch("existing_buckets", [(name,) for name in names], namespace=self._namespace)
+        missing = set(names) - {row[0] for row in rows}
+        first = self._first_in_lines(tx, dict.fromkeys(sorted(missing), 1))
+        needs = {need.name: need for job in first for need in job.needs if need.name == job.line}
+        if needs:
+            self.make(tx, needs, {})
+            self.serve(tx, self.lock(tx, needs), needs)
+
     def _first_in_lines(self, tx: Transaction, room: Mapping[str, int]) -> list[BucketWaiter]:
         """Read the first jobs of these lines, as many as there is room for."""
         rows = []
@@ -148,14 +158,32 @@ class BucketQueues:
 
         This skips rows that another transaction holds: waiting here would break the order of the locks.
         """
-        unseen = {need.name for job in jobs for need in job.needs} - buckets.keys()
-        if not unseen:
+        needs = {need.name: need for job in jobs for need in job.needs if need.name not in buckets}
+        if not needs:
             return now
         rows = tx.batch(
-            "try_lock_buckets", [(name,) for name in sorted(unseen)], namespace=self._namespace
+            "try_lock_buckets", [(name,) for name in sorted(needs)], namespace=self._namespace
         )
         buckets.update((row[0], Bucket(*row).seen()) for row in rows)
+        if len(rows) < len(needs):
+            self._recheck_missing(tx, [need for name, need in needs.items() if name not in buckets])
         return now or self._now(tx, buckets)
+
+    def _recheck_missing(self, tx: Transaction, needs: Sequence[SlotNeed]) -> None:
+        """Have those of these buckets made again that have no row, by a recheck.
+
+        An insert here could wait for another transaction that makes the same bucket, while we hold others.
+        """
+        names = [(need.name,) for need in needs]
+        existing = {
+            row[0] for row in tx.batch("existing_buckets", names, namespace=self._namespace)
+        }
+        rows = [
+            (need.name, need.template, None, None, None, None)
+            for need in sorted(needs)
+            if need.name not in existing
+        ]
+        tx.batch("insert_rechecks", rows, namespace=self._namespace)
 
     def _give_slots(
         self, tx: Transaction, buckets: dict[str, Bucket], waiting: _Waiting, now: Micros

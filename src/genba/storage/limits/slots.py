@@ -34,6 +34,7 @@ from genba.storage.limits.queueing import (
 )
 from genba.storage.records import JobId, Micros
 
+PARKED_JOBS_PER_PRUNE = 20_000
 LINES_PER_SWEEP = 500
 UNLIMITED = 2**31 - 1
 
@@ -278,9 +279,15 @@ class LimitSlots:
             stuck = self._stuck(tx, tx.all("stale_grants", namespace=self._namespace))
         self._swept_to = lines[-1][0] if len(lines) == LINES_PER_SWEEP else ""
         missed = [(name, template) for _, name, template in lines if name is not None]
-        if missed:
+        others = [
+            reason.removeprefix(PARKED_ON_LIMIT)
+            for reason, name, _ in lines
+            if name is None and reason.startswith(PARKED_ON_LIMIT)
+        ]
+        if missed or others:
             with self._db.transaction() as tx:
                 self.queues.lock_and_serve(tx, missed)
+                self.queues.serve_missing(tx, others)
         for id, buckets, other in stuck:
             with self._db.transaction() as tx:
                 self._revoke(tx, id, read_needs(buckets), other)
@@ -314,15 +321,31 @@ class LimitSlots:
             }
 
     def prune(self) -> int:
-        """Delete buckets that no job uses or waits for; how many."""
+        """Delete buckets that no job uses or waits for; how many.
+
+        A job that waits for several buckets is parked in the line of one: it needs the others, too.
+        """
         with self._db.statement() as tx:
-            names = sorted(tx.all("empty_buckets", namespace=self._namespace))
+            names = self._unneeded(tx, tx.all("empty_buckets", namespace=self._namespace))
         if not names:
             return 0
         with self._db.transaction() as tx:
             locked = tx.batch("try_lock_buckets", names, namespace=self._namespace)
-            tx.batch("prune_buckets", [row[:1] for row in locked], namespace=self._namespace)
-            return len(locked)
+            unneeded = self._unneeded(tx, [row[:1] for row in locked])
+            tx.batch("prune_buckets", unneeded, namespace=self._namespace)
+            return len(unneeded)
+
+    def _unneeded(self, tx: Transaction, names: Sequence[Sequence[str]]) -> list[tuple[str]]:
+        """Take away the buckets that a parked job needs; all of them, if too many jobs are parked to tell."""
+        if not names:
+            return []
+        parked = tx.all(
+            "parked_on_several_limits", namespace=self._namespace, most=PARKED_JOBS_PER_PRUNE
+        )
+        if len(parked) == PARKED_JOBS_PER_PRUNE:
+            return []
+        needed = {need.name for (buckets,) in parked for need in read_needs(buckets)}
+        return sorted((name,) for (name,) in names if name not in needed)
 
     def line(self, id: JobId, rank: int, parked_on: str | None) -> BucketWait | None:
         """Describe what a parked job waits for, which jobs have it, and how many are before it.

@@ -147,6 +147,12 @@ UPDATE genba.job SET granted_at = NULL, parked_on = COALESCE(parked_on, CAST(:li
               AND granted_at IS NOT NULL /* lock */)
 RETURNING id;
 
+-- name: parked_on_several_limits
+-- Each of them needs buckets besides the one in whose line it is.
+SELECT buckets FROM genba.job
+ WHERE namespace = :namespace AND parked_on >= 'limit ' AND parked_on < 'limit!'
+   AND buckets LIKE '%],[%' LIMIT :most;
+
 -- name: empty_buckets
 SELECT b.name FROM genba.bucket b
  WHERE b.namespace = :namespace AND b.taken = 0 AND b.owner IS NULL AND b.next_at IS NULL
