@@ -21,9 +21,10 @@ from tests.storage.failing import LOST, WAYS, Failing, said
 from tests.storage.scenes import SCENES, Play, Scene
 
 from genba.domain.clock import ManualClock
+from genba.domain.liveness import DEFAULT_LEASE_US
 from genba.errors import StoreError, StoreUnreachable
 from genba.storage.engines.database import TABLES
-from genba.storage.store import LEASE_US, Store, open_store
+from genba.storage.store import Store, open_store
 
 START = 1_767_225_600_000_000
 SILENT = {"_db", "node_wakeups", "_wakeups"}  # parts that write no rows of ours
@@ -147,7 +148,12 @@ class Stage:
         def store(namespace: str) -> Store:
             like = self._first
             made = Store(
-                self.database, like.node_wakeups, like.listener._wakeups, namespace, LEASE_US, clock
+                self.database,
+                like.node_wakeups,
+                like.listener._wakeups,
+                namespace,
+                DEFAULT_LEASE_US,
+                clock,
             )
             made.changed_by = lambda: "me"
             return made

@@ -11,6 +11,7 @@ from typing import Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from genba.domain.duration import Micros, duration
+from genba.domain.liveness import DEFAULT_LEASE_US
 from genba.domain.rank import AGE_STEP
 from genba.errors import BadOption
 from genba.options.parse import NAME_PATTERN
@@ -36,7 +37,7 @@ NODE_NAMES = (
 class Settings:
     url: str = field(default="sqlite:///genba.db", repr=False)  # it may have a password
     namespace: str = "default"
-    lease: Micros = 15_000_000
+    lease: Micros = DEFAULT_LEASE_US
     tz: str = "UTC"
     age_step: Micros = AGE_STEP
     keep_events: Micros = 7 * 86_400_000_000

@@ -1,4 +1,7 @@
-"""A node for single jobs in the calling process, with its terminal for a debugger; no workers, no timers."""
+"""A node for single jobs in the calling process, with its terminal for a debugger.
+
+No workers, no timers.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +58,7 @@ class ForegroundNode:
         *,
         timed: bool = False,
     ) -> None:
-        """With `timed`, jobs run out of time, and the caller that moves the clock must call `tick`."""
+        """With `timed`, jobs run out of time, and the caller must call `tick` as time passes."""
         self._store = store
         self._lease = lease
         self._clock = clock or SystemClock()
@@ -141,7 +144,10 @@ class ForegroundNode:
     # conditions
 
     def may_start(self, claimed: Claimed, claim: int, check: Check) -> bool:
-        """Check the conditions of a claimed job, but no limit slots; if they do not hold, release it."""
+        """Check the conditions of a claimed job, and release it if they do not hold.
+
+        Slots of limits are not counted here.
+        """
         names = _conditions(claimed)
         if not names:
             return True

@@ -44,7 +44,10 @@ EXIT_OK, EXIT_FAILED = 0, 1
 
 @dataclass(slots=True)
 class NodeExit:
-    """Whether the node is at its end, and how: without a code it starts again under a new identity."""
+    """Whether the node is at its end, and its exit code.
+
+    After a lost lease it has none, and starts again under a new identity.
+    """
 
     over: bool = False
     code: int | None = None
@@ -421,13 +424,16 @@ class JoinedNode:
             self._threads.writer.write_events(events)
 
     def _beat(self) -> None:
-        """Let the guard end everything unless the next beat comes before the lease is nearly over."""
+        """Have the guard end everything unless the next beat comes before the lease ends."""
         self._last_beat = self._now()
         self._pool.beat(guard_seconds(self._lease))
 
 
 def changed_settings(settings: NodeSettings, changes: dict[str, Any]) -> NodeSettings | None:
-    """Give the settings with these changes; None if nothing changes, or the changes make no sense."""
+    """Give the settings with these changes.
+
+    None if nothing changes, or the changes make no sense.
+    """
     try:
         changed = settings.changed(**changes)
     except (BadOption, TypeError) as error:

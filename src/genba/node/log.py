@@ -36,7 +36,7 @@ def set_up_log(settings: NodeSettings) -> None:
 
 
 def log_environ(settings: NodeSettings) -> dict[str, str]:
-    """Give the variables that make workers write their jobs' log lines as the node writes its own."""
+    """Give the environment in which workers log as the node does."""
     return {JOB_LOG_VARIABLE: f"{_format(settings)} {settings.name}"} if settings.log_jobs else {}
 
 

@@ -1,7 +1,8 @@
 """The node's loop: it waits for everything at once, in one thread, and never for the database.
 
-Workers, guard and zygote, wake-ups, signals and the database threads all end in one selector.  Until the zygote has
-imported the app there is only a `Node`; then it joins, and a `JoinedNode` takes the events.
+Workers, guard and zygote, wake-ups, signals and the database threads all end in one selector.
+Until the zygote has imported the app there is only a `Node`; then it joins, and a `JoinedNode`
+takes the events.
 """
 
 from __future__ import annotations
@@ -58,7 +59,10 @@ READ_BYTES = 1 << 16
 
 
 class CannotImport(BadOption):
-    """There is no app whose jobs could run; `frames` are the lines of the user's code that led there."""
+    """There is no app whose jobs could run.
+
+    `frames` are the lines of the user's code that led there.
+    """
 
     def __init__(self, message: str, frames: str = "") -> None:
         super().__init__(message)
@@ -331,7 +335,8 @@ class Node:
                 )
             elif self._pool.forks:
                 log.warning(
-                    "the app starts threads at import (%s): a lock they hold stays locked in workers",
+                    "the app starts threads at import (%s): "
+                    "a lock they hold stays locked in workers",
                     names,
                 )
 

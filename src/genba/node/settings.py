@@ -21,9 +21,9 @@ SPAWNS = ("fork", "exec")
 class NodeSettings:
     """`queues` maps a queue to its slots (None: as many as the node has).
 
-    With `more_queues`, the queues that the app's tasks and schedules name are served too.  `reload` imports the app
-    again when one of its files changes.  With `debug`, no job runs out of time.  `log_jobs` writes the log lines of
-    jobs among the node's own.
+    With `more_queues`, the queues that the app's tasks and schedules name are served too.  `reload`
+    imports the app again when one of its files changes.  With `debug`, no job runs out of time.
+    `log_jobs` writes the log lines of jobs among the node's own.
     """
 
     target: str

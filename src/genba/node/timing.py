@@ -1,9 +1,9 @@
 """Every duration of a node's liveness, once, with its unit in the name.
 
-`domain/liveness.py` has what storage and clients need too: the default lease, how often it is renewed, and the
-patience with a node or client that is silent.  `processes/guard.py` has the durations of the guard, which can import
-nothing.  How long jobs wait for each other in a commit or a worker is no matter of liveness: see `decide/dispatch.py`
-and `database/writer.py`.
+`domain/liveness.py` has what storage and clients need too: the default lease, how often it is
+renewed, and the patience with a node or client that is silent.  `processes/guard.py` has the
+durations of the guard, which can import nothing.  How long jobs wait for each other in a commit or
+a worker is no matter of liveness: see `decide/dispatch.py` and `database/writer.py`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from genba.domain.liveness import NODE_RENEWALS_PER_LEASE
 # the lease
 
 RENEWAL_JITTER = (0.9, 1.1)
-"""Each renewal comes after this part of its interval, at random, so that nodes do not renew together."""
+"""Each renewal comes after this part of its interval, at random, so that nodes do not renew
+together."""
 
 GUARD_PART = 0.8
 """The guard ends everything when the loop has been silent for this part of the lease."""
@@ -23,7 +24,8 @@ SHORTEST_GUARD_SECONDS = 1.0
 """... but never after less than this."""
 
 LOST_CLAIM_US: Micros = 30 * SECOND
-"""How long a claim without an answer may still be carried out; the server gives a statement ten seconds."""
+"""How long a claim without an answer may still be carried out; the server gives a statement ten
+seconds."""
 
 
 def renewal_us(lease: Micros) -> Micros:
@@ -58,12 +60,14 @@ MONITOR_US: Micros = SECOND
 """Between two looks at the machine."""
 
 PAUSED_LOOKS = 3
-"""A process stopped in the middle of a write is ended at this look of the monitor: after two seconds."""
+"""A process stopped in the middle of a write is ended at this look of the monitor: after two
+seconds."""
 
 # workers
 
 MARK_AFTER_US: Micros = SECOND
-"""A job that has run for this long gets its start written down, so that its loss counts as a crash."""
+"""A job that has run for this long gets its start written down, so that its loss counts as a
+crash."""
 
 CONDITION_CHECK_US: Micros = SECOND
 """How long a worker may take to check a job's conditions."""
@@ -89,10 +93,12 @@ KILL_SECONDS = 5.0
 # the end
 
 DRAIN_KILL_US: Micros = SECOND
-"""After the grace, stopped jobs have this long before they are killed; another second is for the last writes."""
+"""After the grace, stopped jobs have this long before they are killed; another second is for the
+last writes."""
 
 DRAIN_LEAVE_US: Micros = SECOND * 7 // 4
-"""A node exits this long after its grace: a quarter of a second is left for a machine slow to end a process."""
+"""A node exits this long after its grace: a quarter of a second is left for a machine slow to
+end a process."""
 
 FINISH_SECONDS = 10.0
 """How long each database thread may take to write what is left."""
@@ -130,13 +136,15 @@ REPLAN_SECONDS = 60.0
 """Between two looks at whether the schedules still have their next tick."""
 
 ABANDONED_SECONDS = 300.0
-"""A schedule that no live node declares is paused after this: nodes may come back late after a suspended night."""
+"""A schedule that no live node declares is paused after this: nodes may come back late after a
+suspended night."""
 
 SET_BACK_US: Micros = SECOND
 """A store's clock that goes back by less has not been set."""
 
 SET_BACK_SECONDS = 20.0
-"""How long schedules are planned anew after the clock was set back: longer than a lease, until all nodes know it."""
+"""How long schedules are planned anew after the clock was set back: longer than a lease, until
+all nodes know it."""
 
 RETRY_SECONDS = 0.5
 """Between two tries of maintenance when the database does not answer."""

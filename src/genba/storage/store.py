@@ -15,6 +15,7 @@ from urllib.parse import parse_qs, unquote
 
 from genba.domain.clock import Clock, SystemClock
 from genba.domain.duration import Micros
+from genba.domain.liveness import DEFAULT_LEASE_US
 from genba.domain.rank import AGE_STEP
 from genba.domain.url import mask_password, split_url
 from genba.errors import BadOption, StoreError
@@ -67,7 +68,6 @@ from genba.storage.verify import VerifyReport, verify
 from genba.storage.wakeups import ClientWakeups, NodeWakeups
 
 DEFAULT_URL = "sqlite:///genba.db"
-LEASE_US: Micros = 15_000_000
 # Pieces that several queries share.
 _SHARED_SQL = {
     "{columns}": JOB_COLUMNS,
@@ -82,7 +82,7 @@ def open_store(
     *,
     namespace: str = "default",
     clock: Clock | None = None,
-    lease: Micros = LEASE_US,
+    lease: Micros = DEFAULT_LEASE_US,
     age_step: Micros = AGE_STEP,
 ) -> Store:
     """Make the store behind `url`; nothing is opened before the first call.  `clock` is for tests."""

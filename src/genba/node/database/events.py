@@ -32,7 +32,10 @@ class SuccessesRefused:
 
 @dataclass(frozen=True, slots=True)
 class EndingsWritten:
-    """Endings are written, or were not this node's to write; `again`: some jobs become due again later."""
+    """Endings are written, or refused.
+
+    With `again`, some of the jobs become due again later.
+    """
 
     again: bool = False
 
@@ -52,7 +55,7 @@ class StartsMarked:
 
 @dataclass(frozen=True, slots=True)
 class LimitSlotsTaken:
-    """`ours` have the slots that they need; the `lost` jobs wait for theirs, or are not this node's any more."""
+    """`ours` have their limit slots; `lost` jobs wait for theirs, or belong to another node."""
 
     ours: list[JobId]
     lost: list[JobId]
@@ -63,7 +66,10 @@ class LimitSlotsTaken:
 
 @dataclass(frozen=True, slots=True)
 class LeaseRenewed:
-    """The lease is renewed: when the node asked by its clock, and the store's time of the answer."""
+    """The lease is renewed.
+
+    `sent` is when the node asked, by its steady clock; `now` is the store's time.
+    """
 
     sent: Micros
     now: Micros

@@ -1,4 +1,4 @@
-"""The end of a draining node at its deadline, even if the database does not answer or a process does not die."""
+"""The end of a draining node at its deadline, even if the database or a process hangs."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ EXIT_UNDONE = 1
 class ExitDeadline(threading.Thread):
     """A thread that ends this process at the deadline, whatever the other threads wait for.
 
-    What is not written by then is found by other nodes: they see that this node's lock is free.  The guard ends what is
-    left running.
+    What is not written by then is found by other nodes: they see that this node's lock is free.
+    The guard ends what is left running.
     """
 
     def __init__(self, clock: Clock) -> None:

@@ -54,7 +54,10 @@ def join(
 
 
 def log_task_changes(changed: TaskChanges) -> None:
-    """Log one line if tasks differ from those of earlier nodes; the events have the old and new values."""
+    """Log one line if tasks differ from those of earlier nodes.
+
+    The events have the old and new values.
+    """
     if changed:
         tasks = "; ".join(f"{task} ({', '.join(diff)})" for task, diff in sorted(changed.items()))
         log.info("the code of this node has changed tasks: %s", tasks)

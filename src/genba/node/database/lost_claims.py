@@ -1,4 +1,7 @@
-"""Claims whose answer was lost: the jobs that they have taken, if any, are this node's, and it must find them."""
+"""Claims whose answer was lost.
+
+The jobs that they have taken, if any, are this node's, and it must find them.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +35,8 @@ class LostClaims:
     def found(self, claim: int, jobs: Sequence[Claimed]) -> list[Claimed]:
         """Give those of a claim's jobs that were not found before.
 
-        The claim is closed by a look that began late enough, not by time alone, in which the database may have been
-        away.
+        The claim is closed by a look that began late enough, not by time alone, in which the
+        database may have been away.
         """
         with self._lock:
             until, known = self._open.get(claim, (0, set()))

@@ -1,7 +1,8 @@
 """The thread that renews the lease and keeps the queue moving.
 
-Every node has one, and each does everything: promote jobs that are due, settle dependencies, expire, take over from
-dead nodes (`rescue.py`), park jobs that no node can run, and prune (`prune.py`).  On an idle node it only reads.
+Every node has one, and each does everything: promote jobs that are due, settle dependencies,
+expire, take over from dead nodes (`rescue.py`), park jobs that no node can run, and prune
+(`prune.py`).  On an idle node it only reads.
 """
 
 from __future__ import annotations
@@ -249,7 +250,10 @@ class Maintenance(threading.Thread):
     # what is due
 
     def _do_due_work(self) -> DueWork:
-        """Do what is due; gives what was seen, so that other duties need not look if there is nothing."""
+        """Do what is due.
+
+        Gives what was seen, so that other duties need not look if there is nothing.
+        """
         store, rules = self._store, self._rules
         store.dependencies.unsettled = False
         queues = [queue for queue in self._queues if queue not in rules.paused]
@@ -290,7 +294,10 @@ class Maintenance(threading.Thread):
             self._post(CommandsReceived(self._store.nodes.commands(self._node)))
 
     def _notice_set_back(self, now: Micros) -> None:
-        """Renew and plan anew if the store's clock was set back: moments of its old time are far away now."""
+        """Renew and plan anew if the store's clock was set back.
+
+        What was planned by its old time would come too late.
+        """
         if now < self._latest - SET_BACK_US:
             log.warning("the clock was set back; planning anew what waits for its old time")
             self._set_back_until = self._seconds() + SET_BACK_SECONDS
@@ -306,7 +313,10 @@ class Maintenance(threading.Thread):
         return fired > 0
 
     def _promote(self, due: DueWork) -> tuple[bool, Micros | None]:
-        """Let scheduled jobs wait that are due; gives whether there were any, and when the next is due."""
+        """Let scheduled jobs wait that are due.
+
+        Gives whether there were any, and when the next is due.
+        """
         if due.next_due is None or due.next_due > due.now:
             return False, due.next_due
         while self._store.promote() == PROMOTED_AT_ONCE:
@@ -363,7 +373,7 @@ class Maintenance(threading.Thread):
         self._post(WorkAvailable())
 
     def _declare_schedules(self) -> None:
-        """Declare the code's schedules with the operators' changes of now, which must not be undone."""
+        """Declare the code's schedules with the changes that operators have made to them."""
         overrides = self._store.operators.refresh().overrides
         self._schedule_overrides = _overrides_of(overrides, SCHEDULE_OPTIONS)
         schedules, removed = apply_overrides(self._schedules, overrides)
@@ -412,7 +422,7 @@ class Maintenance(threading.Thread):
             self._post(WorkAvailable())
 
     def _unpark(self) -> None:
-        """Let jobs go that were parked because no node knew their task or a condition; this one does."""
+        """Release jobs that were parked for an unknown task or condition that this node knows."""
         reasons = {f"unknown task {task}" for task in self._tasks}
         reasons |= {parked_on_unknown(condition) for condition in self._conditions}
         while not self._ended:

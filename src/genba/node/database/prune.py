@@ -21,7 +21,7 @@ class Pruning:
         self._ended = ended
 
     def begin(self, keeps: Mapping[str, KeepTimes]) -> None:
-        """Delete what is not jobs, and begin anew with jobs, which are kept as `keeps` says by task."""
+        """Delete old events and the like, and begin anew with jobs; `keeps` has times by task."""
         store, now = self._store, self._store.now()
         store.pruner.begin(keeps, now)
         while store.ticks.prune_ticks() >= 500 and not self._ended():

@@ -55,7 +55,8 @@ class Rescue:
             if jobs:
                 self._post(WorkAvailable())
         if self._neighbours - here:
-            # Nodes elsewhere have taken over their jobs, but cannot end their processes on this machine.
+            # Nodes elsewhere have taken over their jobs, but cannot end their processes on this
+            # machine.
             _log_leftovers(end_leftovers(self._neighbours - here))
         self._neighbours = here - {self._node, *(death.node.id for death in dead)}
         return bool(suspects)

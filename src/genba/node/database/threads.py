@@ -18,7 +18,7 @@ from genba.storage.store import Store
 
 
 class DatabaseThreads:
-    """On PostgreSQL two writers end jobs, as one session would hold up everything, and a third claims."""
+    """One writer on SQLite.  On PostgreSQL three: two write ends of jobs, and one claims."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""A thread that claims jobs and writes about running ones, so that the loop never waits for the database."""
+"""A thread that claims jobs and writes how they ended: the loop never waits for the database."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ LARGEST = 2000  # attempts in one transaction
 FLOW = 32  # attempts in the last commit, after which more are expected soon
 MANY = 512  # attempts that make a commit worth while then
 GATHER_SECONDS = 0.004  # how long it waits for them
-# After a claim that found nothing it claims once more: an insert that missed the flag is committed by then.
+# After a claim that found nothing it claims once more: an insert that missed the flag is committed
+# by then.
 CLAIM_AGAIN_SECONDS = 0.05
 FIRST_PAUSE_SECONDS = 0.1  # between tries while the database is away; doubled each time
 LONGEST_PAUSE_SECONDS = 2.0
@@ -46,7 +47,10 @@ Event = tuple[str, dict[str, Any]]  # kind, details
 
 @dataclass(slots=True)
 class PendingWrites:
-    """What a writer has to do; each part is emptied when it is done, so that the rest can be tried again."""
+    """What a writer has to do.
+
+    Each part is emptied when it is done, so that the rest can be tried again.
+    """
 
     starts_first: list[Start] = field(default_factory=list)  # the jobs wait for it
     successes: list[Success] = field(default_factory=list)
@@ -196,7 +200,10 @@ class Writer(threading.Thread):
         self._flagged_idle = False
 
     def load(self) -> int:
-        """Give how much is written before what would be added now; nothing, if that waits for more."""
+        """Give how many attempts are ahead of what would be added now.
+
+        None, if those wait for more.
+        """
         ahead = 0 if self._pending.patience else len(self._pending.successes)
         return ahead + (LARGEST if self._busy else 0)
 
@@ -257,7 +264,10 @@ class Writer(threading.Thread):
             pause = min(LONGEST_PAUSE_SECONDS, pause * 2)
 
     def step(self) -> bool:
-        """Try once, for callers that drive a writer without its thread; False if something is left."""
+        """Try once, for callers that drive a writer without its thread.
+
+        False if something is left.
+        """
         pending, rest = self._pending.split()
         self._pending = PendingWrites()
         done = self._try(pending)
@@ -283,7 +293,8 @@ class Writer(threading.Thread):
             try:
                 self._one_by_one(pending)
             except StoreUnreachable:
-                # All of it is tried once more: what is written already is refused as not this node's.
+                # All of it is tried once more: what is written already is refused as not this
+                # node's.
                 self._trouble = True
         if pending.wants:
             pending.wants = {}
@@ -294,7 +305,10 @@ class Writer(threading.Thread):
         return not pending
 
     def _one_by_one(self, pending: PendingWrites) -> None:
-        """End each job alone, since one of them cannot be stored; that one ends without its details."""
+        """End each job alone, since one of them cannot be stored.
+
+        That one ends without its details.
+        """
         answers = [*pending.not_ready, *(wanted.answer for wanted in pending.slots_wanted)]
         released = [answer.ending for answer in answers]
         successes = [success.as_ending() for success in pending.successes]
@@ -390,7 +404,10 @@ class Writer(threading.Thread):
             pending.events = []
 
     def _report_freed_slots(self) -> None:
-        """Report jobs that may start as others have ended: to this node, whose claim ran meanwhile, and others."""
+        """Wake this node and others if ended jobs have freed slots of limits.
+
+        This node too: another writer may have claimed at the same time.
+        """
         if self._store.limits.queues.granted:
             self._post(SlotsFreed())
             self._store.wake_for_granted()
@@ -399,7 +416,10 @@ class Writer(threading.Thread):
 
     @contextmanager
     def _claiming(self) -> Iterator[int]:
-        """Give a new claim id; if the claim fails without an answer, maintenance looks for its jobs."""
+        """Give a new claim id.
+
+        If the claim fails without an answer, maintenance looks for its jobs.
+        """
         claim = secrets.randbits(63)
         try:
             yield claim
@@ -444,7 +464,10 @@ class Writer(threading.Thread):
         return jobs
 
     def _flag_idle(self) -> None:
-        """Ask to be woken; noted before, as a wake-up may come before the call returns and clears it."""
+        """Ask to be woken.
+
+        It is noted here first: a wake-up may come before the call returns.
+        """
         self._flagged_idle = True
         try:
             self._store.nodes.hungry(self._node, True)

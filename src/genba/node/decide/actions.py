@@ -26,7 +26,10 @@ class DismissWorker:
 
 @dataclass(frozen=True, slots=True)
 class SetSeats:
-    """Let a worker run several jobs at a time, each at a seat; without seats, one at a time again."""
+    """Let a worker run several jobs at a time, each at a seat.
+
+    Without seats it runs one at a time again.
+    """
 
     slot: int
     seats: tuple[int, ...]

@@ -1,9 +1,12 @@
-"""What a node decides: an event and the time go in, actions come out; no clock, no process, no database.
+"""What a node decides: an event and the time go in, actions come out.
 
-Times are micros of the node's own steady clock; `NodeState.wall` turns one into the store's time.  The brain takes
-each event and lets its parts decide: `pool_size` how many workers there are, `claim` what to claim, `dispatch` and
-`shared_workers` which worker gets what, `conditions` what may start, `stop` and `cancel` what must end, `results` and
-`worker_death` how it ended.  All of them share one `NodeState`.
+No clock, no process, no database.
+
+Times are micros of the node's own steady clock; `NodeState.wall` turns one into the store's time.
+The brain takes each event and lets its parts decide: `pool_size` how many workers there are,
+`claim` what to claim, `dispatch` and `shared_workers` which worker gets what, `conditions` what may
+start, `stop` and `cancel` what must end, `results` and `worker_death` how it ended.  All of them
+share one `NodeState`.
 """
 
 from __future__ import annotations
@@ -82,7 +85,10 @@ class Brain:
 
     @property
     def workers_fork(self) -> bool:
-        """Whether a worker may fork for each job: the app can be forked, and has no lifespan to enter."""
+        """Whether a worker may fork for each job.
+
+        The app can be forked, and has no lifespan to enter.
+        """
         return self._state.workers_fork
 
     @workers_fork.setter
@@ -206,7 +212,7 @@ class Brain:
         out_of_memory: bool = False,
         seats: Mapping[int, WorkerView] = _NO_SEATS,
     ) -> list[Action]:
-        """Write how the running jobs of a dead worker ended, and queue those that had not started."""
+        """Write how the jobs of a dead worker ended, and queue those that had not started."""
         worker = self._state.by_slot.pop(slot, None)
         if worker is None:
             return []
@@ -359,7 +365,10 @@ class Brain:
         return actions + write_endings(endings) + later + self._flow(now)
 
     def _patience(self, successes: Sequence[Success]) -> Micros:
-        """Give how long a commit may wait for more successes; not if these have slots of a limit."""
+        """Give how long a commit may wait for more successes.
+
+        Not if these have slots of a limit.
+        """
         mean = self._state.mean
         if not BRIEF_US <= mean < GATHER_US:
             return 0
@@ -405,7 +414,7 @@ class Brain:
         return cancel.disable(self._state, frozenset(tasks), now) + self._flow(now)
 
     def on_taken_back(self, slot: int, count: int, now: Micros) -> list[Action]:
-        """The last `count` jobs given to a worker are this node's again, as their tokens were unread."""
+        """Queue the last `count` jobs of a worker again: it had not read their tokens."""
         worker = self._state.by_slot.get(slot)
         if worker is None:
             return []

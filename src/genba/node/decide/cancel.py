@@ -1,4 +1,4 @@
-"""Jobs that should not run, or not go on: cancelled, of a disabled task, or taken back from a worker."""
+"""Jobs that are cancelled, belong to a disabled task, or are taken back from a worker."""
 
 from __future__ import annotations
 
@@ -51,7 +51,10 @@ def _places(worker: WorkerState) -> Iterator[tuple[int, ClaimedJob]]:
 
 
 def disable(state: NodeState, tasks: frozenset[str], now: Micros) -> list[Action]:
-    """Start no more jobs of these tasks; `stop.watch_job` suggests to running ones that they end."""
+    """Start no more jobs of these tasks.
+
+    `stop.watch_job` suggests to running ones that they end.
+    """
     state.disabled = tasks
     actions = state.release_disabled(now)
     for worker in state.workers():

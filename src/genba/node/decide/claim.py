@@ -20,7 +20,10 @@ AFTER_FAILURE_US = SECOND // 2
 
 
 class ClaimPlanner:
-    """At most one claim is under way; a queue that gave nothing is claimed from again after a wake-up."""
+    """At most one claim is under way.
+
+    A queue that gave nothing is claimed from again after a wake-up.
+    """
 
     def __init__(
         self,
@@ -84,7 +87,8 @@ class ClaimPlanner:
             wants = self._divide(lack, self._empty)
         seats_matter = bool(state.concurrency) and not state.shared
         if seats_matter and (self._last_was_for_all or not wants):
-            # Before all tasks again: otherwise one worker without a job leaves the seats of all others empty.
+            # Before all tasks again: otherwise one worker without a job leaves the seats of all
+            # others empty.
             self._claim_for_seats(actions, now)
         if wants and not self._claiming:
             self._claiming, self._last_was_for_all = tuple(wants), True
@@ -105,7 +109,10 @@ class ClaimPlanner:
         return waiting + sum(worker.load(depth) for worker in workers if not worker.dedicated)
 
     def _claim_for_seats(self, actions: list[Action], now: Micros) -> None:
-        """Claim jobs of tasks with a free seat; now and then one of any task, which would wait for ever."""
+        """Claim jobs of tasks with a free seat.
+
+        Now and then one job of any task is claimed, which would wait for ever otherwise.
+        """
         if now >= self._other_tasks_at and not (self._state.ready or self._state.exclusive_next):
             self._other_tasks_at = now + OTHER_TASKS_EVERY_US
             wants = self._divide(1, self._empty)
@@ -131,7 +138,10 @@ class ClaimPlanner:
             actions.append(ClaimDedicated(list(state.settings.queues), room))
 
     def _divide(self, lack: int, empty: set[str]) -> dict[str, int]:
-        """Give how many jobs to claim of each queue: by weight, and no more of one than its slots here."""
+        """Give how many jobs to claim of each queue.
+
+        They are divided by weight, and no queue gets more than its slots here.
+        """
         queues = {
             queue: slots
             for queue, slots in self._state.settings.queues.items()

@@ -1,7 +1,9 @@
-"""Conditions before a job starts: which worker checks them, for how long, and what the answer means.
+"""Conditions before a job starts.
 
-A check is no attempt.  At most a tenth of the workers check at a time.  An answer holds for a second, for all jobs
-with the same conditions, task, arguments and options.
+Which worker checks them, for how long, and what the answer means.
+
+A check is no attempt.  At most a tenth of the workers check at a time.  An answer holds for a
+second, for all jobs with the same conditions, task, arguments and options.
 """
 
 from __future__ import annotations
@@ -94,7 +96,8 @@ class ConditionChecks:
     def on_checked(self, worker: WorkerState, answer: Sequence[Any], now: Micros) -> list[Action]:
         """Take [serial, ways, wait, said, error] from a worker.
 
-        `ways` are the sets of limit slots with each of which the conditions hold; the empty set needs none.
+        `ways` are the sets of limit slots with each of which the conditions hold; the empty set
+        needs none.
         """
         serial, ways, wait, said, error = answer
         if worker.check is None or worker.check.serial != serial:

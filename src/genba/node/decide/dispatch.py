@@ -16,11 +16,11 @@ from genba.storage.records import Micros
 BUNCH_SIZE = 64  # jobs in one frame
 # Of arguments in one frame: a worker starts the first job when it has the whole frame.
 FRAME_BYTES = 1 << 17
-# Jobs that a worker may have.  With half as many, workers ran dry while the writer was in a commit: a sixth fewer tiny
-# jobs per second on SQLite.
+# Jobs that a worker may have.  With half as many, workers ran dry while the writer was in a commit:
+# a sixth fewer tiny jobs per second on SQLite.
 DEEPEST = 2048
-# Of arguments that a worker may have; and for all workers together, if there are few: 800 jobs of 10 kB are done before
-# the next come.
+# Of arguments that a worker may have; and for all workers together, if there are few: 800 jobs of
+# 10 kB are done before the next come.
 WORKER_BYTES = 8 << 20
 TOTAL_BYTES = 40 << 20
 FORK_US = 3_000  # what a process of its own costs a job
@@ -56,7 +56,10 @@ class Dispatcher:
         worker.peak_memory, worker.cpu_at_start = 0, None
 
     def give_dedicated(self, actions: list[Action], now: Micros) -> None:
-        """Give each dedicated job its own worker; without room, give it back for other nodes or later."""
+        """Give each dedicated job its own worker.
+
+        Without room, give it back for other nodes or later.
+        """
         state = self._state
         workers = [worker for worker in state.by_slot.values() if worker.dedicated]
         unused = [w for w in workers if not w.worked and w.dismissed_at is None]
@@ -149,7 +152,7 @@ class Dispatcher:
             actions.append(DismissWorker(worker.slot))
 
     def give_new_workers(self, actions: list[Action], now: Micros) -> None:
-        """Give a worker of an on-demand pool its jobs before it is up: one, or several short ones."""
+        """Give workers of an on-demand pool their jobs before they are up."""
         state = self._state
         coming = [w for w in state.workers() if not (w.ready or w.leaving or w.outstanding)]
         for i, worker in enumerate(coming):

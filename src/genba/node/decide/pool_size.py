@@ -1,4 +1,4 @@
-"""How many workers there are: they start as the work needs them, and leave when old, idle or too many."""
+"""How many workers there are: when they start, and when they leave."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class PoolSize:
     def recycle(
         self, actions: list[Action], worker: WorkerState, results: Sequence[Sequence[Any]]
     ) -> None:
-        """Replace a worker that has run so many jobs, or has grown so large, as the settings say."""
+        """Replace a worker that has run too many jobs or has grown too large."""
         jobs, memory = self._state.settings.recycle_jobs, self._state.settings.recycle_memory
         if worker.leaving or (jobs is None and memory is None):
             return
@@ -121,7 +121,10 @@ class PoolSize:
                 actions.append(TakeJobsBack(worker.slot))
 
     def lend(self, actions: list[Action], views: Mapping[int, WorkerView], now: Micros) -> None:
-        """Start another worker for each job that waits for others; one too many leaves afterwards."""
+        """Lend the slot of each job that waits for another, so that one more worker may start.
+
+        When the job goes on, a surplus worker is dismissed.
+        """
         by_slot = self._state.by_slot
         waiting = {slot for slot in by_slot if _waits(views.get(slot))}
         for slot, worker in by_slot.items():

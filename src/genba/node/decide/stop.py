@@ -1,4 +1,7 @@
-"""Stopping jobs that run too long, use too much, are cancelled, or outlive a drain: flag, SIGTERM, SIGKILL."""
+"""Stopping jobs: first a flag, then SIGTERM, then SIGKILL.
+
+Jobs are stopped that run too long, use too much, are cancelled, or outlive a drain.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,10 @@ MAX_SIGNALS = 5  # of SIGTERMs to the worker of one job, which is not to blame f
 def request_stop(
     worker: WorkerState, place: int, claimed: ClaimedJob, how: str, now: Micros
 ) -> None:
-    """Cancel or kill the job at `place`, if it has started; a second request never gives it more time."""
+    """Cancel or kill the job at `place`, if it has started.
+
+    A second request never gives it more time.
+    """
     kill = how == "kill"
     cause, grace = (Cause.KILLED, 0) if kill else (Cause.CANCELLED, claimed.options.grace)
     before = worker.stops.get(place)
@@ -64,7 +70,10 @@ def watch_job(
     view: WorkerView,
     now: Micros,
 ) -> None:
-    """Note what the worker runs and for how long; stop the job if it has run out of time or resources."""
+    """Note what the worker runs and for how long.
+
+    Stop the job if it has run out of time or resources.
+    """
     _note_place(worker, view, now)
     claimed = worker.job_at(view.place) if view.phase == wire.RUNNING else None
     if claimed is None:
@@ -94,7 +103,7 @@ def _note_place(worker: WorkerState, view: WorkerView, now: Micros) -> None:
 
 
 def _take_back_behind_long(state: NodeState, actions: list[Action], worker: WorkerState) -> None:
-    """Take back what is queued behind a long job, and give no jobs ahead while jobs are like this."""
+    """Take back what is queued behind a long job, and give fewer jobs ahead."""
     worker.slow = True
     if worker.host is None:
         state.mean = max(state.mean, WORK_AHEAD_US)
@@ -131,7 +140,10 @@ def _write_start_and_progress(
 def _stop_large(
     worker: WorkerState, claimed: ClaimedJob, place: int, use: ResourceUse, now: Micros
 ) -> None:
-    """Stop a job that uses too much: of CPU time with its grace; of memory at once, before it is gone."""
+    """Stop a job that uses too much.
+
+    For CPU time it has its grace; for memory it has none, or the memory would be gone before.
+    """
     options = claimed.options
     worker.peak_memory = max(worker.peak_memory, use.memory)
     if worker.cpu_at_start is None:
@@ -170,7 +182,10 @@ def escalate(
     view: WorkerView | None,
     now: Micros,
 ) -> None:
-    """Set the flag, then send SIGTERM (at half the grace, if the job checks the flag), then SIGKILL."""
+    """Set the flag, then send SIGTERM, then SIGKILL.
+
+    A job that checks the flag gets SIGTERM at half its grace only.
+    """
     running = view is not None and view.phase == wire.RUNNING
     stop = worker.stops.get(view.place) if view is not None and running else None
     if stop is None and worker.host is None and not worker.seats and len(worker.stops) == 1:
@@ -207,8 +222,8 @@ def _kill(
         slot = worker.host
         state.by_slot[slot].killed_for_seat = True
     if view.pid and now < stop.kill_at + KILL_BY_WORKER_US:
-        # The worker has forked for this job.  It kills that process and dies in the same way, so that what
-        # the job has used is known.
+        # The worker has forked for this job.  It kills that process and dies in the same way, so
+        # that what the job has used is known.
         actions += [KillJobProcess(slot, stop.place), SignalWorker(slot, signal.SIGTERM)]
     else:
         actions.append(SignalWorker(slot, signal.SIGKILL))
@@ -226,7 +241,8 @@ def release_signalled(
 ) -> None:
     """Give back what a worker runs that got a SIGTERM from outside the node, and will exit.
 
-    A service manager signals all processes at once.  Then the node soon drains, and the job has the grace.
+    A service manager signals all processes at once.  Then the node soon drains, and the job has the
+    grace.
     """
     if worker.signalled_at is None:
         worker.signalled_at, worker.leaving = now, True
@@ -258,9 +274,10 @@ def stop_paused_writer(
     views: Mapping[int, WorkerView],
     now: Micros,
 ) -> None:
-    """Kill a worker with a process that is stopped (SIGSTOP) in a write and keeps others from writing.
+    """Kill a worker one of whose processes is stopped (SIGSTOP) in a write and blocks others.
 
-    It sees no flag and no SIGTERM.  In a shared worker the write may be any job's, so all of them are blamed.
+    It sees no flag and no SIGTERM.  In a shared worker the write may be any job's, so all of them
+    are blamed.
     """
     for slot in (worker.slot, *worker.seats):
         busy, view = state.by_slot[slot], views.get(slot)

@@ -1,4 +1,4 @@
-"""How attempts ended whose worker is dead: from its exit status and what its shared memory shows."""
+"""How the attempts of a dead worker ended, by its exit status and its shared memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ from genba.storage.records import Ending, JobId, Micros
 
 @dataclass(frozen=True, slots=True)
 class WorkerDeath:
-    """What is known of a dead worker; `out_of_memory`: the kernel has lately killed for want of memory."""
+    """What is known of a dead worker.
+
+    `out_of_memory`: the kernel has lately killed for want of memory.
+    """
 
     status: int | None
     cpu: Micros
@@ -83,7 +86,7 @@ def _end_seat(
 def end_all_attempts(
     state: NodeState, views: Mapping[int, WorkerView], now: Micros
 ) -> tuple[list[Ending], set[JobId]]:
-    """Give the endings of all running jobs, and their ids, when the guard died and all workers with it."""
+    """Give the endings of all running jobs, and their ids, after the guard has died."""
     endings: list[Ending] = []
     ended: set[JobId] = set()
     for slot, worker in state.by_slot.items():
@@ -127,7 +130,8 @@ def with_last_view(
         started = state.wall(worker.seen_since)
     ended = ending.ended
     if started is not None and ended is not None:
-        # `started` is by this machine's clock, and the estimate of the store's time is a little behind it.
+        # `started` is by this machine's clock, and the estimate of the store's time is a little
+        # behind it.
         ended = max(started, ended)
     progress = view.progress
     ours = progress is not None and progress[1] == view.place

@@ -61,7 +61,10 @@ class ClaimedJob:
 
     @property
     def exclusive(self) -> bool:
-        """Whether it must start as soon as it is given: it has a timer, or its start is written first."""
+        """Whether it must start as soon as it is given.
+
+        It has a timer, or its start is written first.
+        """
         s = self.snapshot
         if self.must_mark:
             return True
@@ -76,7 +79,10 @@ class ClaimedJob:
 
     @property
     def shareable(self) -> bool:
-        """Whether it may run beside others; not if limited, at most once, or possibly the cause of a crash."""
+        """Whether it may run beside others in one worker.
+
+        It may not if it is limited, runs at most once, or was in a worker that crashed.
+        """
         return not (self.must_mark or self.measured or self.dedicated or self.job.crashes)
 
     @property
@@ -174,7 +180,10 @@ class WorkerState:
     check: ConditionCheck | None = None
 
     def load(self, depth: int) -> int:
-        """Give how many of the `depth` jobs it may have it has; a shared worker in use counts as full."""
+        """Give how many jobs it has, of the `depth` that it may have.
+
+        A shared worker in use counts as full.
+        """
         return max(depth, 1) if self.seats and self.outstanding else self.outstanding
 
     def overdue(self, now: Micros) -> bool:

@@ -1,4 +1,7 @@
-"""The channels to workers: for each a socket, a pipe of tokens, shared memory, and its jobs' other output."""
+"""The channels to workers.
+
+For each a socket, a pipe of tokens, shared memory, and its jobs' other output.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,8 @@ from typing import Any
 from genba import wire
 from genba.node.decide.worker_state import WorkerView
 
-# Of frames that are made before they are sent: few enough that they are still in the processor's cache.
+# Of frames that are made before they are sent: few enough that they are still in the processor's
+# cache.
 FRAMES_BYTES = 1 << 17
 READ_BYTES = 1 << 18
 OUTPUT_BYTES = 1 << 16
@@ -21,7 +25,7 @@ SOCKET_BYTES = 1 << 20
 
 
 class OtherOutput:
-    """The beginning and end of what a job's other processes, and code that is not Python, have written."""
+    """The beginning and end of what a job's other processes and non-Python code have written."""
 
     ROOM = 8 << 10  # bytes of the beginning, and of the end
 
@@ -92,7 +96,10 @@ class Channel:
         self.send((wire.FORK_PER_JOB if each else wire.BUNCH, serial, jobs))
 
     def take_back(self) -> int:
-        """Read the tokens that the worker has not read; gives how many: as many jobs are taken back."""
+        """Read the tokens that the worker has not read.
+
+        Gives how many: as many jobs are taken back.
+        """
         try:
             return len(os.read(self._tokens, 1 << 16)) // wire.TOKEN_SIZE
         except BlockingIOError:
@@ -119,7 +126,10 @@ class Channel:
         self.flush()
 
     def flush(self) -> None:
-        """Send as much as there is room for; the rest is made into frames only when there is room."""
+        """Send as much as there is room for.
+
+        The rest is made into frames only when there is room.
+        """
         try:
             while self._next_bytes or self._unsent:
                 self._next_bytes = self._next_bytes or self._make_frames()
@@ -183,7 +193,10 @@ class Channel:
         return data
 
     def _read_output(self, results: list[list[Any]]) -> None:
-        """Add other output to the log of the job that has ended: it was written before the result."""
+        """Add other output to the log of the job that has ended.
+
+        It was written before the result.
+        """
         for _ in range(16 if self.output_fd != -1 and not self.output_closed else 0):
             try:
                 text = os.read(self.output_fd, OUTPUT_BYTES)
@@ -222,7 +235,10 @@ class Channel:
 
 
 class SeatChannel:
-    """The channel to one seat of a shared worker: shared memory of its own, and its worker's socket."""
+    """The channel to one seat of a shared worker.
+
+    Shared memory of its own, and its worker's socket.
+    """
 
     def __init__(self, slot: int, worker: Channel, number: int) -> None:
         self.slot = slot

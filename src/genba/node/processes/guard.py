@@ -6,14 +6,15 @@ import nothing outside the standard library.  One thread, no user code, nothing 
 From the node, one ASCII packet each:
     START (+ fd)      start the zygote with this socket as its fd 3
     BEAT micros       end everything at this moment of CLOCK_BOOTTIME; 0: no limit
-    KNOW pid parent   a worker, forked by the zygote `parent`; spare it
+    KNOW pid parent   a worker, forked by the zygote `parent`; do not kill it
     FORGET pid        it has ended
     SETTLED           every worker of the dead zygote is known now
     SWEEP token       kill all that the zygote and its workers left behind
     END               kill everything and exit
 To the node:
-    ZYGOTE pid (+ pidfd), ZYGOTE_DIED pid status, REAPED pid status user_micros system_micros peak_kb,
-    GONE pid (a worker whose status nobody has seen), SWEPT token killed unkillable
+    ZYGOTE pid (+ pidfd), ZYGOTE_DIED pid status,
+    REAPED pid status user_micros system_micros peak_kb,
+    GONE pid (a worker whose status is lost), SWEPT token killed unkillable
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 
-_RESCAN_MS = 20  # deaths wake us; this is for what was adopted between two looks
+_RESCAN_MS = 20  # deaths wake the guard; this is for processes adopted between two looks
 _LONGEST_NAP_MS = 500  # poll() does not count suspended time, the beat does
 _IGNORED = (
     signal.SIGTERM,
@@ -53,7 +54,7 @@ _HAS_CHILDREN_FILE = os.path.exists("/proc/thread-self/children")
 
 
 def children(pid: int) -> list[int]:
-    """The direct children of `pid`, zombies too; none when it is gone."""
+    """Give the direct children of `pid`, zombies too; none when it is gone."""
     if not _HAS_CHILDREN_FILE:
         return children_by_scan(pid)
     found: list[int] = []
@@ -71,7 +72,7 @@ def children(pid: int) -> list[int]:
 
 
 def children_by_scan(pid: int) -> list[int]:
-    """As `children`, on kernels built without CONFIG_PROC_CHILDREN; costs a look at every process."""
+    """Do as `children` on kernels without CONFIG_PROC_CHILDREN, by a look at every process."""
     return [
         other
         for other in map(int, filter(str.isdigit, os.listdir("/proc")))
@@ -80,7 +81,7 @@ def children_by_scan(pid: int) -> list[int]:
 
 
 def parent_of(pid: int) -> int | None:
-    """The parent of `pid`, also of a zombie; None when it is gone."""
+    """Give the parent of `pid`, also of a zombie; None when it is gone."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as stat:
             # The name may contain spaces and parentheses.
@@ -90,9 +91,9 @@ def parent_of(pid: int) -> int | None:
 
 
 def kill_trees(roots: Iterable[int]) -> tuple[set[int], set[int]]:
-    """SIGKILL these processes and all below them: who got it, and whom we may not kill.
+    """Send SIGKILL to these processes and all below; gives (killed, not permitted).
 
-    One pass; what forks meanwhile is found by the next one.  The roots must be children of the
+    One pass; what is forked meanwhile is found by the next one.  The roots must be children of the
     caller, whose pids cannot be reused before it reaps them.
     """
     killed: set[int] = set()
@@ -119,8 +120,8 @@ def kill_trees(roots: Iterable[int]) -> tuple[set[int], set[int]]:
 
 
 def _kill_member(pid: int, family: set[int]) -> bool:
-    # Somebody else reaps this one, so the pid may be a stranger's by now; a pidfd opened before the
-    # look at its parent cannot be.
+    # Another process reaps this one, so its pid may have been reused; a pidfd opened before
+    # the look at its parent is safe.
     pidfd = os.pidfd_open(pid)
     try:
         if parent_of(pid) not in family:
@@ -168,7 +169,7 @@ class Guard:
                 awake = dict(self._poll.poll(self._nap()))
                 self._clear_wake()
                 self._reap()
-                self._obey()
+                self._read_commands()
                 if self._node_pidfd in awake or os.getppid() != self._node_pid:
                     self._exit = 0
                 if self._deadline is not None and _boot_micros() >= self._deadline:
@@ -210,19 +211,20 @@ class Guard:
 
     def _zygote_died(self, status: int) -> None:
         dead, self._zygote = self._zygote, 0
-        # Workers that the node has not yet told us about are ours now too; sweeping has to wait for it.
+        # Its workers, of which the node has not reported all yet, are children of the guard now.
+        # A sweep has to wait until all are known.
         self._settled = False
         self._report(f"ZYGOTE_DIED {dead} {status}")
         for pid in [worker for worker, parent in self._known.items() if parent == dead]:
             self._expect(pid)
 
     def _expect(self, pid: int) -> None:
-        # The dead zygote may have reaped this worker without a word; then it will not come to us.
+        # The dead zygote may have reaped this worker without a report; then the guard cannot.
         if parent_of(pid) != os.getpid():
             self._known.pop(pid, None)
             self._report(f"GONE {pid}")
 
-    def _obey(self) -> None:
+    def _read_commands(self) -> None:
         while self._exit is None:
             try:
                 packet, ancillary, _, _ = self._node.recvmsg(
@@ -347,7 +349,8 @@ def _main(argv: list[str]) -> None:
     os.set_inheritable(NODE_FD, False)
     node = socket.socket(fileno=NODE_FD)
     node.setblocking(False)
-    # Not a return: the socket must not be closed before the exit code is set, or the node takes us for stuck.
+    # Not a return: the socket must not be closed before the exit code is set, or the node takes the
+    # guard for stuck.
     os._exit(Guard(node, int(argv[1]), argv[2:]).run())
 
 

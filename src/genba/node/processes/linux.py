@@ -1,4 +1,4 @@
-"""What the node asks of Linux about processes: adopt, watch, kill.  Standard library only."""
+"""System calls about processes: adopt, watch, kill.  Standard library only."""
 
 from __future__ import annotations
 
@@ -12,29 +12,30 @@ from genba.node.processes.guard import children, kill_trees
 
 _PR_SET_CHILD_SUBREAPER = 36
 _M_TRIM_THRESHOLD = -1
-_KEPT = 32 << 20  # bytes
-_RESCAN = 0.002
+_KEPT_BYTES = 32 << 20
+_RESCAN_SECONDS = 0.002
 
 
-def adopt_orphans(wanted: bool = True) -> None:
+def adopt_orphans(adopt: bool = True) -> None:
     """Make this process the parent of every orphan below it (or not any more)."""
     prctl = ctypes.CDLL(None, use_errno=True).prctl
-    if prctl(_PR_SET_CHILD_SUBREAPER, int(wanted), 0, 0, 0):
+    if prctl(_PR_SET_CHILD_SUBREAPER, int(adopt), 0, 0, 0):
         raise OSError(ctypes.get_errno(), "prctl")
 
 
 def keep_memory() -> None:
-    """Let malloc keep what the arguments of one claim had, for the next.
+    """Let malloc keep the memory of one claim's arguments for the next claim.
 
-    By default it goes back to the kernel each time and comes as empty pages, which takes as long as to copy them.
+    By default it goes back to the kernel each time and comes as empty pages, which takes as long as
+    to copy them.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # of glibc; elsewhere it is as it is
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc only
     if mallopt is not None:
-        mallopt(_M_TRIM_THRESHOLD, _KEPT)
+        mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
 
 
 def boot_micros() -> int:
-    """CLOCK_BOOTTIME, the same in every process of this machine."""
+    """Read CLOCK_BOOTTIME, which is the same in every process of this machine."""
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1000
 
 
@@ -46,7 +47,7 @@ def ended(pidfd: int, within: float = 0) -> bool:
 
 
 def kill_children(spare: Collection[int], within: float) -> int:
-    """Kill and reap every child but those in `spare`, and all below them; gives how many are left."""
+    """Kill and reap every child but those in `spare`, and all below; gives how many are left."""
     deadline = time.monotonic() + within
     while True:
         below = [pid for pid in children(os.getpid()) if pid not in spare]
@@ -55,7 +56,7 @@ def kill_children(spare: Collection[int], within: float) -> int:
         if refused.issuperset(below) or (left and time.monotonic() >= deadline):
             return left
         if left:
-            time.sleep(_RESCAN)
+            time.sleep(_RESCAN_SECONDS)
 
 
 def _reaped(pid: int) -> bool:

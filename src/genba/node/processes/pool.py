@@ -1,12 +1,11 @@
 """The worker processes, seen from their parent: guard, zygote, workers.
 
-Nothing here blocks for longer than a stuck peer is given (`_PATIENCE`), and nothing decides: what
-happened comes out of `ready` as events.
+Nothing here blocks for longer than a stuck peer may take (`PEER_SECONDS`), and nothing is decided:
+`ready` gives what happened as events.
 """
 
 from __future__ import annotations
 
-import array
 import os
 import select
 import signal
@@ -20,16 +19,18 @@ import msgspec
 
 from genba.node.processes import guard
 from genba.node.processes.linux import adopt_orphans, boot_micros, ended, kill_children
+from genba.node.processes.packets import Peer, contents_of, post, receive, send_signal, socketpair
+from genba.node.timing import KILL_SECONDS
 
-_PATIENCE = 1.0  # seconds for a peer whose socket is full; then it is killed
-_KILL_WITHIN = 5.0
-_PACKET = 4096
-_OWED = 0  # the token of a sweep of our own; those of others are greater
+_LOST_STARTS = 0  # the token of the pool's own sweep; those of the brain are greater
 
 
 @dataclass(frozen=True, slots=True)
 class AppImported:
-    """The zygote has imported the app: what `app.hello()` gave, and `threads`, the names of its threads."""
+    """The zygote has imported the app.
+
+    `contents` is what `app.hello()` gave, and `threads`, the names of its threads.
+    """
 
     contents: dict[str, Any]
 
@@ -44,7 +45,7 @@ class ImportFailed:
 
 @dataclass(frozen=True, slots=True)
 class WorkerStarted:
-    """A worker runs.  The pool owns `pidfd` and closes it when it gives WorkerEnded or GuardDied."""
+    """A worker runs.  The pool owns `pidfd`, and closes it with WorkerEnded or GuardDied."""
 
     slot: int
     pid: int
@@ -53,9 +54,9 @@ class WorkerStarted:
 
 @dataclass(frozen=True, slots=True)
 class SpawnFailed:
-    """The worker asked for will not come: the zygote could not fork, or died before it could tell.
+    """The worker did not start: the zygote could not fork, or died before it could report.
 
-    In that case there may have been one, which has even worked; it is dead when this is told.
+    If it died, a worker may have started and even worked; that one is dead by now.
     """
 
     slot: int
@@ -66,7 +67,7 @@ class SpawnFailed:
 class WorkerEnded:
     """A worker is dead and reaped; processes it started may live until the next sweep.
 
-    `status` is a wait status, or None when its reaper was killed before it could tell.
+    `status` is a wait status, or None when its reaper was killed before it could report.
     """
 
     slot: int
@@ -78,7 +79,7 @@ class WorkerEnded:
 
 @dataclass(frozen=True, slots=True)
 class ZygoteDied:
-    """The zygote is dead; its workers go on.  `restarting`: a new one has been asked for already."""
+    """The zygote is dead; its workers go on.  `restarting`: a new one is starting already."""
 
     status: int
     restarting: bool
@@ -98,7 +99,7 @@ class GuardDied:
 
 @dataclass(frozen=True, slots=True)
 class LeftoversSwept:
-    """Nothing is left that dead workers had started; `unkillable` belong to another user."""
+    """Nothing is left that dead workers had started, but `unkillable` processes of other users."""
 
     token: int
     killed: int
@@ -107,7 +108,7 @@ class LeftoversSwept:
 
 @dataclass(frozen=True, slots=True)
 class AppChanged:
-    """A file of the app is not as it was imported; told once by each zygote, if the pool reloads."""
+    """A file of the app has changed since its import; once for each zygote, if the pool reloads."""
 
     path: str
 
@@ -125,26 +126,6 @@ PoolEvent = (
 )
 
 
-@dataclass(slots=True)
-class _Peer:
-    """A process we talk to."""
-
-    sock: socket.socket
-    pid: int = 0
-    pidfd: int = -1
-    open: bool = True
-
-    def kill(self) -> None:
-        if self.pidfd >= 0:
-            _signal(self.pidfd, signal.SIGKILL)
-
-    def close(self) -> None:
-        self.sock.close()
-        if self.pidfd >= 0:
-            os.close(self.pidfd)
-            self.pidfd = -1
-
-
 @dataclass(frozen=True, slots=True)
 class _Worker:
     slot: int
@@ -156,9 +137,9 @@ class Pool:
     """Guard, zygote and workers of one node.
 
     Register each of `sockets` for reading and call `ready` when one is readable; they stay the same
-    whoever dies and is started again.  `env` is the whole environment of the tree.  The pool reaps its
-    own guard, and after the guard's death kills every child of this process that is younger than
-    `start`: nobody here may call `waitpid(-1)` or start other processes.
+    when a process dies and is started again.  `env` is the whole environment of the tree.  The pool
+    reaps its own guard, and after the guard's death kills every child of this process that is
+    younger than `start`: no other code in this process may call `waitpid(-1)` or start processes.
     """
 
     def __init__(
@@ -171,24 +152,24 @@ class Pool:
         zygote: Sequence[str] = ("-m", "genba.worker.zygote"),
         reload: bool = False,
     ) -> None:
-        # setproctitle overwrites the environment unless told not to, and with it the incarnation.
+        # Without it setproctitle overwrites the environment, with the incarnation in it.
         self._env = {**env, "SPT_NOENV": "1"}
         self._python = python
         self._command = [python, *zygote, target, node_title, *(["--reload"] if reload else [])]
         self.forks = True  # False: workers are new interpreters
         self._epoll = select.epoll()
-        self._guard: _Peer | None = None
-        self._zygote: _Peer | None = None
+        self._guard: Peer | None = None
+        self._zygote: Peer | None = None
         self._start_again = False
         self._pending: set[int] = set()
-        self._owed: set[int] = set()  # that a dead zygote was asked for
+        self._lost_starts: set[int] = set()  # slots that a dead zygote had to start
         self._workers: dict[int, _Worker] = {}
         self._slot_of: dict[int, int] = {}
         self._spared: frozenset[int] = frozenset()
 
     @property
     def sockets(self) -> list[select.epoll]:
-        """What to watch for reading; one object, with everything behind it."""
+        """What to watch for reading: one epoll object for all sockets."""
         return [self._epoll]
 
     @property
@@ -197,11 +178,14 @@ class Pool:
 
     @property
     def zygote_pid(self) -> int | None:
-        """None while there is none, or when it has just been asked for."""
+        """None while there is none, or when it is just starting."""
         return None if self._zygote is None else self._zygote.pid or None
 
     def start(self) -> None:
-        """Start guard and zygote; Hello or ImportFailed follows.  Again after GuardDied or `end`."""
+        """Start guard and zygote; AppImported or ImportFailed follows.
+
+        Call it again after GuardDied or `end`.
+        """
         if self._guard is not None:
             raise RuntimeError("the pool has been started already")
         adopt_orphans()
@@ -211,8 +195,8 @@ class Pool:
         self._epoll.register(self._guard.pidfd, select.EPOLLIN)
         self._start_zygote()
 
-    def _spawn_guard(self) -> _Peer:
-        ours, theirs = _socketpair()
+    def _spawn_guard(self) -> Peer:
+        ours, theirs = socketpair()
         try:
             # Not fork: this process may have threads.
             argv = [self._python, "-I", "-S", guard.__file__, str(os.getpid()), *self._command]
@@ -227,15 +211,18 @@ class Pool:
                 setsid=True,
                 setsigmask=(),
             )
-        except BaseException:  # not to leak the socket, whatever stopped us; raised again
+        except BaseException:  # the socket must not leak, whatever the error; raised again
             ours.close()
             raise
         finally:
             theirs.close()
-        return _Peer(ours, pid, os.pidfd_open(pid))
+        return Peer(ours, pid, os.pidfd_open(pid))
 
     def restart_zygote(self) -> None:
-        """A new zygote, which imports the app again.  One that lives is killed first; ZygoteDied tells."""
+        """Start a new zygote, which imports the app again.
+
+        One that lives is killed first; ZygoteDied follows.
+        """
         if self._guard is None:
             return
         if self._zygote is None:
@@ -246,8 +233,8 @@ class Pool:
 
     def _start_zygote(self) -> None:
         self._start_again = False
-        ours, theirs = _socketpair()
-        self._zygote = _Peer(ours)
+        ours, theirs = socketpair()
+        self._zygote = Peer(ours)
         self._epoll.register(ours, select.EPOLLIN)
         self._tell_guard("START", [theirs.fileno()])
         theirs.close()
@@ -255,13 +242,14 @@ class Pool:
     def spawn(self, slot: int, sock: socket.socket, token_fd: int, shm_fd: int) -> bool:
         """Ask for a worker that gets these three; WorkerStarted or SpawnFailed follows.
 
-        The caller still owns what it passed, and may close it at once.  False: no zygote to ask.
+        The caller still owns what it passed, and may close it at once.  False if there is no
+        zygote.
         """
-        if slot in self._pending or slot in self._owed or slot in self._workers:
+        if slot in self._pending or slot in self._lost_starts or slot in self._workers:
             raise ValueError(f"slot {slot} has a worker already")
         if self._zygote is None or not self._zygote.open:
             return False
-        if not _post(
+        if not post(
             self._zygote,
             f"{'SPAWN' if self.forks else 'EXEC'} {slot}",
             [sock.fileno(), token_fd, shm_fd],
@@ -271,12 +259,12 @@ class Pool:
         return True
 
     def signal(self, slot: int, number: int) -> bool:
-        """Send a signal to the worker of `slot`; False when there is none any more."""
+        """Send a signal to the worker of `slot`; False if it is gone."""
         worker = self._workers.get(slot)
-        return worker is not None and _signal(worker.pidfd, number)
+        return worker is not None and send_signal(worker.pidfd, number)
 
     def above(self, pid: int) -> int | None:
-        """The slot of the worker that is this process, or that it descends from."""
+        """Give the slot of the worker that is this process, or that it descends from."""
         above: int | None = pid
         while above and above not in self._slot_of:
             above = guard.parent_of(above)
@@ -290,38 +278,40 @@ class Pool:
         """Let the guard end everything unless the next beat comes within `seconds`; 0: never."""
         self._tell_guard(f"BEAT {boot_micros() + round(seconds * 1e6) if seconds else 0}")
 
-    def end(self, within: float = _KILL_WITHIN) -> int:
-        """Kill everything and wait for it up to `within` seconds; gives how many processes are left."""
+    def end(self, within: float = KILL_SECONDS) -> int:
+        """Kill everything, waiting up to `within` seconds; gives how many processes are left."""
         if self._guard is None:
             return 0
         self._tell_guard("END")
         if not ended(self._guard.pidfd, within):
             self._guard.kill()
-        return self._bury(self._guard).left
+        return self._end_guard(self._guard).left
 
     def ready(self, _sock: object = None) -> list[PoolEvent]:
-        """What has happened since the last call; never waits."""
+        """Give what has happened since the last call; never waits."""
         events: list[PoolEvent] = []
-        self._hear_zygote(events)
-        self._hear_guard(events)
+        self._read_zygote(events)
+        self._read_guard(events)
         if self._guard is not None and ended(self._guard.pidfd):
-            self._hear_guard(events)
-            self._hear_zygote(events)
-            events.append(self._bury(self._guard))
+            self._read_guard(events)
+            self._read_zygote(events)
+            events.append(self._end_guard(self._guard))
         return events
 
-    def _hear_zygote(self, events: list[PoolEvent]) -> None:
+    def _read_zygote(self, events: list[PoolEvent]) -> None:
         zygote = self._zygote
         while zygote is not None and (packet := self._receive(zygote)):
             words, fds = packet
             match words:
                 case ["HELLO"]:
                     events.append(
-                        AppImported(msgspec.msgpack.decode(_contents(fds[0]), type=dict[str, Any]))
+                        AppImported(
+                            msgspec.msgpack.decode(contents_of(fds[0]), type=dict[str, Any])
+                        )
                     )
                 case ["IMPORT_FAILED"]:
-                    told = msgspec.msgpack.decode(_contents(fds[0]), type=tuple[bytes, bytes])
-                    events.append(ImportFailed(*(part.decode(errors="replace") for part in told)))
+                    texts = msgspec.msgpack.decode(contents_of(fds[0]), type=tuple[bytes, bytes])
+                    events.append(ImportFailed(*(part.decode(errors="replace") for part in texts)))
                 case ["STARTED", slot, pid, parent]:
                     events.append(self._started(int(slot), int(pid), fds[0]))
                     self._tell_guard(f"KNOW {pid} {parent}")
@@ -333,11 +323,12 @@ class Pool:
                 case ["CHANGED", *path]:
                     events.append(AppChanged(" ".join(path)))
 
-    def _hear_guard(self, events: list[PoolEvent]) -> None:
+    def _read_guard(self, events: list[PoolEvent]) -> None:
         while self._guard is not None and (packet := self._receive(self._guard)):
             words, fds = packet
-            # What the zygote said before it died comes first, or a worker would end before it started.
-            self._hear_zygote(events)
+            # What the zygote said before it died comes first, or a worker would end before it
+            # started.
+            self._read_zygote(events)
             match words:
                 case ["ZYGOTE", pid]:
                     self._zygote_is(int(pid), fds[0])
@@ -347,11 +338,11 @@ class Pool:
                     self._ended(events, int(pid), int(status), int(user) + int(system), int(peak))
                 case ["GONE", pid]:
                     self._ended(events, int(pid), None, 0, 0)
-                case ["SWEPT", token, *_] if int(token) == _OWED:
+                case ["SWEPT", token, *_] if int(token) == _LOST_STARTS:
                     events.extend(
-                        SpawnFailed(slot, "the zygote died") for slot in sorted(self._owed)
+                        SpawnFailed(slot, "the zygote died") for slot in sorted(self._lost_starts)
                     )
-                    self._owed.clear()
+                    self._lost_starts.clear()
                 case ["SWEPT", token, killed, unkillable]:
                     events.append(LeftoversSwept(int(token), int(killed), int(unkillable)))
 
@@ -373,7 +364,7 @@ class Pool:
         self, events: list[PoolEvent], pid: int, status: int | None, cpu: int, peak: int
     ) -> None:
         slot = self._slot_of.pop(pid, None)
-        if slot is None:  # the other reaper has told, or it was no worker
+        if slot is None:  # the other reaper has reported it, or it was no worker
             return
         os.close(self._workers.pop(slot).pidfd)
         self._tell_guard(f"FORGET {pid}")
@@ -382,33 +373,32 @@ class Pool:
     def _zygote_died(self, events: list[PoolEvent], status: int) -> None:
         self._drop_zygote()
         self._tell_guard("SETTLED")
-        if (
-            self._pending
-        ):  # it may have forked, and the worker be at work already: nobody else ends that one
-            self._owed |= self._pending
+        if self._pending:
+            # It may have forked a worker that is at work already, and only a sweep ends that one.
+            self._lost_starts |= self._pending
             self._pending.clear()
-            self.sweep(_OWED)
+            self.sweep(_LOST_STARTS)
         events.append(ZygoteDied(status, restarting=self._start_again))
         if self._start_again:
             self._start_zygote()
 
-    def _bury(self, peer: _Peer) -> GuardDied:
-        """Take over from a guard that has ended, or must: reap it and end what it has left to us."""
-        ended(peer.pidfd, _KILL_WITHIN)
+    def _end_guard(self, peer: Peer) -> GuardDied:
+        """Reap a guard that has ended, or must, and end what it has left running."""
+        ended(peer.pidfd, KILL_SECONDS)
         pid, status = os.waitpid(peer.pid, os.WNOHANG)
-        left = kill_children(self._spared, _KILL_WITHIN)
+        left = kill_children(self._spared, KILL_SECONDS)
         self._epoll.unregister(peer.pidfd)
         self._shut(peer)
         self._guard = None
         self._drop_zygote()
         self._start_again = False
-        slots = tuple(sorted(self._pending | self._owed | self._workers.keys()))
+        slots = tuple(sorted(self._pending | self._lost_starts | self._workers.keys()))
         for worker in self._workers.values():
             os.close(worker.pidfd)
         self._workers.clear()
         self._slot_of.clear()
         self._pending.clear()
-        self._owed.clear()
+        self._lost_starts.clear()
         return GuardDied(status if pid else signal.SIGKILL, slots, left)
 
     def _drop_zygote(self) -> None:
@@ -416,23 +406,23 @@ class Pool:
             self._shut(self._zygote)
             self._zygote = None
 
-    def _shut(self, peer: _Peer) -> None:
+    def _shut(self, peer: Peer) -> None:
         self._unwatch(peer)
         peer.close()
 
-    def _unwatch(self, peer: _Peer) -> None:
+    def _unwatch(self, peer: Peer) -> None:
         if peer.open:
             self._epoll.unregister(peer.sock)
             peer.open = False
 
-    def _receive(self, peer: _Peer) -> tuple[list[str], list[int]] | None:
+    def _receive(self, peer: Peer) -> tuple[list[str], list[int]] | None:
         if not peer.open:
             return None
         try:
-            packet, fds = _receive(peer.sock)
+            packet, fds = receive(peer.sock)
         except BlockingIOError:
             return None
-        except ConnectionResetError:  # comes once, and before what the dead one had still said
+        except ConnectionResetError:  # comes once, before what the dead process had still sent
             return self._receive(peer)
         if not packet:
             # It is dead or about to be; the guard's report, or its pidfd, says so.
@@ -443,56 +433,4 @@ class Pool:
 
     def _tell_guard(self, text: str, fds: Sequence[int] = ()) -> None:
         if self._guard is not None:
-            _post(self._guard, text, fds)
-
-
-def _socketpair() -> tuple[socket.socket, socket.socket]:
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    ours.setblocking(False)
-    return ours, theirs
-
-
-def _post(peer: _Peer, text: str, fds: Sequence[int]) -> bool:
-    """Send one packet; False if the peer is dead, or did not read for so long that it is killed."""
-    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
-    while True:
-        try:
-            peer.sock.sendmsg([text.encode()], rights)
-            return True
-        except BlockingIOError:
-            poll = select.poll()
-            poll.register(peer.sock, select.POLLOUT)
-            if not poll.poll(_PATIENCE * 1000):
-                peer.kill()
-                return False
-        except (BrokenPipeError, ConnectionResetError):
-            return False
-
-
-def _receive(sock: socket.socket) -> tuple[bytes, list[int]]:
-    room = socket.CMSG_SPACE(array.array("i", [0]).itemsize)
-    packet, ancillary, flags, _ = sock.recvmsg(_PACKET, room, socket.MSG_CMSG_CLOEXEC)
-    fds = array.array("i")
-    for _, _, payload in ancillary:
-        fds.frombytes(payload)
-    if flags & socket.MSG_CTRUNC:
-        for fd in fds:
-            os.close(fd)
-        raise OSError(
-            "this process has no file descriptor left for a worker; raise its limit (ulimit -n)"
-        )
-    return packet, fds.tolist()
-
-
-def _contents(memfd: int) -> bytes:
-    with open(memfd, "rb") as contents:
-        contents.seek(0)
-        return contents.read()
-
-
-def _signal(pidfd: int, number: int) -> bool:
-    try:
-        signal.pidfd_send_signal(pidfd, number)
-    except ProcessLookupError:
-        return False
-    return True
+            post(self._guard, text, fds)

@@ -11,8 +11,8 @@ from genba.storage.wakeups import NodeWakeups
 class WakeupSocket:
     """It follows the descriptor by which wake-ups come, which is another one after a reconnect.
 
-    The new descriptor often reuses the old number, which the selector has forgotten, so the count of connections is
-    compared too.
+    The new descriptor often reuses the old number, which the selector has forgotten, so the count
+    of connections is compared too.
     """
 
     def __init__(self, selector: selectors.BaseSelector) -> None:

@@ -1,4 +1,4 @@
-"""What a node counts of its own work for the metrics; in memory, and only if the metrics server runs."""
+"""What a node counts of its own work, in memory, if the metrics server runs."""
 
 from __future__ import annotations
 

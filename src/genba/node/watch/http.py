@@ -1,6 +1,9 @@
-"""The optional HTTP server of a node: /metrics for Prometheus, /livez and /readyz for a service manager.
+"""The optional HTTP server of a node.
 
-Its threads read what the loop and maintenance have noted; /metrics also asks the database, at most once a second.
+/metrics for Prometheus, /livez and /readyz for a service manager.
+
+Its threads read what the loop and maintenance have noted; /metrics also asks the database, at most
+once a second.
 """
 
 from __future__ import annotations

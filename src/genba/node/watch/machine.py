@@ -22,7 +22,8 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 def use_of(pid: int) -> ResourceUse | None:
     """Give resident memory and CPU time of a process and all below it; None when it is gone.
 
-    Shared pages count for each process.  Of ended processes the CPU time counts that their parents have collected.
+    Shared pages count for each process.  Of ended processes the CPU time counts that their parents
+    have collected.
     """
     memory = cpu = 0
     seen = {pid}
@@ -61,7 +62,10 @@ class Machine:
     # load
 
     def load(self, now: Micros) -> float:
-        """Give the load of the last minute per CPU; at least the used part of the cgroup's quota."""
+        """Give the load of the last minute per CPU.
+
+        With a quota of the cgroup, it is at least the part of that in use.
+        """
         load = float(_text(self._proc / "loadavg").split()[0]) / (os.cpu_count() or 1)
         quota = self.quota()
         return load if quota is None else max(load, self._update_used_part(quota, now))
@@ -121,7 +125,10 @@ class Machine:
         self._oom_kills_reported = max(self._oom_kills_reported, self._oom_kills[0])
 
     def out_of_memory_kill(self) -> bool:
-        """Whether the kernel has lately killed a process for want of memory; reports each kill once."""
+        """Whether the kernel has lately killed a process for want of memory.
+
+        Reports each kill once.
+        """
         known = max(self._oom_kills_reported, self._oom_kills[0])
         if self._count_oom_kills() <= known:
             return False
@@ -157,7 +164,10 @@ def _folders(proc: Path, cgroups: Path, version_2: bool) -> Iterator[tuple[str, 
 
 
 def _mounted(root: Path, path: str) -> Path:
-    """Give the folder of `path`; in a container that may be the host's path, with only its end mounted."""
+    """Give the folder of `path`.
+
+    In a container that may be the host's path, with only its end mounted.
+    """
     folder = root / path.lstrip("/")
     return folder if folder.is_dir() else root
 

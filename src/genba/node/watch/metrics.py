@@ -14,7 +14,10 @@ Labels = Mapping[str, str]
 
 @dataclass(slots=True)
 class NodeStatus:
-    """How a node is; its loop writes it, the metrics server reads it.  Moments are of the monotonic clock."""
+    """How a node is; its loop writes it, the metrics server reads it.
+
+    Moments are of the monotonic clock.
+    """
 
     name: str
     namespace: str = ""
@@ -31,7 +34,7 @@ class NodeStatus:
 
 
 def text(status: NodeStatus, counters: Counters, levels: OpenJobCounts | None) -> str:
-    """Give all metrics; without those of the queue, if the database did not answer (`levels` is None)."""
+    """Give all metrics; `levels` is None if the database did not answer."""
     families = [*_of_node(status), *_of_work(counters)]
     # Both, since a file that another process writes to can still be read.
     up = levels is not None and status.trouble is None

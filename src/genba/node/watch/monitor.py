@@ -49,7 +49,7 @@ class Monitor:
         return self._machine.out_of_memory_kill()
 
     def check_gate(self, gate: LoadGate, now: Micros) -> bool | None:
-        """Give True if the gate has just closed, False if it has opened, None if it is as before."""
+        """Give True if the gate has just closed, False if it has opened, else None."""
         self._machine.note_oom_kills()
         if not gate.watched:
             return None

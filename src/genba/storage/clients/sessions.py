@@ -10,6 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
+from genba.domain.liveness import CLIENT_RENEWALS_PER_LEASE
 from genba.errors import StoreError
 from genba.storage.engines.database import Database, Transaction
 from genba.storage.nodes.dead_nodes import HeartbeatWatch
@@ -49,7 +50,7 @@ def is_session_dead(
 
 def renewal_interval(lease: Micros) -> Micros:
     """More often than a node: nobody else looks after a client."""
-    return lease // 15
+    return lease // CLIENT_RENEWALS_PER_LEASE
 
 
 class Sessions:

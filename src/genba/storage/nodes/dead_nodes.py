@@ -6,10 +6,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from genba.domain.liveness import (
+    DATABASE_GAP_US,
+    MAX_LOOK_GAP_US,
+    MIN_SILENCE_US,
+    NODE_RENEWALS_PER_LEASE,
+)
 from genba.storage.records import Micros, NodeRecord
-
-MIN_SILENCE_US = 2_000_000  # µs since the last beat: a guard needs that long to end its tree
-MAX_LOOK_GAP_US = 3_000_000  # µs between two looks; of one who has not looked for longer the store's clock is no proof
 
 
 @dataclass(slots=True)
@@ -20,7 +23,7 @@ class DatabaseContact:
     whether the others could renew.
     """
 
-    gap: Micros = 7_500_000
+    gap: Micros = DATABASE_GAP_US
     since: Micros | None = None
     last: Micros = 0
 
@@ -124,7 +127,7 @@ def _is_dead(
     if suspect and gone:
         return True
     if (
-        suspect and silent >= node.lease // 5 * 6 // 5 and lasted >= silent
+        suspect and silent >= node.lease // NODE_RENEWALS_PER_LEASE * 6 // 5 and lasted >= silent
     ):  # a beat, and what it may be late
         return True
     return silent >= node.lease and lasted >= node.lease
