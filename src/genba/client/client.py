@@ -341,7 +341,7 @@ class Client(AdminClient):
         Running jobs are never deleted.
         """
         jobs = self._filter({"state": "final", **filters})
-        jobs = replace(jobs, states=jobs.wanted_states() - {State.RUNNING})
+        jobs = replace(jobs, states=jobs.allowed_states() - {State.RUNNING})
         # A job that waits for another is the younger one.  It goes first, or the end of the other
         # would end it too.
         return self._each(jobs, self.store.bulk.delete, dry_run, tell, newest_first=True)

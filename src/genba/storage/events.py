@@ -1,11 +1,12 @@
 """Events: what happened, row by row, written in the transaction that makes it happen.
 
-A row may describe many jobs: `data` has their ids as `jobs`, and what differs between them as lists in `each`.
+A row may describe many jobs: `data` has their ids as `jobs`, and what differs between them as lists
+in `each`.
 
-Readers never skip what commits late.  On PostgreSQL a transaction may commit after others that took later numbers, so
-a reader goes in passes: each pass gives what its snapshot sees and the snapshot of the pass before did not.  Nothing
-new can appear below `low`: a transaction that had not begun when a pass was taken takes numbers above all that the
-pass saw.
+Readers never skip what commits late.  On PostgreSQL a transaction may commit after others that took
+later numbers, so a reader goes in passes: each pass gives what its snapshot sees and the snapshot
+of the pass before did not.  Nothing new can appear below `low`: a transaction that had not begun
+when a pass was taken takes numbers above all that the pass saw.
 """
 
 from __future__ import annotations
@@ -64,7 +65,8 @@ class EventPosition(msgspec.Struct, frozen=True, array_like=True):
             return msgspec.msgpack.decode(packed, type=cls)
         except (TypeError, ValueError, binascii.Error, msgspec.MsgspecError):
             raise BadOption(
-                f"after: {cursor!r} is not a cursor of an event: pass the cursor of an event that you have read"
+                f"after: {cursor!r} is not a cursor of an event: "
+                "pass the cursor of an event that you have read"
             ) from None
 
     def after_row(self, seq: int, index: int) -> EventPosition:
@@ -82,7 +84,10 @@ class EventPosition(msgspec.Struct, frozen=True, array_like=True):
 
 
 class EventPage(NamedTuple):
-    """Some rows; `after` is the position when all of them are read, `more` says that the pass goes on."""
+    """Some rows.
+
+    `after` is the position when all of them are read, `more` says that the pass goes on.
+    """
 
     rows: list[EventRow]
     during: EventPosition
@@ -116,7 +121,10 @@ class Events:
         each: Mapping[str, Sequence[Any]] | None = None,
         **data: Any,
     ) -> None:
-        """Write one row for all `ids` (none: an event of no job).  `each` has one value for each of them."""
+        """Write one row for all `ids` (none: an event of no job).
+
+        `each` has one value for each of them.
+        """
         if len(ids) == 1 and each:
             data |= {name: values[0] for name, values in each.items() if values[0] is not None}
         elif len(ids) > 1:
@@ -197,7 +205,10 @@ class Events:
             }
 
     def prune(self, before: Micros, most: int) -> int:
-        """Delete up to a thousand of the oldest that are older than `before` or exceed `most`; how many."""
+        """Delete up to a thousand of the oldest that are older than `before` or exceed `most`.
+
+        How many.
+        """
         with self._db.transaction() as tx:
             deleted = tx.all("prune_events", before=before, most=most)
             last: dict[str, int] = {}

@@ -16,7 +16,8 @@ from genba.storage.wakeups import NodeWakeups
 class Namespace:
     """What the parts of a store share.
 
-    `age_step` is how much waiting time one point of priority is worth.  It is the same for every part that ranks jobs.
+    `age_step` is how much waiting time one point of priority is worth.  It is the same for every
+    part that ranks jobs.
     """
 
     def __init__(

@@ -1,7 +1,8 @@
 """What operators have decided about tasks and queues: disabled, paused, changed limits and options.
 
-Each process reads the rules once and keeps them.  Every change increments the namespace's epoch, and a claim or an
-enqueue shows the epoch that it knows.  If that is out of date nothing happens, and the rules are read again.
+Each process reads the rules once and keeps them.  Every change increments the namespace's epoch,
+and a claim or an enqueue shows the epoch that it knows.  If that is out of date nothing happens,
+and the rules are read again.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class OperatorRules:
 
 @dataclass(frozen=True, slots=True)
 class TaskRecord:
-    """A task as nodes have declared it and operators have changed it (in the order of the query)."""
+    """A task as nodes have declared it and operators changed it (in the order of the query)."""
 
     name: str
     title: str | None
@@ -79,7 +80,10 @@ def _task(row: tuple[Any, ...]) -> TaskRecord:
 
 
 def keep_of(declared: KeepTimes, override: Mapping[str, Any] | None) -> KeepTimes:
-    """Give how long final jobs of a task are kept, by its code and an operator's override; None: for ever."""
+    """Give how long final jobs of a task are kept, by its code and an operator's override.
+
+    None: for ever.
+    """
     if override is None or "keep" not in override:
         return declared
     try:
@@ -123,7 +127,8 @@ class Operators:
     def read_rules(self, tx: Transaction) -> OperatorRules:
         """Read the rules within a transaction.
 
-        The epoch first: if a change comes between, the rules are newer than their epoch, and are read once more.
+        The epoch first: if a change comes between, the rules are newer than their epoch, and are
+        read once more.
         """
         row = tx.one("epoch", namespace=self._namespace)
         tasks = tx.all("tasks_with_rules", namespace=self._namespace)
@@ -149,7 +154,10 @@ class Operators:
     # tasks
 
     def definitions(self, tasks: Iterable[str]) -> dict[str, dict[str, Any]]:
-        """Read what nodes have declared of these tasks; tasks that no node ever had are left out."""
+        """Read what nodes have declared of these tasks.
+
+        Tasks that no node ever had are left out.
+        """
         self._install()
         with self._db.statement() as tx:
             rows = [
@@ -298,7 +306,9 @@ class Operators:
                 return unparked
 
     def keep_parked(self) -> bool:
-        """Finish what an operator's program that was stopped half-way has left; True if jobs were unparked.
+        """Finish what an operator's program that was stopped half-way has left.
+
+        True if jobs were unparked.
 
         Nodes call this now and then.
         """
@@ -359,7 +369,10 @@ class Operators:
         return resumed is not None
 
     def set_limit(self, template: str, n: int | None, by: str) -> None:
-        """Set n for all buckets of a template instead of what the code says; None: as the code says."""
+        """Set n for all buckets of a template instead of what the code says.
+
+        None: as the code says.
+        """
         self._install()
         with self._db.transaction() as tx:
             self._limits.set_limit(tx, template, n)

@@ -59,7 +59,10 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def simple(self) -> bool:
-        """Tell whether it is like most jobs: it may start at once, and has no options but its task's."""
+        """Tell whether it is like most jobs.
+
+        It may start at once, and has no options but its task's.
+        """
         if self.due_at is not None or self.delay or self.parent_id is not None or not self.plain:
             return False
         options = (self.key, self.expires_at, self.expires_in, self.unique_for)
@@ -238,11 +241,15 @@ class JobRecord:
 # Every attempt that has ended.  The one that returned is described by the row of its job, the
 # others have rows of their own.
 HISTORY = """(
-    SELECT job_id, attempt, claimed_at, started_at, ended_at, cause, node, pid, cpu, peak, error, log FROM genba.attempt
+    SELECT job_id, attempt, claimed_at, started_at, ended_at, cause, node, pid, cpu, peak,
+           error, log
+      FROM genba.attempt
      UNION ALL
-    SELECT id, attempt, claimed_at, ran_from, ran_until, 'returned', ran_on, ran_pid, ran_cpu, ran_peak, NULL, NULL
+    SELECT id, attempt, claimed_at, ran_from, ran_until, 'returned', ran_on, ran_pid, ran_cpu,
+           ran_peak, NULL, NULL
       FROM genba.job WHERE ran_until IS NOT NULL)"""
-# What a priority is worth, as in domain/rank.py; the product of the largest ones would not fit into 64 bits.
+# What a priority is worth, as in domain/rank.py; the product of the largest ones would not fit into
+# 64 bits.
 BOOST = """(
     CASE WHEN {priority} BETWEEN -(8070450532247928832 / CAST(:age_step AS bigint))
                              AND 8070450532247928832 / CAST(:age_step AS bigint)

@@ -1,7 +1,8 @@
 """The store: what genba does with its database; one method is one use case and one transaction.
 
-This module opens a database and wires the parts.  The parts are in `jobs/`, `limits/`, `schedules/`, `nodes/` and
-`clients/`; each docstring there says which locks its transactions take, and in which order.
+This module opens a database and wires the parts.  The parts are in `jobs/`, `limits/`,
+`schedules/`, `nodes/` and `clients/`; each docstring there says which locks its transactions take,
+and in which order.
 """
 
 from __future__ import annotations
@@ -85,7 +86,10 @@ def open_store(
     lease: Micros = DEFAULT_LEASE_US,
     age_step: Micros = AGE_STEP,
 ) -> Store:
-    """Make the store behind `url`; nothing is opened before the first call.  `clock` is for tests."""
+    """Make the store behind `url`; nothing is opened before the first call.
+
+    `clock` is for tests.
+    """
     scheme = split_url(url).scheme
     database: Database
     node_wakeups: NodeWakeups
@@ -108,7 +112,7 @@ def open_store(
 
 
 def queries(dialect: str) -> dict[str, Query]:
-    """Load all statements of an engine, with the pieces that several of them share written into them."""
+    """Load all statements of an engine, and fill in the pieces that several of them share."""
     return {
         name: Query(
             name,
@@ -142,7 +146,7 @@ def _sqlite_location(url: str) -> SqliteLocation:
 
 
 class Store:
-    """One namespace of a database.  The parts come first, then the methods that most callers use."""
+    """One namespace of a database. The parts come first, then the methods that most callers use."""
 
     def __init__(
         self,
@@ -220,7 +224,10 @@ class Store:
         self.doctor_facts = DoctorFacts(database, node_wakeups, namespace, clock)
         self.clock_set_back = ClockSetBack(database, namespace)
 
-        # The verbs of jobs.  They are methods of the parts above; most callers need only these.
+        self._expose_verbs()
+
+    def _expose_verbs(self) -> None:
+        """Offer the methods of the parts that most callers need under the store's own name."""
         self.enqueue = self.enqueuer.enqueue
         self.claim = self.claims.claim
         self.finish = self.attempts.finish
@@ -237,7 +244,7 @@ class Store:
         self.requeue = self.steering.requeue
         self.requeue_failed = self.steering.requeue_failed
         self.prune = self.pruner.prune_before
-        self.wake_for_granted = shared.wake_for_granted
+        self.wake_for_granted = self._shared.wake_for_granted
 
     # for the parts that are made before the parts they call
 
@@ -279,7 +286,10 @@ class Store:
 
     @property
     def pooler_found(self) -> bool:
-        """Tell whether a transaction pooler was found that the URL does not mention; known after the first call."""
+        """Tell whether a transaction pooler was found that the URL does not mention.
+
+        Known after the first call.
+        """
         return self._db.pooler_found
 
     def writer(self) -> WritingProcess | None:

@@ -272,7 +272,7 @@ PAGES: dict[str, dict[str, Any]] = {
 
 
 def plan_of(store: Store, filter: Filter) -> str:
-    text, values = store.search._ids(filter, 50)
+    text, values = store.search._page_of_ids(filter, 50)
     with store._db.statement() as tx:
         return str(
             tx.select(

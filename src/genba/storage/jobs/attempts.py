@@ -1,8 +1,11 @@
-"""Write what happens to attempts: started, progress, ended, and everything that follows from an end.
+"""Write what happens to attempts.
 
-The locks of one transaction are taken in this order, so that two that end jobs never wait for each other in a circle:
-the jobs' own rows, in the order of the batch; their schedules, by id; the locks (`app.lock`) that the attempts held;
-rows of new jobs; and last the buckets of their limits, by name.
+Started, progress, ended, and everything that follows from an end.
+
+The locks of one transaction are taken in this order, so that two that end jobs never wait for each
+other in a circle: the jobs' own rows, in the order of the batch; their schedules, by id; the locks
+(`app.lock`) that the attempts held; rows of new jobs; and last the buckets of their limits, by
+name.
 """
 
 from __future__ import annotations
@@ -25,7 +28,8 @@ from genba.storage.namespace import Namespace
 from genba.storage.records import EXACT_MOMENT, Ending, JobId, NewJob, Success, is_quiet
 from genba.storage.schedules.rows import RunEnd
 
-# Of a job that is tried for ever, the last hundred attempts are kept; every twentieth attempt deletes older ones.
+# Of a job that is tried for ever, the last hundred attempts are kept; every twentieth attempt
+# deletes older ones.
 KEPT_ATTEMPTS, ATTEMPTS_PER_CLEANUP = 100, 20
 REMEMBERED_STARTS = 10_000
 _UNHAPPY = FINAL - {State.SUCCEEDED}
@@ -49,7 +53,10 @@ class _EndRow(NamedTuple):
 
 
 class Attempts:
-    """`insert` inserts jobs with their conditions; `runs_ended` tells the schedules, True if one wrote its next run."""
+    """`insert` inserts jobs with their conditions.
+
+    `runs_ended` tells the schedules, True if one wrote its next run.
+    """
 
     def __init__(
         self,
@@ -73,7 +80,10 @@ class Attempts:
     # attempts that returned
 
     def finish(self, node: int, ended: Sequence[Success]) -> set[JobId]:
-        """Record attempts that returned; gives the ids that were still ours, and not asked to stop."""
+        """Record attempts that returned.
+
+        Gives the ids that were still ours, and not asked to stop.
+        """
         with self._db.transaction() as tx:
             matched = self.succeed(tx, node, ended)
         self.forget_starts(ended)
@@ -82,8 +92,8 @@ class Attempts:
     def succeed(self, tx: Transaction, node: int, ended: Sequence[Success]) -> set[JobId]:
         """Record attempts that returned, within a transaction.
 
-        It works on columns: thousands of jobs a second pass here, and one attribute looked up in each of them is a
-        tenth of the whole cost.
+        It works on columns: thousands of jobs a second pass here, and one attribute looked up in
+        each of them is a tenth of the whole cost.
         """
         if not ended:
             return set()
@@ -118,7 +128,10 @@ class Attempts:
         )
 
     def _succeed_runs(self, tx: Transaction, node: int, ended: Sequence[Success]) -> set[JobId]:
-        """Record those that a schedule has made: more follows from their end than from that of a plain job."""
+        """Record those that a schedule has made.
+
+        More follows from their end than from that of a plain job.
+        """
         rows = tx.batch("scheduled_among", [(e.id, e.attempt, e.claim) for e in ended])
         counts = {
             id: dict(zip(("retries", "crashes", "losses"), values, strict=True))
@@ -138,7 +151,9 @@ class Attempts:
         return ours
 
     def end(self, tx: Transaction, node: int | None, ended: Sequence[Ending]) -> set[JobId]:
-        """Record these ends within a transaction, with everything that follows; gives the ids that were ours.
+        """Record these ends within a transaction, with everything that follows.
+
+        Gives the ids that were ours.
 
         The order of the steps is the order of the locks (see the top of this module).
         """
@@ -152,8 +167,9 @@ class Attempts:
             return set()
         self.runs_ended(tx, [(row.id, row.state, row.schedule_id) for row in rows])
         by_fence = {(row.id, row.attempt, row.claim): row for row in rows}
-        # Match by the whole fence: an attempt that was given back before it began has the same number in the next
-        # claim.  If the answer was lost, giving it back may be reported again, beside how it then ended.
+        # Match by the whole fence: an attempt that was given back before it began has the same
+        # number in the next claim.  If the answer was lost, giving it back may be reported again,
+        # beside how it then ended.
         unique = {_fence(e): e for e in ended}
         ours = [(e, by_fence[fence]) for fence, e in unique.items() if fence in by_fence]
         self._write_history(tx, node, ours, now)
@@ -259,7 +275,8 @@ class Attempts:
         rows: Sequence[_EndRow],
     ) -> None:
         """Free the slots of limits.  This locks buckets, so it comes last."""
-        # A job whose conditions said no frees its slots, and does not queue for them again: as if it were held.
+        # A job whose conditions said no frees its slots, and does not queue for them again: as if
+        # it were held.
         not_ready = {e.id for e, _ in ours if e.cause == Cause.NOT_READY}
         limited = [
             LimitedJob(
@@ -336,14 +353,18 @@ class Attempts:
     def forget_starts(self, ended: Sequence[Success] | Sequence[Ending]) -> None:
         """Forget the recorded starts of ended attempts.
 
-        Call it after the commit: if the end has to be written again, the writer must know which starts are recorded.
+        Call it after the commit: if the end has to be written again, the writer must know which
+        starts are recorded.
         """
         if self._recorded_starts:
             for end in ended:
                 self._recorded_starts.pop(end.id, None)
 
     def record_progress(self, notes: Sequence[tuple[JobId, int, int, str]]) -> set[JobId]:
-        """Write the progress of attempts (id, attempt, claim, progress); gives the ids that were still ours."""
+        """Write the progress of attempts (id, attempt, claim, progress).
+
+        Gives the ids that were still ours.
+        """
         written = {note[0]: note[3] for note in notes}
         with self._db.transaction() as tx:
             rows = tx.batch("set_progress", notes)

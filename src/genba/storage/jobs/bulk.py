@@ -1,4 +1,7 @@
-"""Change many jobs at once, in batches of one transaction each, or the options of one that has not started."""
+"""Change many jobs at once, in batches of one transaction each.
+
+Also: change the columns and options of one job that has not started.
+"""
 
 from __future__ import annotations
 
@@ -125,8 +128,9 @@ class BulkChanges:
     ) -> bool:
         """Change queue, priority, moment … of a job that has not started; False if it has.
 
-        `options` makes the new options out of the old.  The update names the version that was read and a state that
-        has not started, so a node that claims the job at the same time gets it as it was, or as it is then.
+        `options` makes the new options out of the old.  The update names the version that was read
+        and a state that has not started, so a node that claims the job at the same time gets it as
+        it was, or as it is then.
         """
         while True:
             with self._db.transaction() as tx:

@@ -32,8 +32,8 @@ class Claims:
     def warm_up(self, node: int) -> None:
         """Prepare the session of a thread that is about to claim and end jobs.
 
-        The first statements of a PostgreSQL session take ten times as long as the next ones: it reads the catalog and
-        makes the plans.
+        The first statements of a PostgreSQL session take ten times as long as the next ones: it
+        reads the catalog and makes the plans.
         """
         if self._db.parallel_writers < 2:
             return
@@ -69,7 +69,10 @@ class Claims:
     def claim(
         self, node: int, claim: int, wants: Mapping[str, int], tasks: Sequence[str]
     ) -> list[Claimed]:
-        """Lease the best due jobs of each queue to `node`: as many as it wants, for as long as it lives."""
+        """Lease the best due jobs of each queue to `node`.
+
+        As many as it wants, for as long as it lives.
+        """
         open_tx = self._db.single_write if len(wants) == 1 else self._db.transaction
         with open_tx() as tx:
             return self._claim(tx, node, claim, wants, tasks)
@@ -123,7 +126,7 @@ class Claims:
     def claim_dedicated(
         self, node: int, claim: int, queues: Sequence[str], tasks: Sequence[str], limit: int
     ) -> list[Claimed]:
-        """Lease dedicated jobs that are nearly due to be claimed, for a node without a free slot."""
+        """Lease dedicated jobs near the front of their queues, for a node without a free slot."""
         rules = self._operators.rules()
         enabled, mark = set(tasks) - rules.disabled, '%"dedicated":true%'
         with self._db.statement() as tx:

@@ -1,8 +1,9 @@
 """Conditions in the store: which jobs wait for which check, and when it is made again.
 
-A waiting job with conditions is parked on a *check*: the same conditions for the same task and arguments are one check,
-however many jobs wait for it.  When it is time, one of these jobs, the scout, is let into the claim index.  The node
-that claims the scout runs its conditions and writes the answer here.  (The table is called `question`.)
+A waiting job with conditions is parked on a *check*: the same conditions for the same task and
+arguments are one check, however many jobs wait for it.  When it is time, one of these jobs, the
+scout, is let into the claim index.  The node that claims the scout runs its conditions and writes
+the answer here.  (The table is called `question`.)
 
 Locks are taken in this order: the check, then the rows of jobs, then the buckets of limits.
 """
@@ -59,7 +60,9 @@ BucketSizes = tuple[tuple[str, int], ...]  # (bucket, how many jobs may have a s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConditionAnswer:
-    """Why a job that a node has claimed must not start now; `ending` gives the job back without a trace.
+    """Why a job that a node has claimed must not start now.
+
+    `ending` gives the job back without a trace.
 
     `shared`: the same check was answered a moment ago, so this answer does not count again.
     """
@@ -77,7 +80,10 @@ class ConditionAnswer:
 
 @dataclass(frozen=True, slots=True)
 class SlotRequest:
-    """A claimed job that may start if it gets the slots of one of these ways; `answer` gives it back otherwise."""
+    """A claimed job that may start if it gets the slots of one of these ways.
+
+    `answer` gives it back otherwise.
+    """
 
     answer: ConditionAnswer
     ways: tuple[BucketSizes, ...]
@@ -111,8 +117,9 @@ class Conditions:
     ) -> None:
         """Park the new jobs with conditions that could start now.
 
-        Not those of a caller's own transaction, which must not hold what others wait for.  Not those with limits
-        either: the slots come first, and the node that claims such a job runs its conditions.
+        Not those of a caller's own transaction, which must not hold what others wait for.  Not
+        those with limits either: the slots come first, and the node that claims such a job runs its
+        conditions.
         """
         keys = {
             row.id: (check_key(job.task, job.ready, job.args, job.options), job)
@@ -171,7 +178,8 @@ class Conditions:
             ours = self._attempts.end(tx, node, [answer.ending for answer in answers])
             lines = sorted((answer.ending.id, _parked_on(answer)) for answer in answers)
             tx.batch("park_on_condition", [line for line in lines if line[0] in ours])
-            # An answer for a job that is no longer ours was written before: it must not count again.
+            # An answer for a job that is no longer ours was written before: it must not count
+            # again.
             written = {answer.key for answer in answers if answer.ending.id in ours}
             for key in sorted(first.keys() & written):
                 self._write_answer(tx, first[key], rows[key] or (0, 0, None))

@@ -1,7 +1,7 @@
 """Count open jobs for metrics and screens: exact while they are few, bounded when they are many.
 
-A count must never walk millions of rows.  It takes the first so many of each state (of `waiting`: of each queue) in
-the order of the index, and says so when there are more.
+A count must never walk millions of rows.  It takes the first so many of each state (of `waiting`:
+of each queue) in the order of the index, and says so when there are more.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ MANY_QUEUES = 10
 
 
 class StateCount(NamedTuple):
-    """How many jobs of one task and queue are in a state; `oldest` is when the first of them was due."""
+    """How many jobs of one task and queue are in a state.
+
+    `oldest` is when the first of them was due.
+    """
 
     state: str  # as in a job's record; `parked` for jobs that wait and cannot start
     queue: str

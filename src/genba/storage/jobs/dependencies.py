@@ -1,7 +1,8 @@
 """Edges between jobs (`after=`), which are added with a job.
 
-Ending a job never touches the jobs that wait for it (decision 4).  It leaves a note in `unsettled`, and one settler at
-a time works through the notes (settle.py).  The same notes cover children by `parent=`.
+Ending a job never touches the jobs that wait for it (decision 4).  It leaves a note in `unsettled`,
+and one settler at a time works through the notes (settle.py).  The same notes cover children by
+`parent=`.
 """
 
 from __future__ import annotations
@@ -63,7 +64,8 @@ class Dependencies:
     def jobs_ended(self, tx: Transaction, state: str, ids: Sequence[JobId]) -> None:
         """Leave a note for those of these ended jobs that have children.
 
-        Call it after the jobs' rows are written, never before: an edge that is not visible yet will see our lock.
+        Call it after the jobs' rows are written, never before: an edge that is not visible yet will
+        see our lock.
         """
         parents = tx.all("parents_with_dependents", ids=tx.numbers(ids))
         if state in FAMILY_ENDS:
@@ -74,7 +76,7 @@ class Dependencies:
             self.unsettled = True
 
     def reopen(self, tx: Transaction, id: JobId) -> None:
-        """Let the jobs that were cancelled or held because of this one wait for it again, and so on down."""
+        """Let jobs that were cancelled or held because of this one wait again, and theirs too."""
         parents = [id]
         while parents:
             for (child,) in tx.all("dependents_of_failed", parent_id=parents.pop()):
@@ -86,7 +88,10 @@ class Dependencies:
                     parents.append(child)
 
     def look_for_lost(self) -> int:
-        """Note parents whose rows were deleted by hand; how many.  One call looks at a few hundred parents."""
+        """Note parents whose rows were deleted by hand; how many.
+
+        One call looks at a few hundred parents.
+        """
         with self._db.statement() as tx:
             parents = tx.all("parents_after", after=self._last_looked_at)
         self._last_looked_at = parents[-1][0] if len(parents) == _PARENTS_PER_LOOK else 0

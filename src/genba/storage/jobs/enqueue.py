@@ -1,7 +1,8 @@
 """Insert jobs: one by one or in bulk, unique by key, with what they wait for; all or nothing.
 
-The locks of one transaction are taken in this order: rows of jobs that are replaced; parents (a note for the settler);
-keys of fair queues; and last the buckets of limits, by name.  A caller's own transaction never locks a bucket.
+The locks of one transaction are taken in this order: rows of jobs that are replaced; parents (a
+note for the settler); keys of fair queues; and last the buckets of limits, by name.  A caller's own
+transaction never locks a bucket.
 """
 
 from __future__ import annotations
@@ -24,20 +25,14 @@ from genba.storage.engines.database import LONG_ARGUMENTS_BYTES, AnswerLost, Tra
 from genba.storage.jobs.conditions import Conditions
 from genba.storage.jobs.dependencies import Dependencies
 from genba.storage.jobs.fairness import Fairness
+from genba.storage.jobs.job_row import COLUMNS, LIMIT_COLUMNS, OPTIONS, STATE, job_row
 from genba.storage.jobs.settle import Settler
 from genba.storage.jobs.stop import Stopping
 from genba.storage.limits.queueing import PARKED_ON_LIMIT
 from genba.storage.namespace import Namespace
 from genba.storage.operators import RulesChanged
-from genba.storage.records import EXACT_MOMENT, Enqueued, JobId, NewJob, UniformJobs, is_quiet
+from genba.storage.records import Enqueued, JobId, NewJob, UniformJobs, is_quiet
 
-_COLUMNS = (  # noqa: SIM905  twenty quoted names would hide their order
-    "id created_at due_at due_from rank state expires_at unique_until parent_id priority open_deps "
-    "once_waiting namespace queue task key key_hash tags options args"
-).split()
-_STATE, _OPTIONS = _COLUMNS.index("state"), _COLUMNS.index("options")
-_LIMIT_COLUMNS = ("buckets", "parked_on", "capped")  # only of jobs that have a limit
-INSERT_COLUMNS = (*_COLUMNS, *_LIMIT_COLUMNS)  # all columns that an insert may name
 _args = attrgetter("args")
 # A job that comes later than this after the one before wakes a hungry node in the same statement.
 WAKE_AGAIN_SECONDS = 0.005
@@ -85,9 +80,12 @@ class Enqueuer:
     def enqueue(
         self, jobs: Sequence[NewJob], conn: Any = None, epoch: int | None = None
     ) -> list[Enqueued]:
-        """Insert jobs, durable when it returns (with `conn`: when the caller commits); all or nothing.
+        """Insert jobs, durable when it returns (with `conn`: when the caller commits).
 
-        RulesChanged, and nothing written, if `epoch` is given and an operator has changed the rules since.
+        All or nothing.
+
+        RulesChanged, and nothing written, if `epoch` is given and an operator has changed the rules
+        since.
         """
         self._install()
         if conn is not None:
@@ -142,7 +140,10 @@ class Enqueuer:
     def _insert_simple(
         self, tx: Transaction, job: NewJob, id: JobId, epoch: int | None
     ) -> bool | None:
-        """Insert a job like most others; gives whether nodes must be woken, None if it was not inserted."""
+        """Insert a job like most others.
+
+        Gives whether nodes must be woken, None if it was not inserted.
+        """
         query, before, self._last_simple_at = (
             "enqueue_simple",
             self._last_simple_at,
@@ -172,7 +173,7 @@ class Enqueuer:
     def _commit_again(
         self, jobs: Sequence[NewJob], ids: list[JobId], epoch: int | None
     ) -> list[Enqueued]:
-        """Find out whether a commit happened whose answer was lost, by the same ids, and commit if it did not."""
+        """Commit jobs whose commit got no answer, unless their ids show that it happened."""
         try:
             if self._known_among(ids):
                 return self._read_back(jobs, ids)
@@ -216,7 +217,10 @@ class Enqueuer:
         *,
         own_transaction: bool = True,
     ) -> list[Enqueued]:
-        """Insert jobs within a transaction; the steps are in the order of the locks (see the top of this module)."""
+        """Insert jobs within a transaction.
+
+        The steps are in the order of the locks (see the top of this module).
+        """
         if isinstance(jobs, UniformJobs) and len(jobs) > 1 and jobs[0].plain:
             return self._insert_uniform(tx, jobs, ids or tx.ids(len(jobs)), epoch)
         limited = any(job.limited for job in jobs)
@@ -228,7 +232,7 @@ class Enqueuer:
         now = moment if limited or len(jobs) > 1 else None
         new = self._insert_each(tx, jobs, ids, now, limited)
         if new.rows:
-            tx.insert_jobs([*_COLUMNS, *_LIMIT_COLUMNS] if limited else _COLUMNS, new.rows)
+            tx.insert_jobs([*COLUMNS, *LIMIT_COLUMNS] if limited else COLUMNS, new.rows)
             self._add_events(tx, new.rows)
         self._connect(tx, jobs, new)
         self._fairness.rank_new(tx, jobs, new.enqueued)
@@ -249,17 +253,18 @@ class Enqueuer:
         """Insert unique jobs one by one, and collect the rows of the others for one insert."""
         new = _NewRows(len(jobs))
         rows, enqueued = new.rows, new.enqueued
+        namespace, age_step = self._namespace, self._age_step
         for i, job in enumerate(jobs):
             # First, because most jobs are like this: a bulk enqueue brings ten thousand of them.
             if now is not None and not job.after and job.identity is None:
-                rows.append(self._row(job, ids[i], 0, now, limited))
+                rows.append(job_row(job, ids[i], 0, now, limited, namespace, age_step))
                 enqueued[i] = Enqueued(ids[i], True)
                 continue
             parents = {enqueued[e.job].id if e.inside else e.job: e.wants for e in job.after}
             if job.identity is not None:
                 enqueued[i], parents = self._insert_unique(tx, job, ids[i], parents, new.replaced)
             elif now is not None:
-                rows.append(self._row(job, ids[i], len(parents), now, limited))
+                rows.append(job_row(job, ids[i], len(parents), now, limited, namespace, age_step))
                 enqueued[i] = Enqueued(ids[i], True)
             else:
                 enqueued[i] = self._insert_one(tx, job, ids[i], len(parents))
@@ -272,11 +277,12 @@ class Enqueuer:
         self, tx: Transaction, jobs: UniformJobs, ids: Sequence[JobId], epoch: int | None
     ) -> list[Enqueued]:
         """Insert jobs that differ only in their arguments: the row is built once."""
-        first = self._row(jobs[0], ids[0], 0, self._moment(tx, epoch), limited=False)
+        now = self._moment(tx, epoch)
+        first = job_row(jobs[0], ids[0], 0, now, False, self._namespace, self._age_step)
         same = first[1:-1]  # between the id and the arguments
-        tx.insert_uniform_jobs(_COLUMNS, same, list(zip(ids, map(_args, jobs), strict=True)))
+        tx.insert_uniform_jobs(COLUMNS, same, list(zip(ids, map(_args, jobs), strict=True)))
         if not is_quiet(jobs[0].options):
-            self._events.add(tx, first[_STATE], ids)
+            self._events.add(tx, first[STATE], ids)
         return [Enqueued(id, True) for id in ids]
 
     def _moment(self, tx: Transaction, epoch: int | None) -> Micros:
@@ -320,50 +326,6 @@ class Enqueuer:
         tx.batch("add_tags", tags, namespace=self._namespace)
         self._dependencies.add(tx, new.edges)
 
-    def _row(
-        self, job: NewJob, id: JobId, parents: int, now: Micros, limited: bool
-    ) -> tuple[Any, ...]:
-        """Build a row in the order of the columns; a plain tuple, because there may be ten thousand."""
-        due, since = now + job.delay, None
-        if job.due_at is not None and job.due_at > now:
-            due, since = job.due_at, EXACT_MOMENT
-        state = "blocked" if parents else "scheduled" if due > now else "waiting"
-        limit_values: tuple[Any, ...] = ()
-        rank = due - boost(job.priority, self._age_step)
-        if limited:
-            bucket = bucket_to_wait_for(job.needs)
-            rank = now if bucket is not None and bucket.kind == ORDERED else rank
-            limit_values = (
-                write_needs(job.needs) if job.needs else None,
-                PARKED_ON_LIMIT + bucket.name
-                if bucket is not None and state == "waiting"
-                else None,
-                1 if job.capped else None,
-            )
-        return (
-            id,
-            now,
-            due,
-            since,
-            rank,
-            state,
-            job.expires_at if job.expires_in is None else now + job.expires_in,
-            None if job.unique_for is None else now + job.unique_for,
-            job.parent_id,
-            job.priority,
-            parents,
-            job.once_waiting,
-            self._namespace,
-            job.queue,
-            job.task,
-            job.key,
-            job.identity,
-            _json.encode(job.tags).decode() if job.tags else None,
-            job.options,
-            job.args,
-            *limit_values,
-        )
-
     def _insert_one(
         self,
         tx: Transaction,
@@ -376,7 +338,8 @@ class Enqueuer:
     ) -> Enqueued:
         """Insert one job that is not like most others.
 
-        `wake` a hungry node in the same statement, where the engine can: only if nothing else is in this transaction.
+        `wake` a hungry node in the same statement, where the engine can: only if nothing else is in
+        this transaction.
         """
         quiet, long = is_quiet(job.options), len(job.args) > LONG_ARGUMENTS_BYTES
         row = tx.one(
@@ -487,8 +450,8 @@ class Enqueuer:
     def _add_events(self, tx: Transaction, rows: Sequence[tuple[Any, ...]]) -> None:
         by_state: dict[str, list[JobId]] = {}
         for row in rows:
-            if not is_quiet(row[_OPTIONS]):
-                by_state.setdefault(row[_STATE], []).append(row[0])
+            if not is_quiet(row[OPTIONS]):
+                by_state.setdefault(row[STATE], []).append(row[0])
         for state, ids in by_state.items():
             self._events.add(tx, state, ids)
 

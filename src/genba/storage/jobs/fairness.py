@@ -62,7 +62,10 @@ class Fairness:
             yield id, key, fair_rank(next(clocks[queue, key]), priority, self._age_step)
 
     def rank_unranked(self) -> int:
-        """Rank the jobs that started to wait after they were enqueued: due, retried, resumed; how many."""
+        """Rank the jobs that started to wait after they were enqueued: due, retried, resumed.
+
+        How many.
+        """
         ranked = 0
         for queue in sorted(self._operators.rules().fair):
             while True:

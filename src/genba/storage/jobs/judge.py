@@ -76,7 +76,8 @@ def build_ending(
 def judge_lost_job(orphan: Orphan, wall: Micros, random: Callable[[], float]) -> Ending:
     """Judge the attempt of a job whose node is gone.
 
-    Whether an unmarked one had started cannot be known: it counts as lost, and its number is not given again.
+    Whether an unmarked one had started cannot be known: it counts as lost, and its number is not
+    given again.
     """
     options = read_options(orphan.options) or DEFAULT_OPTIONS
     end = AttemptEnd(

@@ -1,4 +1,7 @@
-"""`on_final`: when a job is final, a small job calls the hook of its task, from the same commit on."""
+"""`on_final`.
+
+When a job is final, a small job calls the hook of its task, from the same commit on.
+"""
 
 from __future__ import annotations
 

@@ -41,7 +41,10 @@ class OwnWrites:
         self._after_end = after_end  # outside of the transaction that ends the job
 
     def save(self, fence: Fence, checkpoint: bytes, within: OwnTransaction | None = None) -> None:
-        """Save a checkpoint, durable when it returns (`within` the job's own transaction: when that commits)."""
+        """Save a checkpoint, durable when it returns (`within` the job's own transaction.
+
+        When that commits).
+        """
         with self._db.single_write() if within is None else within.own_statements() as tx:
             if tx.one("save_checkpoint", saved=checkpoint, **_fenced(fence)) is None:
                 raise _lost(fence)
@@ -123,7 +126,10 @@ class OwnWrites:
 
 
 class OwnTransaction:
-    """`with` gives the driver's connection; leaving the block without an error ends the job in the same commit."""
+    """`with` gives the driver's connection.
+
+    Leaving the block without an error ends the job in the same commit.
+    """
 
     def __init__(
         self,
@@ -211,5 +217,6 @@ def _fenced(fence: Fence) -> dict[str, int]:
 
 def _lost(fence: Fence) -> LeaseLost:
     return LeaseLost(
-        f"job {fence[0]}: attempt {fence[1]} no longer owns the job, so what it writes does not count"
+        f"job {fence[0]}: attempt {fence[1]} no longer owns the job, "
+        "so what it writes does not count"
     )

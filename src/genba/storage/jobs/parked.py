@@ -19,7 +19,8 @@ class ParkedJobs:
     def park_unknown(self, queue: str, known: Iterable[str]) -> int:
         """Park the jobs at the front of a queue whose tasks no live node knows; how many.
 
-        The look takes no lock and reads only the front.  Jobs further back are parked when they get there.
+        The look takes no lock and reads only the front.  Jobs further back are parked when they get
+        there.
         """
         with self._db.statement() as tx:
             tasks = tx.names(sorted(known))

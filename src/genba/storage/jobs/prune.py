@@ -1,7 +1,10 @@
-"""Delete old jobs, found in the order in which they ended, so that a sweep costs nothing for jobs that are kept.
+"""Delete old jobs.
 
-For each length of time that some task is kept, a sweep looks only at the jobs that have grown so old since the sweep
-before.  It looks at all jobs when a node starts, when the rules have changed, and once a day.
+They are found in the order in which they ended, so that jobs that are kept cost a sweep nothing.
+
+For each length of time that some task is kept, a sweep looks only at the jobs that have grown so
+old since the sweep before.  It looks at all jobs when a node starts, when the rules have changed,
+and once a day.
 """
 
 from __future__ import annotations
@@ -54,7 +57,10 @@ class Pruner:
         self._again: deque[JobId] = deque()
 
     def begin(self, keeps: Mapping[str, KeepTimes], now: Micros, whole: bool = False) -> None:
-        """Begin a sweep with these tasks' `keep`; goes on with the sweep before if that is not done."""
+        """Begin a sweep with these tasks' `keep`.
+
+        Goes on with the sweep before if that is not done.
+        """
         if self._passes or self._again:
             return
         times = {time for keep in keeps.values() for time in _lengths(keep) if time is not None}

@@ -1,11 +1,14 @@
-"""Find jobs: typed filters become one statement, its pieces are all written here.
+"""Find jobs: filters become one statement, whose pieces are all written here.
 
-Millions of succeeded jobs must not be walked for the few that are open or have failed.  So a question is split by
-state into branches, each of which has an index that holds little else, and their newest ones are put together.
-Those that succeeded are many, and branch again by their kinds (queue and task), if some of these are asked for.  If
-they are asked for by a tag that many have, the tags are walked instead, and each is asked for its job.
+A search must not walk millions of succeeded jobs for the few that are open or have failed.  So it
+is split by state into branches, each with an index that holds little else, and the newest jobs of
+the branches are put together.
 
-A time of enqueueing is turned into ids, which are handed out in its order but for SKEW.
+Succeeded jobs are many.  If the filter names queues or tasks, their branch is split again by kind
+(queue and task).  If the filter has a tag that many jobs have, the tags are walked, and the job of
+each is looked up.
+
+A time of enqueueing is turned into ids, which are given out in its order except for SKEW_US.
 """
 
 from __future__ import annotations
@@ -18,11 +21,13 @@ from genba.domain.states import PANIC, State
 from genba.storage.engines.database import Database
 from genba.storage.records import JobId, JobRecord, Micros
 
-# The predicates of the partial indexes, word by word: SQLite takes an index only if it finds them so.
-_RARE = "(state < 'running' OR state = 'timed_out')"  # by the alphabet: blocked, cancelled, failed, held
+# The predicates of the partial indexes, word for word: SQLite uses an index only if it finds them.
+# By alphabet: blocked, cancelled, failed, held.
+_RARE = "(state < 'running' OR state = 'timed_out')"
 _DONE = "state = 'succeeded'"
-_DONE_BY_KEY = "state BETWEEN 'succeeded' AND 'succeeded'"  # no index holds it; SQLite would sort all of job_done
-_RUNNING = "state = 'running' AND node >= 0"  # the index of those that run is by node
+# Not a predicate of an index, or SQLite would sort all of `job_done`.
+_DONE_BY_KEY = "state BETWEEN 'succeeded' AND 'succeeded'"
+_RUNNING = "state = 'running' AND node >= 0"  # as the index of running jobs, which is by node
 _BRANCHES: tuple[tuple[tuple[str, ...], str], ...] = (
     (("failed", "timed_out", "cancelled", "held", "blocked"), _RARE),
     (("waiting",), "state = 'waiting' AND parked_on IS NULL"),
@@ -32,17 +37,20 @@ _BRANCHES: tuple[tuple[tuple[str, ...], str], ...] = (
     (("succeeded",), _DONE),
 )
 _BOUNDS = {"lowest_id": "id >= :lowest_id", "highest_id": "id <= :highest_id"}
-KINDS = 100  # so many pairs of queue and task are looked up; if there are more, all that succeeded are walked
-FEW = 5_000  # so many jobs of a tag are sorted; so many of a kind are asked for their tags, one by one
-SKEW = 600_000_000  # micros; an id is used up to a minute after it was taken (AGE_OF_IDS), and clocks are set
+# So many pairs of queue and task are looked up.  With more of them, all succeeded jobs are walked.
+MOST_KINDS = 100
+# So many jobs of a tag are sorted.  So many jobs of a kind are checked for their tags, one by one.
+FEW = 5_000
+# An id is used up to a minute after it was taken, and clocks are set.
+SKEW_US = 600_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filter:
-    """Which jobs; None is no condition, several values of one field are alternatives."""
+    """Which jobs to find; None is no condition, several values of one field are alternatives."""
 
     states: frozenset[str] | None = None
-    panics_only: bool = False  # of those that are held
+    panics_only: bool = False  # of the held jobs
     tasks: Sequence[str] | None = None
     queues: Sequence[str] | None = None
     tags: Sequence[str] | None = None
@@ -59,15 +67,16 @@ class Filter:
 
     @property
     def narrow(self) -> bool:
-        """An index of its own leads to what is wanted, whatever the state; tags may lead to many, and do not count."""
-        given = (self.keys, self.schedules, self.nodes, self.parents, self.ids)
-        return any(one is not None for one in given)
+        """Tell whether an index leads to few jobs, whatever their state; tags may lead to many."""
+        values = (self.keys, self.schedules, self.nodes, self.parents, self.ids)
+        return any(value is not None for value in values)
 
-    def wanted_states(self) -> frozenset[str]:
+    def allowed_states(self) -> frozenset[str]:
         return frozenset(State) if self.states is None else self.states
 
     def clauses(self) -> tuple[list[str], dict[str, Any]]:
-        found: list[str] = []
+        """Give the conditions of all fields but states, tags and pages, with their values."""
+        clauses: list[str] = []
         values: dict[str, Any] = {}
         for column, choices in (
             ("task", self.tasks),
@@ -77,7 +86,7 @@ class Filter:
             ("id", self.ids),
         ):
             if choices is not None:
-                found.append(
+                clauses.append(
                     f"{column} IN ({_places(column, choices, values)})" if choices else "1 = 0"
                 )
         for name, column, inner in (
@@ -90,30 +99,35 @@ class Filter:
         ):
             chosen = {"schedule": self.schedules, "node": self.nodes}[name]
             if chosen is not None:
-                found.append(
+                clauses.append(
                     f"{column} IN ({inner} IN ({_places(name, chosen, values) or 'NULL'}))"
                 )
         if self.panics_only:
-            found.append(f"(state <> 'held' OR substr(reason, 1, {len(PANIC)}) = '{PANIC}')")
+            clauses.append(f"(state <> 'held' OR substr(reason, 1, {len(PANIC)}) = '{PANIC}')")
         if self.since is not None:
-            found.append("created_at >= :since")
+            clauses.append("created_at >= :since")
             values["since"] = self.since
         if self.until is not None:
-            found.append("created_at < :until")
+            clauses.append("created_at < :until")
             values["until"] = self.until
         if self.error is not None:
-            found.append("error LIKE :error ESCAPE '!'")
+            clauses.append("error LIKE :error ESCAPE '!'")
             values["error"] = (
                 "%"
                 + "".join(f"!{letter}" if letter in "!%_" else letter for letter in self.error)
                 + "%"
             )
-        return found, values
+        return clauses, values
 
     def tagged(self, few: bool, values: dict[str, Any]) -> str:
-        """Few: by the index of tags, whatever the state.  Many: those of a branch are asked for theirs, one by one."""
-        named = f"t.namespace = :namespace AND t.name IN ({_places('tag', self.tags or (), values) or 'NULL'})"
-        tagged = f"SELECT t.job_id FROM genba.tag AS t WHERE {named}"
+        """Give the condition of the tags.
+
+        If `few` jobs have them: by the index of tags, whatever the state.  Otherwise the jobs of a
+        branch are checked one by one.
+        """
+        places = _places("tag", self.tags or (), values) or "NULL"
+        names = f"t.namespace = :namespace AND t.name IN ({places})"
+        tagged = f"SELECT t.job_id FROM genba.tag AS t WHERE {names}"
         return f"id IN ({tagged})" if few else f"EXISTS ({tagged} AND t.job_id = genba.job.id)"
 
 
@@ -127,35 +141,37 @@ def _places(column: str, choices: Iterable[Any], values: dict[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """Some of the jobs that fit, and how to come by the newest of them."""
+    """Some of the jobs that fit, and how to get the newest of them."""
 
     where: str
-    tagged: str | None = None  # the condition of a tag that many have
-    along: str | None = (
-        None  # "key": along all jobs; "tags": from them to the jobs; None: by an index of few others
-    )
+    tagged: str | None = None  # the condition of a tag that many jobs have
+    # "key": walk all jobs; "tags": walk the tags and look up the jobs; None: use an index of few
+    # jobs
+    along: str | None = None
 
     @property
     def all(self) -> str:
         return self.where if self.tagged is None else f"{self.where} AND {self.tagged}"
 
     def ids(self, order: str, tags: Sequence[str], bounds: Sequence[str]) -> list[str]:
-        """Statements that give together, in this order, the ids of a page and maybe some twice."""
+        """Give statements that together find the ids of a page, some of them maybe twice."""
         if self.along == "key":
             return [
                 f"SELECT id FROM genba.job WHERE {self.all.replace(_DONE, _DONE_BY_KEY)} {order}"
             ]
         if self.along is None:
-            # Of few: as a sum the key cannot be walked, and the planner takes the index of them, always.
+            # As a sum the key cannot be walked, so the planner always uses the index of few jobs.
             few = order.replace("BY id", "BY id + 0")
             return [
                 f"SELECT id FROM genba.job WHERE {self.all} {few if _few(self.where) else order}"
             ]
-        # A scalar subquery, which no planner turns into a join: it would start from the jobs if it thinks them few.
+        # A scalar subquery, which no planner turns into a join.  A join would start from the jobs
+        # if the planner thinks that they are few.
         job = f"(SELECT 1 FROM genba.job WHERE id = t.job_id AND {self.where}) = 1"
         mine = "".join(f" AND t.job_{bound}" for bound in bounds)
         return [
-            f"SELECT t.job_id AS id FROM genba.tag AS t WHERE t.namespace = :namespace AND t.name = :tag_{i}{mine}"
+            "SELECT t.job_id AS id FROM genba.tag AS t"
+            f" WHERE t.namespace = :namespace AND t.name = :tag_{i}{mine}"
             f" AND {job} {order.replace('BY id', 'BY t.job_id')}"
             for i, _ in enumerate(tags)
         ]
@@ -167,25 +183,28 @@ class Search:
         self._namespace = namespace
 
     def jobs(self, filter: Filter, limit: int) -> list[JobRecord]:
-        """Newest first, by when they were enqueued; or the oldest."""
+        """Find jobs, the newest first, or the oldest if the filter says so."""
         ids = self.ids(filter, limit)
-        # A statement of its own: joined with the search, a planner may walk all jobs along with the few ids.
+        # A statement of its own: joined with the search, a planner may walk all jobs for the few
+        # ids.
         with self._db.statement() as tx:
-            found = (
+            records = (
                 {row[0]: JobRecord(*row) for row in tx.all("jobs_of_ids", ids=tx.numbers(ids))}
                 if ids
                 else {}
             )
-        return [found[id] for id in ids if id in found]
+        return [records[id] for id in ids if id in records]
 
     def ids(self, filter: Filter, limit: int) -> list[JobId]:
-        text, values = self._ids(filter, limit)
+        """Find the ids of a page."""
+        text, values = self._page_of_ids(filter, limit)
         with self._db.statement() as tx:
             return sorted(
                 (row[0] for row in tx.select(text, **values)), reverse=not filter.oldest_first
             )
 
     def count(self, filter: Filter) -> int:
+        """Count the jobs that fit."""
         branches, values = self._branches(filter)
         if not branches:
             return 0
@@ -196,17 +215,20 @@ class Search:
             return int(tx.select(f"SELECT {counts}", **values)[0][0])
 
     def usual_duration(self, task: str | None, queue: str | None) -> Micros | None:
-        """How long jobs of this task or queue took, of the last few hundred that have ended; None if none did."""
+        """Average the run times of the last few hundred jobs of this task or queue.
+
+        None if none ended.
+        """
         with self._db.statement() as tx:
             row = tx.one("average_duration", namespace=self._namespace, task=task, queue=queue)
             return int(row[0]) if row and row[0] is not None else None
 
     def busy_nodes(self) -> dict[int, int]:
-        """How many jobs each node holds."""
+        """Count the jobs that each node holds."""
         with self._db.statement() as tx:
             return {row[0]: row[1] for row in tx.all("busy_nodes")}
 
-    def _ids(self, filter: Filter, limit: int) -> tuple[str, dict[str, Any]]:
+    def _page_of_ids(self, filter: Filter, limit: int) -> tuple[str, dict[str, Any]]:
         branches, values = self._branches(filter)
         order = f"ORDER BY id {'ASC' if filter.oldest_first else 'DESC'} LIMIT {int(limit)}"
         bounds = [text for name, text in _BOUNDS.items() if name in values]
@@ -222,11 +244,10 @@ class Search:
         return f"SELECT {once}id FROM ({parts}) AS found {order}", values
 
     def _branches(self, filter: Filter) -> tuple[list[Branch], dict[str, Any]]:
-        """Of which each job is in at most one."""
+        """Split a filter into branches; each job is in at most one of them."""
         clauses, values = filter.clauses()
         clauses.append("namespace = :namespace")
         values["namespace"] = self._namespace
-        states = filter.wanted_states()
         few_tagged = filter.tags is not None and self._few_tagged(filter.tags)
         tagged = None if filter.tags is None else filter.tagged(few_tagged, values)
         if few_tagged and tagged is not None:
@@ -234,25 +255,36 @@ class Search:
             tagged = None
         along = "key"
         if filter.narrow or few_tagged:
+            states = filter.allowed_states()
             branches = [[_one_of(states)]] if states else []
         else:
-            branches = [
-                [predicate] if states >= set(of) else [predicate, _one_of(states & set(of))]
-                for of, predicate in _BRANCHES
-                if states & set(of) and not (filter.error is not None and predicate == _DONE)
-            ]
-            kinds = self._wanted_kinds(filter) if [_DONE] in branches else None
-            if tagged is not None and (kinds is None or not self._few_done(kinds)):
-                along = "tags"
-            elif kinds is not None:
-                branches.remove([_DONE])
-                branches += _by_kind(kinds, values)
+            branches = _by_state(filter)
+            if [_DONE] in branches:
+                branches, along = self._split_done(filter, branches, tagged, values)
         clauses += self._id_range(filter, values)
-        found = [
+        return [
             Branch(" AND ".join([*branch, *clauses]), tagged, along if branch == [_DONE] else None)
             for branch in branches
-        ]
-        return found, values
+        ], values
+
+    def _split_done(
+        self,
+        filter: Filter,
+        branches: list[list[str]],
+        tagged: str | None,
+        values: dict[str, Any],
+    ) -> tuple[list[list[str]], str]:
+        """Split the branch of succeeded jobs by kind if that helps.
+
+        Also says how to walk it if not.
+        """
+        kinds = self._matching_kinds(filter)
+        if tagged is not None and (kinds is None or not self._few_done(kinds)):
+            return branches, "tags"
+        if kinds is None:
+            return branches, "key"
+        others = [branch for branch in branches if branch != [_DONE]]
+        return [*others, *_by_kind(kinds, values)], "key"
 
     def _few_tagged(self, tags: Sequence[str]) -> bool:
         with self._db.statement() as tx:
@@ -274,8 +306,11 @@ class Search:
                     return False
         return True
 
-    def _wanted_kinds(self, filter: Filter) -> list[tuple[str, str]] | None:
-        """The pairs of queue and task that fit and have succeeded; None if any will do, or if there are many."""
+    def _matching_kinds(self, filter: Filter) -> list[tuple[str, str]] | None:
+        """Find the kinds that fit and have succeeded jobs.
+
+        None if all kinds fit, or there are many.
+        """
         if filter.tasks is None and filter.queues is None:
             return None
         kinds = self._kinds()
@@ -287,18 +322,18 @@ class Search:
         ]
 
     def _kinds(self) -> list[tuple[str, str]] | None:
-        """All pairs of queue and task that have succeeded; None: many."""
+        """Find all kinds that have succeeded jobs; None: many."""
         with self._db.statement() as tx:
-            found = tx.all("queues_and_tasks", namespace=self._namespace, limit=KINDS + 1)
-        return [(queue, task) for queue, task in found] if len(found) <= KINDS else None
+            rows = tx.all("queues_and_tasks", namespace=self._namespace, limit=MOST_KINDS + 1)
+        return [(queue, task) for queue, task in rows] if len(rows) <= MOST_KINDS else None
 
     def _id_range(self, filter: Filter, values: dict[str, Any]) -> list[str]:
-        """At most one bound on each side: of two, SQLite takes any for its walk."""
+        """Give at most one bound on each side: of two, SQLite uses any one for its walk."""
         lowest, highest = [], []
         if filter.since is not None:
-            lowest.append(self._first_id(filter.since - SKEW))
+            lowest.append(self._first_id(filter.since - SKEW_US))
         if filter.until is not None:
-            highest.append(self._first_id(filter.until + SKEW))
+            highest.append(self._first_id(filter.until + SKEW_US))
         if filter.last_id is not None:
             (lowest if filter.oldest_first else highest).append(
                 filter.last_id + (1 if filter.oldest_first else -1)
@@ -310,26 +345,37 @@ class Search:
         return [text for name, text in _BOUNDS.items() if name in values]
 
     def _first_id(self, moment: Micros) -> JobId:
-        """About the first id of those enqueued at this moment or later."""
+        """Estimate the first id of the jobs enqueued at this moment or later."""
         with self._db.statement() as tx:
             row = tx.one("first_id_since", moment=moment)
             return int(row[0]) if row is not None else 0
 
 
+def _by_state(filter: Filter) -> list[list[str]]:
+    """Give the conditions of each branch that a filter needs."""
+    states = filter.allowed_states()
+    return [
+        [predicate] if states >= set(of) else [predicate, _one_of(states & set(of))]
+        for of, predicate in _BRANCHES
+        # A succeeded job has no error.
+        if states & set(of) and not (filter.error is not None and predicate == _DONE)
+    ]
+
+
 def _by_kind(kinds: Iterable[tuple[str, str]], values: dict[str, Any]) -> list[list[str]]:
-    """The branch of those that succeeded, once for each kind."""
-    found = []
+    """Give the conditions of succeeded jobs, once for each kind."""
+    branches = []
     for i, (queue, task) in enumerate(kinds):
         values |= {f"kind_queue_{i}": queue, f"kind_task_{i}": task}
-        found.append([_DONE, f"queue = :kind_queue_{i}", f"task = :kind_task_{i}"])
-    return found
+        branches.append([_DONE, f"queue = :kind_queue_{i}", f"task = :kind_task_{i}"])
+    return branches
 
 
 def _few(where: str) -> bool:
-    """Those that run, have one of these keys or ids, or a tag that few have."""
+    """Tell whether a condition is met by few jobs: running ones, or by key, id or a rare tag."""
     return any(mark in where for mark in (_RUNNING, "key IN (", " id IN ("))
 
 
 def _one_of(states: frozenset[str]) -> str:
-    """As literals, so that the planner sees which partial index holds them."""
+    """Give a condition with literals: the planner must see which partial index it fits."""
     return f"state IN ({', '.join(repr(str(state)) for state in sorted(states))})"

@@ -64,7 +64,8 @@ class Settler:
     ) -> int:
         parents = tx.numbers(sorted({note[1] for note in notes}))
         states: dict[JobId, str] = dict(tx.all("parent_states", ids=parents))
-        # If another transaction holds the row of a parent that exists, a later pass sees how it ended.
+        # If another transaction holds the row of a parent that exists, a later pass sees how it
+        # ended.
         visible = [(seq, parent) for seq, parent, seen in notes if parent in states or seen is None]
         met = self._resolve_met(
             tx, {parent for _, parent in visible if states.get(parent) == "succeeded"}

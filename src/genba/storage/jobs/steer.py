@@ -38,7 +38,10 @@ class Steering:
         self._settler = settler
 
     def cancel(self, id: JobId, reason: str | None, how: str = "cancel") -> bool:
-        """Cancel a job that has not started, ask a running one to stop; False if it is final already."""
+        """Cancel a job that has not started, ask a running one to stop.
+
+        False if it is final already.
+        """
         with self._db.transaction() as tx:
             node = None
             cancelled = self._cancel_unstarted(tx, id, reason or default_stop_reason(how))
@@ -116,7 +119,10 @@ class Steering:
         return row is not None
 
     def requeue(self, id: JobId) -> bool:
-        """Let a final job run again; jobs that were cancelled or held because of it wait for it again."""
+        """Let a final job run again.
+
+        Jobs that were cancelled or held because of it wait for it again.
+        """
         with self._db.transaction() as tx:
             if not self._attempts.requeue(tx, id):
                 return False

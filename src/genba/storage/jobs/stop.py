@@ -46,8 +46,9 @@ class Stopping:
     def ask_to_stop(self, tx: Transaction, id: JobId, how: str, reason: str | None) -> int | None:
         """Ask the node that runs a job to stop it; gives that node, None if the job does not run.
 
-        A job holds its own row while its `transaction()` is open.  In that case only its node is asked, and the row is
-        not changed: if the job commits before it learns of the request, it has ended by itself.
+        A job holds its own row while its `transaction()` is open.  In that case only its node is
+        asked, and the row is not changed: if the job commits before it learns of the request, it
+        has ended by itself.
         """
         row = None
         for pause in _ROW_WAITS_SECONDS:

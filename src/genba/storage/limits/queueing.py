@@ -1,8 +1,9 @@
 """The lines of jobs in front of buckets: which jobs wait there, and which of them are let go.
 
-The order of the locks: first the rows of the caller's own jobs, then the buckets, in the order of their names.  From
-then on nothing here waits for a lock.  Rows of jobs and buckets that another transaction holds are skipped, and their
-lines are rechecked later, by that transaction or by the sweep.
+The order of the locks: first the rows of the caller's own jobs, then the buckets, in the order of
+their names.  From then on nothing here waits for a lock.  Rows of jobs and buckets that another
+transaction holds are skipped, and their lines are rechecked later, by that transaction or by the
+sweep.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class BucketQueues:
         buckets: Mapping[str, Bucket],
         jobs: Sequence[tuple[LimitedJob, SlotNeeds]],
     ) -> None:
-        """Park the jobs that may start, and those that must keep their place in an ordered bucket."""
+        """Park jobs that may start, and jobs that must keep their place in an ordered bucket."""
         places = []
         ready = []
         for row, needs in jobs:
@@ -91,7 +92,7 @@ class BucketQueues:
     # free slots are given to jobs in line
 
     def serve(self, tx: Transaction, buckets: dict[str, Bucket], names: Iterable[str]) -> None:
-        """Give the free slots of these locked buckets to the jobs in their lines, and write the buckets."""
+        """Give the free slots of these locked buckets to the jobs in line, and write them."""
         now = self._now(tx, buckets)
         lines, recheck = set(names), set[str]()
         for _ in range(ROUNDS):
@@ -156,7 +157,8 @@ class BucketQueues:
     ) -> Micros:
         """Lock the other buckets that these jobs need, as far as they are free; gives the moment.
 
-        This skips rows that another transaction holds: waiting here would break the order of the locks.
+        This skips rows that another transaction holds: waiting here would break the order of the
+        locks.
         """
         needs = {need.name: need for job in jobs for need in job.needs if need.name not in buckets}
         if not needs:
@@ -190,8 +192,8 @@ class BucketQueues:
     ) -> tuple[set[str], set[str]]:
         """Assign slots, and let the jobs go that got all of theirs.
 
-        Gives the lines that may have more jobs to let go, and those that must be rechecked later: because a bucket or
-        the row of a job was held by another transaction.
+        Gives the lines that may have more jobs to let go, and those that must be rechecked later:
+        because a bucket or the row of a job was held by another transaction.
         """
         assignment = assign_slots(buckets, waiting.jobs, now)
         recheck = {
@@ -216,7 +218,10 @@ class BucketQueues:
     def _write_grants(
         self, tx: Transaction, buckets: Mapping[str, Bucket], assignment: SlotAssignment
     ) -> set[str]:
-        """Let jobs go.  If another transaction holds a job's row, take its slots back; gives the lines of those."""
+        """Let jobs go.
+
+        If another transaction holds a job's row, take its slots back; gives the lines of those.
+        """
         granted = self.grant(tx, [job.id for job in assignment.grants])
         missed = [job for job in assignment.grants if job.id not in granted]
         for job in missed:
@@ -280,7 +285,10 @@ class BucketQueues:
     def make(
         self, tx: Transaction, needs: Mapping[str, SlotNeed], rules: Mapping[str, LimitRule]
     ) -> None:
-        """Insert rows for buckets that have none; `rules` are used for templates that are not stored yet."""
+        """Insert rows for buckets that have none.
+
+        `rules` are used for templates that are not stored yet.
+        """
         names = sorted(needs)
         existing = {
             row[0]

@@ -1,7 +1,8 @@
 """Slots of buckets: taken, waited for, freed and given to the next jobs.
 
-A job that needs slots is *parked* in the line of a bucket until it has all of them.  Then it is in the claim index like
-any other job, and has them until its attempt ends.  queueing.py has the lines, and the order of the locks.
+A job that needs slots is *parked* in the line of a bucket until it has all of them.  Then it is in
+the claim index like any other job, and has them until its attempt ends.  queueing.py has the lines,
+and the order of the locks.
 """
 
 from __future__ import annotations
@@ -77,9 +78,10 @@ class LimitSlots:
     def after_move(self, tx: Transaction, ids: Sequence[JobId]) -> None:
         """Follow jobs that have become waiting, held or final, other than by the end of an attempt.
 
-        Every way into `waiting` comes through here or through `free_slots`.  Waiting jobs take their slots or join a
-        line; the others free what they had.  Jobs without limits are left alone.  The caller holds the jobs' rows, and
-        calls this after everything else that may wait for a row.
+        Every way into `waiting` comes through here or through `free_slots`.  Waiting jobs take
+        their slots or join a line; the others free what they had.  Jobs without limits are left
+        alone.  The caller holds the jobs' rows, and calls this after everything else that may wait
+        for a row.
         """
         rows = self.of(tx, ids)
         entering = [row for row in rows if row.state == "waiting" and row.granted_at is None]
@@ -108,10 +110,12 @@ class LimitSlots:
         *,
         own_transaction: bool = True,
     ) -> None:
-        """Serve the lines that new jobs with these needs have joined; each is parked in its first line.
+        """Serve the lines that new jobs with these needs have joined.
 
-        With `own_transaction=False` the transaction is the user's and may stay open for long, so no bucket is locked;
-        nodes look at the lines when it is committed.
+        Each is parked in its first line.
+
+        With `own_transaction=False` the transaction is the user's and may stay open for long, so no
+        bucket is locked; nodes look at the lines when it is committed.
         """
         needed = _by_name(needs)
         if not needed:
@@ -125,10 +129,10 @@ class LimitSlots:
         tx.batch("insert_rechecks", rows, namespace=self._namespace)
 
     def free_slots(self, tx: Transaction, rows: Sequence[LimitedJob]) -> None:
-        """Free the slots of jobs whose attempts have ended, or that left the queue, and let the next ones go.
+        """Free the slots of jobs that ended or left the queue, and let the next jobs go.
 
-        The caller holds these rows, which have the jobs' new states.  A job that waits again joins its line again; a
-        job that is not final keeps its turn in an ordered bucket.
+        The caller holds these rows, which have the new states.  A job that waits again joins its
+        line again; a job that is not final keeps its turn in an ordered bucket.
         """
         free: list[tuple[str, JobId]] = []
         lock: dict[str, SlotNeed] = {}
@@ -156,11 +160,13 @@ class LimitSlots:
         self.queues.serve(tx, buckets, lock)
 
     def take(self, tx: Transaction, id: JobId, sizes: Mapping[str, int]) -> str | None:
-        """Take a slot of each of these buckets, or of none, for a running job whose row the caller holds.
+        """Take a slot of each of these buckets, or of none, for a running job.
 
-        `sizes` says how many jobs may have a slot of the bucket at a time.  Gives None if the job got them: they are
-        freed with its other slots, if its end says that it is `limited` (a node knows that of jobs that had buckets
-        when they were claimed).  Otherwise gives a bucket that is full; then give the job back and call `wait_for`.
+        The caller holds the row of the job.  `sizes` says how many jobs may have a slot of the
+        bucket at a time.  Gives None if the job got them: they are freed with its other slots, if
+        its end says that it is `limited` (a node knows that of jobs that had buckets when they were
+        claimed).  Otherwise gives a bucket that is full; then give the job back and call
+        `wait_for`.
         """
         (row,) = self._row(tx, id)
         had = read_needs(row[1]) if row[1] else ()
@@ -180,7 +186,10 @@ class LimitSlots:
         return full
 
     def give_back(self, tx: Transaction, id: JobId, names: Collection[str]) -> None:
-        """Give back slots that a running job took with `take` and does not need; the caller holds its row."""
+        """Give back slots that a running job took with `take` and does not need.
+
+        The caller holds its row.
+        """
         (row,) = self._row(tx, id)
         had = read_needs(row[1]) if row[1] else ()
         back = {need.name: need for need in had if need.name in names}
@@ -194,7 +203,10 @@ class LimitSlots:
         self.queues.serve(tx, buckets, back)
 
     def wait_for(self, tx: Transaction, id: JobId, sizes: Mapping[str, int]) -> None:
-        """Queue a job that has just become waiting for these slots too; the caller holds its row."""
+        """Queue a job that has just become waiting for these slots too.
+
+        The caller holds its row.
+        """
         (row,) = self._row(tx, id)
         had = read_needs(row[1]) if row[1] else ()
         more = {name: SlotNeed(name, name, LIMIT) for name in sizes}
@@ -223,7 +235,9 @@ class LimitSlots:
         return [row or (id, None, None, "")]
 
     def check_waiting(self, tx: Transaction, counts: Mapping[str, tuple[int, int]]) -> None:
-        """TaskFull if so many more jobs of a task may not wait; `counts` has (most, more) of each task.
+        """TaskFull if so many more jobs of a task may not wait.
+
+        `counts` has (most, more) of each task.
 
         The count is locked until the commit.
         """
@@ -267,7 +281,8 @@ class LimitSlots:
     def sweep(self) -> None:
         """Serve some lines that were missed, and free slots of jobs that no node claims.
 
-        This is the safety net under everything else; each call goes on where the one before stopped.
+        This is the safety net under everything else; each call goes on where the one before
+        stopped.
         """
         with self._db.statement() as tx:
             lines = tx.all(
@@ -293,7 +308,10 @@ class LimitSlots:
                 self._revoke(tx, id, read_needs(buckets), other)
 
     def set_limit(self, tx: Transaction, template: str, n: int | None) -> None:
-        """Set an operator's n for all buckets of a template, None: as the code says; stops no running job."""
+        """Set an operator's n for all buckets of a template, None: as the code says.
+
+        Stops no running job.
+        """
         if n is not None and (type(n) is not int or not 0 <= n < 2**31):
             raise BadOption(f"the n of a limit must be a whole number of at least 0, not {n!r}")
         if not tx.all("set_limit", namespace=self._namespace, template=template, n=n):
@@ -388,7 +406,10 @@ class LimitSlots:
     def _stuck(
         self, tx: Transaction, stale: Sequence[tuple[JobId, str, str, str | None]]
     ) -> list[tuple[JobId, str, tuple[str, JobId]]]:
-        """Find the jobs with unused slots for which another job waits that could start; with its (line, job)."""
+        """Find the jobs with unused slots for which another job waits that could start.
+
+        With its (line, job).
+        """
         lines = {
             id: [
                 (PARKED_ON_LIMIT + need.name, None if parked_on is not None else queue)

@@ -29,7 +29,10 @@ _json = msgspec.json.Encoder(order="deterministic")
 
 
 class NewSchedule(msgspec.Struct, frozen=True, kw_only=True):
-    """A schedule to create or change; `said` is how it was written, to tell whether it has changed."""
+    """A schedule to create or change.
+
+    `said` is how it was written, to tell whether it has changed.
+    """
 
     name: str
     rule: ScheduleRule
@@ -84,14 +87,20 @@ class ScheduleRecord:
         return msgspec.structs.replace(self._read().job, args=self.args)
 
     def _read(self) -> _Definition:
-        """Read the definition; StoreError if it has a fault, which the callers that make jobs check first."""
+        """Read the definition.
+
+        StoreError if it has a fault, which the callers that make jobs check first.
+        """
         fault = self.fault()
         if fault is not None:
             raise StoreError(f"schedule {self.name!r}: {fault}; declare it again, or delete it")
         return _decode(self.definition)
 
     def fault(self) -> str | None:
-        """Say why its definition cannot be used: it was damaged, or its time zone is no longer known here."""
+        """Say why its definition cannot be used.
+
+        It was damaged, or its time zone is no longer known here.
+        """
         try:
             rule = _decode(self.definition).rule
             if rule.cron is not None:
@@ -181,7 +190,10 @@ class ScheduleRows:
     def make(
         self, tx: Transaction, row: ScheduleRecord, moment: Micros, after: tuple[Edge, ...] = ()
     ) -> tuple[ScheduleRecord, JobId | None]:
-        """Make the job of this tick; None if the tick has been, or the job is refused (an event says why)."""
+        """Make the job of this tick.
+
+        None if the tick has been, or the job is refused (an event says why).
+        """
         tick = {"schedule_id": row.id, "moment": moment}
         if tx.one("add_tick", skipped=None, last_moment=None, count=None, **tick) is None:
             return row, None
@@ -308,9 +320,16 @@ class ScheduleRows:
         )
         if added:
             self.add_event(
-                tx, "schedule_skipped", row.id, row.name, moment=skip.moment, last=skip.last, count=skip.count,
-                reason=skip.reason, at=to_datetime(skip.moment),
-            )  # fmt: skip
+                tx,
+                "schedule_skipped",
+                row.id,
+                row.name,
+                moment=skip.moment,
+                last=skip.last,
+                count=skip.count,
+                reason=skip.reason,
+                at=to_datetime(skip.moment),
+            )
 
     def add_event(self, tx: Transaction, kind: str, id: int, name: str, **data: Any) -> None:
         """Write an event of a schedule."""
@@ -340,7 +359,7 @@ def change_schedule(
     name: str,
     act: Callable[[Transaction, ScheduleRecord, Sequence[ScheduledRun]], T],
 ) -> T:
-    """Call `act` in a transaction that has locked the schedule and its runs that have not started."""
+    """Call `act` in a transaction that holds the schedule and its runs that have not started."""
     for _ in range(_TRIES):
         with suppress(RowsChanged), database.transaction() as tx:
             row, unstarted = rows.with_unstarted(tx, rows.named(tx, name).id)

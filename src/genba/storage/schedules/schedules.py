@@ -1,7 +1,9 @@
-"""Schedules: rules that make jobs.  Declare, change, pause and trigger them; ticks.py makes the jobs of due ticks.
+"""Schedules: rules that make jobs.
 
-The order of the locks: the schedule's jobs before the schedule, because a transaction that ends a job has the job's row
-already when it needs the schedule.
+Declare, change, pause and trigger them; ticks.py makes the jobs of due ticks.
+
+The order of the locks: the schedule's jobs before the schedule, because a transaction that ends a
+job has the job's row already when it needs the schedule.
 """
 
 from __future__ import annotations
@@ -141,9 +143,14 @@ class Schedules:
         if before is None or before.is_interval:
             row = self._rows.withdraw(tx, row, unstarted, "changed")
         row = replace(
-            row, task=schedule.job.task, definition=schedule.definition(), args=schedule.job.args, owner=owner,
-            next_at=moment, seen_at=now,
-        )  # fmt: skip
+            row,
+            task=schedule.job.task,
+            definition=schedule.definition(),
+            args=schedule.job.args,
+            owner=owner,
+            next_at=moment,
+            seen_at=now,
+        )
         if rule.is_interval and not row.paused and not self._rows.busy(tx, row.id):
             row = self._rows.write_run(tx, row, moment)
         elif rule.is_interval and not row.paused:
@@ -194,7 +201,8 @@ class Schedules:
         ticks = [
             TickRecord(*tick) for tick in tx.all("ticks", schedule_id=row.id, limit=RECENT_TICKS)
         ]
-        # Its tick was written when the run before it had ended.  Ticks written later were triggered by hand.
+        # Its tick was written when the run before it had ended.  Ticks written later were triggered
+        # by hand.
         written = min((tick.at for tick in ticks if tick.job_id in waiting), default=None)
         for tick in ticks:
             if (
@@ -315,7 +323,10 @@ class Schedules:
         self._rows.add_event(tx, "schedule_deleted", row.id, row.name)
 
     def end_series(self, id: int, job: JobId) -> None:
-        """End the schedule that made this job: delete it, or pause it if code would declare it again."""
+        """End the schedule that made this job.
+
+        Delete it, or pause it if code would declare it again.
+        """
         with self._db.statement() as tx:
             values = tx.one("schedule_by_id", id=id)
         if values is not None and not values[-1]:

@@ -1,8 +1,9 @@
 """Make the jobs of due ticks, and the next run of an interval when a run has ended.
 
-A cron rule has its next moment in `next_at`.  The first node that sees it due makes the job of the tick and moves
-`next_at` on, in one transaction.  An interval has its next run as a job that waits for its moment, written in the
-transaction that ends the run before.  Only if that was refused does `next_at` say when to try again.
+A cron rule has its next moment in `next_at`.  The first node that sees it due makes the job of the
+tick and moves `next_at` on, in one transaction.  An interval has its next run as a job that waits
+for its moment, written in the transaction that ends the run before.  Only if that was refused does
+`next_at` say when to try again.
 """
 
 from __future__ import annotations
@@ -46,7 +47,10 @@ class Ticks:
         self._rows = ScheduleRows(namespace, insert, cancel_or_hold)
 
     def fire(self) -> int:
-        """Make the jobs of due ticks; how many schedules were due.  Any number of nodes may do it."""
+        """Make the jobs of due ticks; how many schedules were due.
+
+        Any number of nodes may do it.
+        """
         with self._db.transaction() as tx:
             rows = [
                 ScheduleRecord(*row) for row in tx.all("due_schedules", namespace=self._namespace)
@@ -100,10 +104,12 @@ class Ticks:
         return replace(row, next_at=plan.next_at)
 
     def replan(self, set_back: bool = False) -> int:
-        """Look at all schedules again, so that none waits for a moment that has been; how many have moved.
+        """Look at all schedules again, so that none waits for a moment that has been.
 
-        `set_back`: the clock was set back a moment ago.  Ticks that were due since then count; a moment that has had
-        its run has its tick.
+        How many have moved.
+
+        `set_back`: the clock was set back a moment ago.  Ticks that were due since then count; a
+        moment that has had its run has its tick.
         """
         moved = 0
         with self._db.statement() as tx:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 BLOCK = 100  # ids that one step of the sequence stands for
-# Then the rest of a block is dropped, so that ids grow with time (storage/jobs/search: SKEW).
+# Then the rest of a block is dropped, so that ids grow with time (storage/jobs/search: SKEW_US).
 MAX_AGE_SECONDS = 60.0
 
 

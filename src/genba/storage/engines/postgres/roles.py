@@ -19,7 +19,7 @@ from genba.errors import BadOption, StoreError
 from genba.storage.engines.database import TABLES
 from genba.storage.engines.postgres.database import PostgresDatabase
 from genba.storage.engines.postgres.schema import SEQUENCES
-from genba.storage.jobs.enqueue import INSERT_COLUMNS
+from genba.storage.jobs.job_row import INSERT_COLUMNS
 
 _ALL = "SELECT, INSERT, UPDATE, DELETE"
 _SECRET = frozenset({"args", "result", "saved", "error", "progress"})  # not for producers
