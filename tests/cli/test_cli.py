@@ -348,7 +348,7 @@ def test_a_job_that_is_not_there_ends_with_code_4_and_one_that_is_not_named_with
 
     assert "there is no job 99" in genba("job", verb, id, 99, code=4).err
     assert "with key 'no'" in genba("job", verb, "--key", "no", code=4).err
-    assert "which job?" in genba("job", verb, code=2).err
+    assert "no job is named" in genba("job", verb, code=2).err
     assert "0 is not in the range" in genba("job", verb, 0, code=2).err
     assert genba("job", "show", id, "--json").json["state"] == "waiting"
 
@@ -504,7 +504,7 @@ def test_uninstall_removes_exactly_what_it_lists_and_nothing_of_others(
     assert removed == listed
     assert {name[6:] for name in removed} > {"job", "attempt", "node", "migration"}
     assert _sql(empty_url, "SELECT count(*) FROM genba_of_somebody_else") == [(0,)]
-    assert "nothing of genba is there" in bare("db", "uninstall", "--yes", code=1).out
+    assert "there are no tables of genba" in bare("db", "uninstall", "--yes", code=1).out
     assert "applied tables" in bare("db", "install").out
 
 

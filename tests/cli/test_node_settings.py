@@ -112,14 +112,14 @@ def test_a_queue_whose_name_has_a_colon_is_served(queues, url, tmp_path) -> None
         (
             ["-q", "a:x"],
             {},
-            "-q: 'a:x': after the last colon stands how many slots, a whole number; a queue whose ",
+            "-q: 'a:x': the part after the last colon must be the number of slots; ",
         ),
-        (["-q", "b:2,a:-1"], {}, "'a:-1': after the last colon"),
+        (["-q", "b:2,a:-1"], {}, "'a:-1': the part after the last colon"),
         (["-q", "a:" + "9" * 5_000], {}, "after the last colon"),
         (
             [],
             {"GENBA_NODE_QUEUES": "a:b"},
-            "is written with its slots (a:b:8), or with a colon behind it (a:b:)",
+            "with its slots (a:b:8), or with a colon at the end (a:b:)",
         ),
         ([], {"GENBA_NODE_MIN": "few"}, "min must be a whole number, not 'few'"),
         ([], {"GENBA_NODE_POOL": "odd"}, "pool must be one of"),

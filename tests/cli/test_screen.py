@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from genba.cli.screen import SECTIONS, Screen, draw, share, targets
+from genba.cli.screen import SECTIONS, Screen, draw, share_lines, targets
 from genba.reports.overview import NodeView, Overview, QueueView
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -116,7 +116,10 @@ def test_what_cannot_be_taken_back_asks_first(section, key, words):
     begun = Screen(section=section)
     assert pressed(seen, key, "y", screen=begun)[1] == [words]
     assert pressed(seen, key, "n", screen=begun)[1] == []
-    assert pressed(seen, key, "q", screen=begun) == (Screen(section=section, said="left alone"), [])
+    assert pressed(seen, key, "q", screen=begun) == (
+        Screen(section=section, message="nothing done"),
+        [],
+    )
 
 
 @pytest.mark.parametrize(
@@ -130,18 +133,18 @@ def test_what_cannot_be_taken_back_asks_first(section, key, words):
 def test_the_rest_is_done_at_once(section, key, words):
     assert pressed(an_overview(), key, screen=Screen(section=section))[1] == [words]
     screen, acts = pressed(an_overview(0, 0, 0, 0), key, screen=Screen(section=section))
-    assert (acts, screen.said.startswith("nothing to ")) == ([], True)
+    assert (acts, screen.message.startswith("nothing to ")) == ([], True)
 
 
 def test_q_ends_it_and_other_keys_do_nothing():
-    assert pressed(an_overview(), "q")[0].over
+    assert pressed(an_overview(), "q")[0].closed
     assert pressed(an_overview(), "z", "\x1b", "7")[0] == Screen()
 
 
 @given(st.lists(st.integers(0, 300), min_size=4, max_size=4), st.integers(0, 100))
 def test_a_section_gets_what_it_wants_or_no_less_than_its_part(wanted, room):
     asked = dict(zip(SECTIONS, wanted, strict=True))
-    given = share(asked, room)
+    given = share_lines(asked, room)
     assert sum(given.values()) == min(room, sum(wanted))
     assert all(given[name] <= asked[name] for name in SECTIONS)
     assert all(given[name] >= min(asked[name], room // 4) for name in SECTIONS)

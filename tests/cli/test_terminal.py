@@ -113,7 +113,7 @@ def test_top_shows_what_is_under_way_obeys_keys_and_leaves_no_trace(shop, counti
         screen.child.send("c")
         eventually(screen.shows(f"cancel job {counting.id}?"), within=20)
         screen.child.send("n")
-        eventually(screen.shows("left alone"), within=20)
+        eventually(screen.shows("nothing done"), within=20)
         assert counting.refresh().state == "running"
         screen.child.send("cy")
         assert counting.wait(timeout=30).state == "cancelled"

@@ -1,7 +1,7 @@
 """The command line, `genba`: one noun per group, one module per noun.
 
-No command imports the app, rich or a driver before it needs them: `node start` becomes the supervisor, which stays
-small.
+No command imports the app, rich or a driver before it needs them: `node start` becomes the
+supervisor, which stays small.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from genba.cli.demo import demo
 from genba.cli.doctor import doctor
 from genba.cli.event import event
 from genba.cli.job import job
-from genba.cli.job_actions import MOVES
+from genba.cli.job_actions import ACTIONS
 from genba.cli.lock import lock
 from genba.cli.node import node
-from genba.cli.output import clean, common, note, say_json
+from genba.cli.output import clean, common_options, note, say_json
 from genba.cli.queue import queue
 from genba.cli.schedule import schedule
 from genba.cli.task import task
@@ -56,7 +56,7 @@ CODES: Sequence[tuple[type[GenbaError], int]] = (
 
 EPILOG = """\b
 Exit codes:
-  0    fine
+  0    success
   1    a job that was waited for did not succeed in time, or there was nothing to do
   2    wrong usage or wrong input
   3    the database cannot be reached or used
@@ -65,12 +65,12 @@ Exit codes:
 
 \b
 Settings, the later wins: [tool.genba] in ./pyproject.toml, GENBA_URL and
-GENBA_NAMESPACE, the options here.  GENBA_TRACEBACK=1 shows where an error arose.
+GENBA_NAMESPACE, the options here.  GENBA_TRACEBACK=1 prints the traceback of an error.
 """
 
 
 class Program(click.Group):
-    """A group that says every error in one sentence and gives the exit code that belongs to it."""
+    """A group that prints every error as one sentence, and exits with its code."""
 
     def main(self, args: Sequence[str] | None = None, *more: Any, **options: Any) -> Any:
         _open_streams()
@@ -81,10 +81,10 @@ class Program(click.Group):
             "standalone_mode": False,
             "complete_var": VARIABLE,
         }
-        as_json = "--json" in words  # asked of the words: the error may be in how they are parsed
+        as_json = "--json" in words  # not from the parser: the error may be in parsing
         try:
             if not all(map(_is_text, words)):
-                raise click.UsageError("the command line has bytes that are no UTF-8 text")
+                raise click.UsageError("the command line has bytes that are not UTF-8")
             code = super().main(words, *more, **options)
         except click.Abort:
             with _full_stderr_ignored():
@@ -111,13 +111,13 @@ class Program(click.Group):
 
 
 def _open_streams() -> None:
-    """A stream that is closed (`>&-`) swallows what is said: no file that is opened later may take its number."""
+    """Open /dev/null for a closed stream (`>&-`), so that no file opened later takes its number."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
             try:
                 os.fstat(number)
             except OSError:
-                os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
+                os.open(os.devnull, os.O_RDWR)  # takes the lowest free number
             setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))  # noqa: SIM115
 
 
@@ -180,15 +180,15 @@ def _print_version(context: click.Context, param: click.Parameter, value: bool) 
     callback=_print_version,
     help="Print the version.",
 )
-@common
+@common_options
 def main() -> None:
     """A distributed task manager: durable jobs, in processes it can always stop.
 
-    Every command has a --help of its own.
+    Every command has its own --help.
     """
 
 
-for command in MOVES:
+for command in ACTIONS:
     job.add_command(command)
 for command in (
     demo,

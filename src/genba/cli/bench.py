@@ -14,7 +14,7 @@ from urllib.parse import unquote
 import click
 
 from genba.cli.child_node import signals_as_exceptions, signals_blocked
-from genba.cli.output import Asked, common, pass_asked, say, say_json, table
+from genba.cli.output import Invocation, common_options, pass_invocation, say, say_json, table
 from genba.domain.url import mask_password, split_url
 from genba.errors import BadOption, StoreUnreachable
 
@@ -29,9 +29,9 @@ from genba.errors import BadOption, StoreUnreachable
     help="Jobs of the drain.",
 )
 @click.option("--quick", is_flag=True, help="500 jobs: shows that it works, not how fast.")
-@common
-@pass_asked
-def bench(asked: Asked, jobs: int, quick: bool) -> int:
+@common_options
+@pass_invocation
+def bench(invocation: Invocation, jobs: int, quick: bool) -> int:
     """Measure enqueue, drain and pick-up with a node of two workers and jobs that do nothing.
 
     It makes an SQLite file in a temporary folder, or beside the one that --url names, and deletes
@@ -49,9 +49,9 @@ def bench(asked: Asked, jobs: int, quick: bool) -> int:
     from genba.cli.bench_app import WORKERS, measure
 
     jobs, singles, samples = (500, 50, 10) if quick else (jobs, 500, 100)
-    with signals_as_exceptions(), _database(asked.url) as (folder, namespace):
+    with signals_as_exceptions(), _database(invocation.url) as (folder, namespace):
         result = measure(folder, jobs, singles, samples)
-    if asked.json:
+    if invocation.json:
         say_json(
             {"ok": not result.failed, "namespace": namespace, "jobs": jobs, **result._asdict()}
         )
@@ -71,13 +71,14 @@ def bench(asked: Asked, jobs: int, quick: bool) -> int:
 
 @contextmanager
 def _database(url: str | None) -> Iterator[tuple[Path, str]]:
-    """Set the app to a database of its own, and clean up; give a folder for the node, and the namespace."""
+    """Give the app a database of its own; yield a folder for the node, and the namespace."""
     from genba.cli.bench_app import app
 
     scheme = split_url(url).scheme if url else "sqlite"
     if scheme not in ("sqlite", "postgresql", "postgres"):
         raise BadOption(
-            f"{mask_password(url or '')!r} is not a database URL; use sqlite:///file.db or postgresql://…"
+            f"{mask_password(url or '')!r} is not a database URL; "
+            "use sqlite:///file.db or postgresql://…"
         )
     on_disk = None
     if url and scheme == "sqlite":

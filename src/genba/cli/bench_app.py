@@ -70,7 +70,10 @@ def measure(folder: Path, jobs: int, singles: int, samples: int) -> BenchResult:
 
 
 def _drain(node: ChildNode, last_id: int, total: int) -> float:
-    """Wait until all jobs are final; return the seconds since the node joined, by the database's clock."""
+    """Wait until all jobs are final; return the seconds since the node joined.
+
+    Both moments are by the clock of the database.
+    """
     deadline = time.monotonic() + _NODE_WITHIN_SECONDS + total / _SLOWEST_PER_SECOND
     # To count is dear for the database, so it begins when the last job is final.
     while not (app.job(last_id).state in FINAL and app.count() == 0):

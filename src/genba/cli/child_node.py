@@ -1,4 +1,4 @@
-"""A node on a throw-away database, for `genba demo` and `genba bench`: start it, watch it, end it."""
+"""A node on a temporary database, for `genba demo` and `genba bench`."""
 
 from __future__ import annotations
 

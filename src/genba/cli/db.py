@@ -1,4 +1,4 @@
-"""`genba db`: put our tables into a database, bring them up to date, look whether all is well, take them out."""
+"""`genba db`: create, upgrade, verify, prune and remove the tables of genba."""
 
 from __future__ import annotations
 
@@ -6,52 +6,56 @@ import sys
 
 import click
 
-from genba.cli.output import Asked, bar, common, note, pass_asked, say, say_json
+from genba.cli.output import Invocation, bar, common_options, note, pass_invocation, say, say_json
+
+_ALL_IS_WELL = "nothing lost, nothing finished twice, no limit exceeded, no illegal move"
 
 
 @click.group()
-@common
+@common_options
 def db() -> None:
     """The tables of genba, in your database.
 
-    Nobody has to call this: the first command that needs the tables makes them.
+    The first command that needs the tables creates them, so `db install` is optional.
     """
 
 
 @db.command()
 @click.option(
-    "--create", is_flag=True, help="Make the database too (SQLite: its folder), if it is not there."
+    "--create",
+    is_flag=True,
+    help="Create the database too (SQLite: its folder), if it does not exist.",
 )
-@common
-@pass_asked
-def install(asked: Asked, create: bool) -> None:
-    """Make the tables; does nothing if they are there and current.
+@common_options
+@pass_invocation
+def install(invocation: Invocation, create: bool) -> None:
+    """Create the tables, unless they exist and are current.
 
     \b
     Example:
       genba db install --create --url postgresql://localhost/shop
     """
-    _install(asked, create)
+    _install(invocation, create)
 
 
 @db.command()
-@common
-@pass_asked
-def upgrade(asked: Asked) -> None:
-    """Bring the tables up to date with this version of genba; jobs stay, nodes may go on.
+@common_options
+@pass_invocation
+def upgrade(invocation: Invocation) -> None:
+    """Upgrade the tables to this version of genba; jobs stay, and nodes may go on.
 
     \b
     Example:
       genba db upgrade
     """
-    _install(asked, create=False)
+    _install(invocation, create=False)
 
 
-def _install(asked: Asked, create: bool) -> None:
-    app = asked.app()
-    with bar("upgrading", lambda: 100, quiet=asked.json) as tell:
+def _install(invocation: Invocation, create: bool) -> None:
+    app = invocation.app()
+    with bar("upgrading", lambda: 100, quiet=invocation.json) as tell:
         applied = app.install(create=create, tell=lambda done, of: tell(100 * done // of))
-    if asked.json:
+    if invocation.json:
         say_json({"url": app.shown_url, "applied": applied})
     elif applied:
         say(f"{app.shown_url}: applied {', '.join(applied)}")
@@ -61,125 +65,128 @@ def _install(asked: Asked, create: bool) -> None:
 
 @db.command()
 @click.option(
-    "--older-than", metavar="DURATION", help="All that ended longer ago, whatever their tasks say."
+    "--older-than",
+    metavar="DURATION",
+    help="All jobs that ended longer ago, instead of the time of their task.",
 )
-@common
-@pass_asked
-def prune(asked: Asked, older_than: str | None) -> None:
-    """Delete final jobs that are older than their task wants them kept, with their history.
+@common_options
+@pass_invocation
+def prune(invocation: Invocation, older_than: str | None) -> None:
+    """Delete final jobs, with their history, that are older than their task keeps them.
 
-    Nodes do this by themselves, once a minute.
+    Nodes do this once a minute.
 
     \b
     Example:
       genba db prune --older-than 30d
     """
-    gone = asked.app().prune(older_than)
-    say_json({"deleted": gone}) if asked.json else say(f"{gone} jobs deleted")
+    deleted = invocation.app().prune(older_than)
+    say_json({"deleted": deleted}) if invocation.json else say(f"{deleted} jobs deleted")
 
 
 @db.command()
-@common
-@pass_asked
-def verify(asked: Asked) -> int:
-    """Replay the history of all jobs, and tell what cannot be: exit code 1 if there is anything.
+@common_options
+@pass_invocation
+def verify(invocation: Invocation) -> int:
+    """Replay the history of all jobs, and print what is wrong: then the exit code is 1.
 
-    No job is lost, none has finished twice, no limit was exceeded, no move was illegal, rows and history agree, and
-    on SQLite the file is sound.  Nodes may go on meanwhile.
+    It checks that no job is lost or has finished twice, no limit was exceeded, no move was illegal,
+    rows and history agree, and on SQLite the file is sound.  Nodes may go on meanwhile.
 
     \b
     Example:
       genba db verify
     """
-    app = asked.app()
-    found = app.verify()
-    if asked.json:
-        faults = [{"kind": one.kind, "which": one.which, "what": one.words} for one in found.faults]
+    app = invocation.app()
+    report = app.verify()
+    if invocation.json:
+        faults = [
+            {"kind": fault.kind, "which": fault.which, "what": fault.words}
+            for fault in report.faults
+        ]
         say_json(
             {
                 "url": app.shown_url,
-                "sound": found.sound,
-                "jobs": found.jobs,
-                "attempts": found.attempts,
-                "events": found.events,
-                "complete": found.complete,
-                "counts": found.counts,
+                "sound": report.sound,
+                "jobs": report.jobs,
+                "attempts": report.attempts,
+                "events": report.events,
+                "complete": report.complete,
+                "counts": report.counts,
                 "faults": faults,
-                "notes": found.notes,
+                "notes": report.notes,
             }
         )
-        return int(not found.sound)
-    for fault in found.faults:
+        return int(not report.sound)
+    for fault in report.faults:
         say(fault)
-    untold = found.counts.total() - len(found.faults)
-    if untold:
-        say(f"… and {untold} more")
-    for remark in found.notes:
+    not_listed = report.counts.total() - len(report.faults)
+    if not_listed:
+        say(f"… and {not_listed} more")
+    for remark in report.notes:
         note(remark)
-    if not found.complete:
-        note("old events were pruned: what came before is not known")
-    read = f"{found.jobs} jobs, {found.attempts} attempts, {found.events} events"
-    how = ", ".join(f"{count} × {kind}" for kind, count in sorted(found.counts.items()))
-    say(
-        f"{app.shown_url}: {read}: {how or 'nothing lost, nothing finished twice, no limit exceeded, no illegal move'}"
-    )
-    return int(not found.sound)
+    if not report.complete:
+        note("old events were pruned: what happened before them is not checked")
+    counted = f"{report.jobs} jobs, {report.attempts} attempts, {report.events} events"
+    summary = ", ".join(f"{count} × {kind}" for kind, count in sorted(report.counts.items()))
+    say(f"{app.shown_url}: {counted}: {summary or _ALL_IS_WELL}")
+    return int(not report.sound)
 
 
 @db.command()
 @click.argument("kind", type=click.Choice(["producer", "worker", "reader", "admin"]))
 @click.argument("role")
-@common
-@pass_asked
-def grant(asked: Asked, kind: str, role: str) -> None:
-    """Give a role of PostgreSQL the rights of a producer, worker, reader or admin, and no others on our tables.
+@common_options
+@pass_invocation
+def grant(invocation: Invocation, kind: str, role: str) -> None:
+    """Give a PostgreSQL role the rights of a producer, worker, reader or admin, and no others.
 
-    The role must exist.  Ask as the owner of the tables, and once more after an upgrade.
+    The role must exist.  Run it as the owner of the tables, and again after an upgrade.
 
     \b
     Example:
       genba db grant producer shop_web
     """
-    app = asked.app()
+    app = invocation.app()
     app.grant(role, kind)
-    if asked.json:
+    if invocation.json:
         say_json({"url": app.shown_url, "role": role, "kind": kind})
     else:
         say(f"{app.shown_url}: {role} is a {kind}")
 
 
 @db.command()
-@click.option("--yes", is_flag=True, help="Do not ask.")
-@common
-@pass_asked
-def uninstall(asked: Asked, yes: bool) -> int:
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@common_options
+@pass_invocation
+def uninstall(invocation: Invocation, yes: bool) -> int:
     """Remove the tables of genba, with all jobs in them, and nothing else.
 
-    It lists what it removes and asks first.  What somebody else made beside or upon our tables stays; on PostgreSQL
-    an object that depends on them makes it refuse.
+    It lists what it removes, and asks first.  Other objects in the database stay; on PostgreSQL it
+    fails if one of them depends on the tables.
 
     \b
     Example:
       genba db uninstall
     """
-    app = asked.app()
-    there = app.installed()
-    if there and not yes:
+    app = invocation.app()
+    tables = app.installed()
+    if tables and not yes:
         click.echo(
             f"This removes from {app.shown_url}, with all jobs of all namespaces in them:", err=True
         )
-        for name in there:
-            click.echo(f"  {name}", err=True)
+        for table in tables:
+            click.echo(f"  {table}", err=True)
         if not _confirmed():
             click.echo("nothing was removed", err=True)
             return 1
-    removed = app.uninstall() if there else []
-    if asked.json:
+    removed = app.uninstall() if tables else []
+    if invocation.json:
         say_json({"url": app.shown_url, "removed": removed})
     elif removed:
         say(f"{app.shown_url}: removed {', '.join(removed)}")
     else:
-        say(f"{app.shown_url}: nothing of genba is there")
+        say(f"{app.shown_url}: there are no tables of genba")
     return 0 if removed else 1
 
 
@@ -189,4 +196,6 @@ def _confirmed() -> bool:
     except click.Abort:
         if sys.stdin.isatty():
             raise
-        raise click.UsageError("nobody is there to answer; --yes removes without asking") from None
+        raise click.UsageError(
+            "stdin is not a terminal, so nothing can be confirmed; --yes removes without asking"
+        ) from None

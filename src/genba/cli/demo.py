@@ -1,4 +1,4 @@
-"""`genba demo`: a node at work, on a database that is thrown away."""
+"""`genba demo`: a node at work, on a temporary database."""
 
 from __future__ import annotations
 
@@ -17,7 +17,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from genba.cli.child_node import ChildNode, signals_as_exceptions, signals_blocked
-from genba.cli.output import Asked, clean, common, note, pass_asked, say, say_json, table
+from genba.cli.output import (
+    Invocation,
+    clean,
+    common_options,
+    note,
+    pass_invocation,
+    say,
+    say_json,
+    table,
+)
 from genba.domain.states import FINAL, State
 
 if TYPE_CHECKING:
@@ -28,8 +37,8 @@ if TYPE_CHECKING:
     from genba.client.app import Genba
     from genba.client.job import Job
 
-DEADLINE = 22.0  # seconds; the longest job takes 6
-LOOK_EVERY = 0.1
+DEADLINE_SECONDS = 22.0  # seconds; the longest job takes 6
+LOOK_EVERY_SECONDS = 0.1
 
 TARGET = "genba.cli.demo_app:app"
 _WIDE = 110  # columns
@@ -47,33 +56,35 @@ _COLOURS: Mapping[str, str] = {
 
 
 @click.command()
-@common
-@pass_asked
-def demo(asked: Asked) -> int:
+@common_options
+@pass_invocation
+def demo(invocation: Invocation) -> int:
     """Watch a node run jobs that work, fail, crash, hang and are cancelled.
 
-    It takes about ten seconds, on an SQLite file in a temporary folder, and leaves nothing behind.  The exit code
-    is 0 if every job has ended exactly as it should.
+    It takes about ten seconds, on an SQLite file in a temporary folder, and leaves nothing behind.
+    The exit code is 0 if every job has ended as expected.
 
     \b
     Example:
       genba demo
     """
-    watch = _watch_silently if asked.json else _watch_live if sys.stdout.isatty() else _watch_lines
-    with running_demo() as stage:
-        watch(stage)
-        stage.node.end()
-    if asked.json:
+    watch = (
+        _watch_silently if invocation.json else _watch_live if sys.stdout.isatty() else _watch_lines
+    )
+    with running_demo() as running:
+        watch(running)
+        running.node.end()
+    if invocation.json:
         say_json(
             {
-                "ok": stage.ok,
-                "seconds": round(stage.seconds, 1),
-                "jobs": [row.told() for row in stage.rows],
+                "ok": running.ok,
+                "seconds": round(running.seconds, 1),
+                "jobs": [row.as_json() for row in running.rows],
             }
         )
     else:
-        _sum_up(stage)
-    return 0 if stage.ok else 1
+        _sum_up(running)
+    return 0 if running.ok else 1
 
 
 @dataclass
@@ -98,12 +109,13 @@ class Row:
 
     @property
     def fault(self) -> str | None:
-        """What is not as it should be."""
+        """Return what differs from the expected end, or None."""
         case = self.case
         if self.state != case.state:
             return f"is {self.state}, not {case.state}"
         if self.causes != case.causes:
-            return f"attempts ended by {', '.join(self.causes) or 'nothing'}, not by {', '.join(case.causes)}"
+            causes, expected = ", ".join(self.causes), ", ".join(case.causes)
+            return f"attempts ended by {causes or 'nothing'}, not by {expected}"
         if self.result != case.result:
             return f"gave {self.result!r}, not {case.result!r}"
         return None
@@ -119,7 +131,7 @@ class Row:
             return job.reason or ""
         return (f"{job.error['type']}: {job.error['message']}" if job.error else job.reason) or ""
 
-    def told(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         return {
             "id": self.job.id,
             "title": self.case.title,
@@ -132,7 +144,7 @@ class Row:
 
 @dataclass
 class Demo:
-    """The node, its folder, and the jobs on show."""
+    """The node, and the jobs on show."""
 
     app: Genba
     node: ChildNode
@@ -144,15 +156,15 @@ class Demo:
     def ok(self) -> bool:
         return all(row.fault is None for row in self.rows) and not self.node.left_behind
 
-    def looks(self) -> Iterator[list[Row]]:
-        """What has changed, ten times a second, until all jobs have ended."""
-        while time.monotonic() < self.began + DEADLINE:
+    def watch_rows(self) -> Iterator[list[Row]]:
+        """Yield the changed rows, ten times a second, until all jobs have ended."""
+        while time.monotonic() < self.began + DEADLINE_SECONDS:
             changed = self._look()
             yield changed
             if all(row.ended for row in self.rows):
                 return
             self.node.check_alive()
-            time.sleep(LOOK_EVERY)
+            time.sleep(LOOK_EVERY_SECONDS)
 
     def _look(self) -> list[Row]:
         self.seconds = time.monotonic() - self.began
@@ -175,7 +187,7 @@ class Demo:
         if row.running_since is None:
             row.running_since = self.seconds
         if self.seconds >= row.running_since + row.case.cancel_after:
-            row.asked_to_stop = row.job.cancel("the demo has changed its mind")
+            row.asked_to_stop = row.job.cancel("the demo has cancelled it")
 
 
 @contextmanager
@@ -183,7 +195,7 @@ def running_demo() -> Iterator[Demo]:
     from genba.cli.demo_app import app, cases
 
     folder = Path(tempfile.mkdtemp(prefix="genba-demo-"))
-    stage: Demo | None = None
+    running: Demo | None = None
     with signals_as_exceptions():
         try:
             app.settings = replace(
@@ -191,51 +203,51 @@ def running_demo() -> Iterator[Demo]:
             )
             app.install()
             node = ChildNode(app, TARGET, folder, name="demo", min=2, max=5, grace="1s")
-            stage = Demo(app, node)
+            running = Demo(app, node)
             listed = cases()
             jobs = app.enqueue_many([case.call for case in listed])
-            stage.rows = [Row(case, job) for case, job in zip(listed, jobs, strict=True)]
-            yield stage
+            running.rows = [Row(case, job) for case, job in zip(listed, jobs, strict=True)]
+            yield running
         finally:
             with signals_blocked():
-                if stage is not None:
-                    stage.node.end()
+                if running is not None:
+                    running.node.end()
                 app.close()
                 shutil.rmtree(folder, ignore_errors=True)
 
 
-# what is seen
+# Output
 
 
-def _watch_silently(stage: Demo) -> None:
-    for _ in stage.looks():
+def _watch_silently(running: Demo) -> None:
+    for _ in running.watch_rows():
         pass
 
 
-def _watch_lines(stage: Demo) -> None:
-    say(f"{len(stage.rows)} jobs, one node, SQLite in a temporary folder")
-    for changed in stage.looks():
+def _watch_lines(running: Demo) -> None:
+    say(f"{len(running.rows)} jobs, one node, SQLite in a temporary folder")
+    for changed in running.watch_rows():
         for row in changed:
             died = f" after {', '.join(row.causes)}" if row.causes else ""
-            say(f"{stage.seconds:5.1f} s  {row.case.title:<26}  {row.state}{died}")
+            say(f"{running.seconds:5.1f} s  {row.case.title:<26}  {row.state}{died}")
         sys.stdout.flush()
 
 
-def _watch_live(stage: Demo) -> None:
+def _watch_live(running: Demo) -> None:
     from rich.live import Live
 
     with Live(auto_refresh=False) as live:
-        for _ in stage.looks():
-            live.update(_picture(stage, live.console.width), refresh=True)
+        for _ in running.watch_rows():
+            live.update(_picture(running, live.console.width), refresh=True)
 
 
-def _picture(stage: Demo, width: int) -> Table:
+def _picture(running: Demo, width: int) -> Table:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
     wide = width >= _WIDE
     picture = Table(
-        title=f"genba demo, {stage.seconds:.1f} s",
+        title=f"genba demo, {running.seconds:.1f} s",
         title_justify="left",
         box=SIMPLE_HEAD,
         pad_edge=False,
@@ -248,7 +260,7 @@ def _picture(stage: Demo, width: int) -> Table:
     picture.add_column("time", justify="right", no_wrap=True, min_width=6)
     if wide:
         picture.add_column("about", no_wrap=True, overflow="ellipsis", min_width=20)
-    for row in stage.rows:
+    for row in running.rows:
         cells = _cells(row)
         picture.add_row(*(cells if wide else cells[:-1]))
     return picture
@@ -276,25 +288,25 @@ def _cells(row: Row) -> list[RenderableType]:
     ]
 
 
-def _sum_up(stage: Demo) -> None:
+def _sum_up(running: Demo) -> None:
     say()
     if not sys.stdout.isatty():
         rows = [
             (row.job.id, row.case.title, row.state, ", ".join(row.causes), row.about)
-            for row in stage.rows
+            for row in running.rows
         ]
         table(["ID", "JOB", "STATE", "ATTEMPTS ENDED BY", "ABOUT"], rows)
         say()
-    for row in stage.rows:
+    for row in running.rows:
         if row.fault:
             say(f"WRONG: {row.case.title}: {row.fault}")
-    if stage.node.left_behind:
-        say(f"WRONG: {stage.node.left_behind} processes did not end by themselves")
-    if not stage.ok:
-        note("not every job has ended as it should")
+    if running.node.left_behind:
+        say(f"WRONG: {running.node.left_behind} processes did not end by themselves")
+    if not running.ok:
+        note("not every job has ended as expected")
         return
-    counted = Counter(row.state for row in stage.rows)
-    died = sum(cause.startswith(("exit", "signal")) for row in stage.rows for cause in row.causes)
+    counted = Counter(row.state for row in running.rows)
+    died = sum(cause.startswith(("exit", "signal")) for row in running.rows for cause in row.causes)
     listed = ", ".join(f"{count} {state}" for state, count in counted.most_common())
-    say(f"{len(stage.rows)} jobs have ended as they should, in {stage.seconds:.1f} s: {listed}.")
+    say(f"{len(running.rows)} jobs have ended as expected, in {running.seconds:.1f} s: {listed}.")
     say(f"{died} processes died on the way, and no job was lost.  Nothing is left behind.")

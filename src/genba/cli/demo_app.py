@@ -1,4 +1,4 @@
-"""The jobs that `genba demo` shows, and how each of them must end."""
+"""The jobs that `genba demo` shows, and how each must end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def add(x: int, y: int) -> int:
 
 @app.task
 def render(scene: str, seconds: float) -> str:
-    """Slow, and tells how far it is."""
+    """Slow, with progress."""
     job = current_job()
     for tile in range(40):
         job.progress(tile, 40, note=f"tile {tile + 1} of 40")
@@ -48,7 +48,7 @@ def call_flaky_service() -> str:
 
 @app.task(retry=Retry(times=1, delay="500ms"))
 def charge(customer: int) -> None:
-    """Fails whenever it is tried."""
+    """Fails in every attempt."""
     raise LookupError(f"there is no customer {customer}")
 
 
@@ -60,7 +60,7 @@ def sleep_for_ever() -> None:
 
 @app.task
 def exit_once() -> str:
-    """Its process leaves in the middle of the first attempt."""
+    """Its process exits in the middle of the first attempt."""
     if current_job().attempt == 1:
         os._exit(3)
     return "the second attempt went through"
@@ -68,13 +68,13 @@ def exit_once() -> str:
 
 @app.task(max_crashes=2)
 def die() -> None:
-    """Kills its own process whenever it is tried."""
+    """Kills its own process in every attempt."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 @app.task(grace="2s")
 def wait_for_godot() -> None:
-    """Runs until it is told to stop."""
+    """Runs until it is asked to stop."""
     job = current_job()
     for turn in range(1, 3600):
         job.progress(turn % 100, note="waiting")
@@ -91,7 +91,7 @@ def report() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A job to show: what it shows, and how it must end."""
+    """A job, and how it must end."""
 
     title: str
     call: Call[Any]
@@ -102,7 +102,7 @@ class Case:
 
 
 def cases() -> list[Case]:
-    """What is enqueued, in this order and in one go."""
+    """Return the jobs in the order in which they are enqueued."""
     quick = add.call(1, 2)
     slow = render.call("duck", 6)
     charged = charge.call(17)

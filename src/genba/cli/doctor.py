@@ -4,41 +4,53 @@ from __future__ import annotations
 
 import click
 
-from genba.cli.output import Asked, clean, common, painted, pass_asked, say, say_json
+from genba.cli.output import (
+    Invocation,
+    clean,
+    common_options,
+    painted,
+    pass_invocation,
+    say,
+    say_json,
+)
 
 
 @click.command()
-@common
-@pass_asked
-def doctor(asked: Asked) -> int:
+@common_options
+@pass_invocation
+def doctor(invocation: Invocation) -> int:
     """Look at the database, the nodes and what waits; the exit code is 1 if something is wrong.
 
     \b
     Example:
       genba doctor
     """
-    found = asked.app().doctor()
-    wrong = sum(one.wrong for one in found)
-    if asked.json:
-        listed = [
+    findings = invocation.app().doctor()
+    wrong = sum(finding.wrong for finding in findings)
+    if invocation.json:
+        rows = [
             {
-                "kind": one.kind,
-                "wrong": one.wrong,
-                "text": one.text,
-                "todo": one.todo,
-                "data": dict(one.data),
+                "kind": finding.kind,
+                "wrong": finding.wrong,
+                "text": finding.text,
+                "todo": finding.todo,
+                "data": dict(finding.data),
             }
-            for one in found
+            for finding in findings
         ]
-        say_json({"wrong": wrong, "findings": listed})
+        say_json({"wrong": wrong, "findings": rows})
         return 1 if wrong else 0
-    for one in found:
+    for finding in findings:
         mark, colour = (
-            ("WRONG", "red") if one.wrong else ("note", "yellow") if one.todo else ("ok", "green")
+            ("WRONG", "red")
+            if finding.wrong
+            else ("note", "yellow")
+            if finding.todo
+            else ("ok", "green")
         )
-        click.echo(painted(f"{mark:<5}", colour) + f"  {clean(one.text)}")
-        if one.todo:
-            say(f"       {one.todo}")
+        click.echo(painted(f"{mark:<5}", colour) + f"  {clean(finding.text)}")
+        if finding.todo:
+            say(f"       {finding.todo}")
     say(
         "nothing is wrong" if not wrong else f"{wrong} thing{'s are' if wrong > 1 else ' is'} wrong"
     )

@@ -1,4 +1,4 @@
-"""`genba job`: enqueue, look, wait, steer."""
+"""`genba job`: enqueue jobs, show them, wait for them, change them."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import click
 import msgspec
 
 from genba.cli.event import say_event
-from genba.cli.job_selection import ID, chosen, named, which
+from genba.cli.job_selection import ID, filter_options, find_named, id_options
 from genba.cli.output import (
-    Asked,
+    Invocation,
     attempt_json,
     bar,
     clean,
-    common,
+    common_options,
     job_json,
     moment_text,
     note,
-    pass_asked,
+    pass_invocation,
     say,
     say_json,
     seconds_text,
@@ -38,133 +38,138 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_LOOK = 0.5  # seconds between two moves of a bar
+_BAR_EVERY_SECONDS = 0.5
+_SINGLE_QUERIES = 20  # of more jobs, the bar shows only how many have ended
 _PAIR = re.compile(r"([^\W\d]\w*)=(.*)", re.DOTALL)
 
 
 @click.group()
-@common
+@common_options
 def job() -> None:
-    """Jobs: enqueue, look, wait, steer."""
+    """Jobs: enqueue, show, wait, change."""
 
 
 @job.command(name="tail")
 @click.argument("id", type=ID)
-@click.option("-f", "--follow", is_flag=True, help="Go on until it is final.")
-@common
-@pass_asked
-def tail_job(asked: Asked, id: int, follow: bool) -> None:
-    """What has happened to a job, and what happens to it from now on.
+@click.option("-f", "--follow", is_flag=True, help="Go on until the job is final.")
+@common_options
+@pass_invocation
+def tail_job(invocation: Invocation, id: int, follow: bool) -> None:
+    """Print the events of a job, an event a line.
 
     \b
     Example: genba job tail 42 --follow
     """
-    app = asked.app()
-    target = app.job(id)
-    for told in app.events(job=target, block=follow and target.state not in FINAL):
-        say_event(told, asked.json)
-        if follow and told.kind in FINAL and target.refresh().state in FINAL:
+    app = invocation.app()
+    watched = app.job(id)
+    for event in app.events(job=watched, block=follow and watched.state not in FINAL):
+        say_event(event, invocation.json)
+        if follow and event.kind in FINAL and watched.refresh().state in FINAL:
             return
 
 
-# look
+# Show
 
 
 @job.command(name="ls")
-@chosen
-@click.option("--key", multiple=True, help="Only with this key; repeatable.")
-@click.option("--oldest", "order", flag_value="oldest", default=None, help="The oldest first.")
+@filter_options
+@click.option("--key", multiple=True, help="Only jobs with this key; repeatable.")
+@click.option("--oldest", "order", flag_value="oldest", default=None, help="Oldest first.")
 @click.option(
     "--limit",
     type=click.IntRange(1, 1_000_000),
     default=50,
     show_default=True,
-    help="At most so many, the newest.",
+    help="At most N jobs.",
 )
 @click.option(
-    "--before", type=ID, metavar="ID", help="Only older ones: the ID where the last page ended."
+    "--before",
+    type=ID,
+    metavar="ID",
+    help="Only jobs older than this one: the last ID of the page before.",
 )
-@common
-@pass_asked
-def list_jobs(asked: Asked, /, limit: int, **given: Any) -> None:
-    """Jobs, the newest first; those that are not final unless --state says otherwise.
+@common_options
+@pass_invocation
+def list_jobs(invocation: Invocation, /, limit: int, **options: Any) -> None:
+    """List jobs, newest first; without --state, those that are not final.
 
     \b
     Example:
       genba job ls --state failed --since 1h
     """
-    app = asked.app()
-    wanted: dict[str, Any] = {
-        name: value for name, value in given.items() if value not in (None, ())
+    app = invocation.app()
+    filters: dict[str, Any] = {
+        name: value for name, value in options.items() if value not in (None, ())
     }
-    found = app.jobs(**wanted, limit=limit + 1)
-    more, found = len(found) > limit, found[:limit]
-    if asked.json:
-        say_json([job_json(one) for one in found])
-    elif not found:
-        note("no job")
+    jobs = app.jobs(**filters, limit=limit + 1)
+    more, jobs = len(jobs) > limit, jobs[:limit]
+    if invocation.json:
+        say_json([job_json(job) for job in jobs])
+    elif not jobs:
+        note("no jobs")
     else:
-        table(["ID", "STATE", "TASK", "QUEUE", "DUE", "TRY", "%", "ABOUT"], map(_line, found))
+        table(["ID", "STATE", "TASK", "QUEUE", "DUE", "TRY", "%", "ABOUT"], map(_line, jobs))
         if more:
-            note(f"there are more: --before {found[-1].id}")
+            note(f"there are more jobs: --before {jobs[-1].id}")
 
 
-def _line(one: Job[Any]) -> list[object]:
-    done = f"{one.progress:.0f}" if one.state in (State.RUNNING, State.SUCCEEDED) else ""
+def _line(job: Job[Any]) -> list[object]:
+    done = f"{job.progress:.0f}" if job.state in (State.RUNNING, State.SUCCEEDED) else ""
     return [
-        one.id,
-        one.state,
-        one.task,
-        one.queue,
-        moment_text(one.due),
-        one.record.attempt,
+        job.id,
+        job.state,
+        job.task,
+        job.queue,
+        moment_text(job.due),
+        job.record.attempt,
         done,
-        _about(one),
+        _about(job),
     ]
 
 
-def _about(one: Job[Any]) -> str:
-    if one.state == State.RUNNING:
-        return one.progress.note or ""
-    if one.state == State.SUCCEEDED:
+def _about(job: Job[Any]) -> str:
+    if job.state == State.RUNNING:
+        return job.progress.note or ""
+    if job.state == State.SUCCEEDED:
         return ""
-    return one.reason or (f"{one.error['type']}: {one.error['message']}" if one.error else "")
+    return job.reason or (f"{job.error['type']}: {job.error['message']}" if job.error else "")
 
 
 @job.command()
-@which
-@common
-@pass_asked
-def show(asked: Asked, ids: Sequence[int], keys: Sequence[str]) -> None:
-    """All that is known about a job, with every attempt that has ended.
+@id_options
+@common_options
+@pass_invocation
+def show(invocation: Invocation, ids: Sequence[int], keys: Sequence[str]) -> None:
+    """Show all about a job, with every attempt that has ended.
 
     \b
     Example:
       genba job show 42
     """
-    app = asked.app()
-    found = [(one, one.attempts) for one in named(app, ids, keys)]
-    if asked.json:
-        told = [
-            {**job_json(one), "attempts": [attempt_json(a) for a in tries]} for one, tries in found
+    app = invocation.app()
+    jobs = [(job, job.attempts) for job in find_named(app, ids, keys)]
+    if invocation.json:
+        shown = [
+            {**job_json(job), "attempts": [attempt_json(attempt) for attempt in attempts]}
+            for job, attempts in jobs
         ]
-        say_json(told[0] if len(told) == 1 else told)
+        say_json(shown[0] if len(shown) == 1 else shown)
         return
     nodes = app.node_names()
-    for one, tries in found:
-        _show(one, tries, nodes)
+    for job, attempts in jobs:
+        _show(job, attempts, nodes)
 
 
-def _lowered(one: Job[Any]) -> str:
-    given, crashes = one.record.priority, one.record.crashes
+def _lowered(job: Job[Any]) -> str:
+    priority, crashes = job.record.priority, job.record.crashes
     return (
-        f" ({given}, less {crashes} for its {'crash' if crashes == 1 else 'crashes'})"
+        f" ({priority}, less {crashes} for its {'crash' if crashes == 1 else 'crashes'})"
         if crashes
         else ""
     )
 
 
-def _show(one: Job[Any], tries: Sequence[Attempt], nodes: Mapping[int, str]) -> None:
+def _show(one: Job[Any], attempts: Sequence[Attempt], nodes: Mapping[int, str]) -> None:
     record, progress = one.record, one.progress
     facts = {
         "job": one.id,
@@ -186,7 +191,7 @@ def _show(one: Job[Any], tries: Sequence[Attempt], nodes: Mapping[int, str]) -> 
     for name, value in facts.items():
         if value not in (None, ""):
             say(f"{name + ':':<11}{value}")
-    if tries:
+    if attempts:
         table(
             ["attempt", "cause", "started", "took", "cpu", "memory", "node", "pid", "error"],
             [
@@ -201,7 +206,7 @@ def _show(one: Job[Any], tries: Sequence[Attempt], nodes: Mapping[int, str]) -> 
                     one.pid,
                     f"{one.error['type']}: {one.error['message']}" if one.error else "",
                 ]
-                for one in tries
+                for one in attempts
             ],
         )
     if one.error and one.error.get("traceback"):
@@ -209,50 +214,57 @@ def _show(one: Job[Any], tries: Sequence[Attempt], nodes: Mapping[int, str]) -> 
 
 
 @job.command()
-@which
-@common
-@pass_asked
-def explain(asked: Asked, ids: Sequence[int], keys: Sequence[str]) -> None:
-    """Why a job is not running, and who is in its way.
+@id_options
+@common_options
+@pass_invocation
+def explain(invocation: Invocation, ids: Sequence[int], keys: Sequence[str]) -> None:
+    """Explain why a job is not running, and what it waits for.
 
     \b
     Example:
       genba job explain 42
     """
-    told = [one.explain() for one in named(asked.app(), ids, keys)]
-    if asked.json:
-        listed = [
+    explanations = [
+        explanation.explain() for explanation in find_named(invocation.app(), ids, keys)
+    ]
+    if invocation.json:
+        rows = [
             {
-                "job": one.job_id,
-                "state": str(one.state),
-                "reasons": [{"kind": r.kind, "text": r.text, "data": r.data} for r in one.reasons],
-                "start": one.start,
+                "job": explanation.job_id,
+                "state": str(explanation.state),
+                "reasons": [
+                    {"kind": reason.kind, "text": reason.text, "data": reason.data}
+                    for reason in explanation.reasons
+                ],
+                "start": explanation.start,
             }
-            for one in told
+            for explanation in explanations
         ]
-        say_json(listed[0] if len(listed) == 1 else listed)
+        say_json(rows[0] if len(rows) == 1 else rows)
         return
-    for one in told:
-        say(one)
+    for explanation in explanations:
+        say(explanation)
 
 
-# enqueue and wait
+# Enqueue and wait
 
 
 @job.command()
 @click.argument("name")
 @click.argument("words", nargs=-1, metavar="[ARGS]…")
 @click.option(
-    "--app", "target", metavar="MODULE:APP", help="Import this app, and check the arguments."
+    "--app", "target", metavar="MODULE:APP", help="Import this app, and check task and arguments."
 )
 @click.option("--queue", metavar="NAME")
-@click.option("--priority", type=int, metavar="N", help="Higher starts first.")
-@click.option("--at", metavar="MOMENT", help='Not before: "2026-01-31T03:00+01:00", "+1 hour".')
-@click.option("--delay", metavar="DURATION", help='Not before this time has passed: "5m".')
+@click.option("--priority", type=int, metavar="N", help="A higher priority starts first.")
 @click.option(
-    "--key", metavar="KEY", help="An open job with this key is returned instead of a second one."
+    "--at", metavar="MOMENT", help='Start not before: "2026-01-31T03:00+01:00", "+1 hour".'
 )
-@click.option("--timeout", metavar="DURATION", help="An attempt that takes longer is ended.")
+@click.option("--delay", metavar="DURATION", help='Start after this time: "5m".')
+@click.option(
+    "--key", metavar="KEY", help="If an open job has this key, return it instead of a new job."
+)
+@click.option("--timeout", metavar="DURATION", help="Stop an attempt that takes longer.")
 @click.option(
     "--retry",
     metavar="N",
@@ -263,20 +275,20 @@ def explain(asked: Asked, ids: Sequence[int], keys: Sequence[str]) -> None:
     type=ID,
     multiple=True,
     metavar="ID",
-    help="Only after this job has succeeded; repeatable.",
+    help="Start after this job has succeeded; repeatable.",
 )
 @click.option("--tag", "tags", multiple=True, metavar="TAG", help="Repeatable.")
-@common
-@pass_asked
+@common_options
+@pass_invocation
 def enqueue(
-    asked: Asked, /, name: str, words: Sequence[str], target: str | None, **options: Any
+    invocation: Invocation, /, name: str, words: Sequence[str], target: str | None, **options: Any
 ) -> None:
     """Enqueue the task NAME, and print the id of the job.
 
-    ARGS are values and key=value pairs.  A value that reads as JSON is JSON (5, true, null, [1,2], "5"), anything
-    else is text.  After -- an argument may begin with a dash.
+    ARGS are values and key=value pairs.  A value that reads as JSON is JSON (5, null, [1,2], "5"),
+    anything else is text.  After -- an argument may begin with a dash.
 
-    Without --app nothing is checked: the job waits for a node that knows the task.
+    Without --app nothing is checked: the job waits for a node that has the task.
 
     \b
     Examples:
@@ -284,25 +296,25 @@ def enqueue(
       genba job enqueue tasks.greet name='"42"' --delay 5m --retry 3
       genba job enqueue tasks.add --app tasks:app -- -1 2
     """
-    app = asked.app(target)
+    app = invocation.app(target)
     if target is not None and name not in app.task_table():
         known = ", ".join(sorted(app.task_table())) or "none"
         raise UnknownTask(f"{target} has no task {name!r}; it has: {known}")
     args, kwargs = read_arguments(words)
-    given = {option: value for option, value in options.items() if value not in (None, ())}
-    if "retry" in given:
-        given["retry"] = _value(given["retry"])
-    made = app.submit([app.call(name, args, kwargs, given)])[0]
-    if asked.json:
-        say_json({"id": made.id, "created": made.created})
+    chosen_options = {option: value for option, value in options.items() if value not in (None, ())}
+    if "retry" in chosen_options:
+        chosen_options["retry"] = _value(chosen_options["retry"])
+    job = app.submit([app.call(name, args, kwargs, chosen_options)])[0]
+    if invocation.json:
+        say_json({"id": job.id, "created": job.created})
         return
-    say(made.id)
-    if not made.created:
-        note(f"job {made.id} is open and has this identity: no second one was enqueued")
+    say(job.id)
+    if not job.created:
+        note(f"job {job.id} is open and has this identity: no new job was enqueued")
 
 
 def read_arguments(words: Sequence[str]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional values and key=value pairs, in any order."""
+    """Split words into positional values and key=value pairs, which come in any order."""
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
     for word in words:
@@ -326,13 +338,21 @@ def _value(word: str) -> Any:
 
 
 @job.command()
-@which
-@click.option("--timeout", metavar="DURATION", help="Give up after this time, with exit code 1.")
-@click.option("--any", "first", is_flag=True, help="Until one of them is final, instead of all.")
-@common
-@pass_asked
+@id_options
+@click.option(
+    "--timeout", metavar="DURATION", help="Stop waiting after this time, with exit code 1."
+)
+@click.option(
+    "--any", "first", is_flag=True, help="Wait until one of the jobs is final, instead of all."
+)
+@common_options
+@pass_invocation
 def wait(
-    asked: Asked, ids: Sequence[int], keys: Sequence[str], timeout: str | None, first: bool
+    invocation: Invocation,
+    ids: Sequence[int],
+    keys: Sequence[str],
+    timeout: str | None,
+    first: bool,
 ) -> int:
     """Wait until jobs are final; the exit code is 0 if they have succeeded.
 
@@ -340,31 +360,35 @@ def wait(
     Example:
       genba job wait 42 --timeout 5m
     """
-    app = asked.app()
-    jobs, until = named(app, ids, keys), "any" if first else "all"
+    app = invocation.app()
+    jobs, until = find_named(app, ids, keys), "any" if first else "all"
     ended = (
         app.wait(jobs, timeout=timeout, until=until)
-        if asked.json or not shows_bars()
+        if invocation.json or not shows_bars()
         else _watch(app, jobs, timeout, until)
     )
-    for one in ended:
-        one.refresh()
-    if asked.json:
-        say_json([job_json(one) for one in ended])
+    for job in ended:
+        job.refresh()
+    if invocation.json:
+        say_json([job_json(job) for job in ended])
     else:
-        for one in ended:
-            result = one.record.result
-            about = clean(result.decode(errors="replace")) if result else _about(one)
-            say(f"{one.id} {one.state} {about}".rstrip())
-    return 0 if all(one.state == State.SUCCEEDED for one in ended) else 1
+        for job in ended:
+            result = job.record.result
+            about = clean(result.decode(errors="replace")) if result else _about(job)
+            say(f"{job.id} {job.state} {about}".rstrip())
+    return 0 if all(job.state == State.SUCCEEDED for job in ended) else 1
 
 
 def _watch(app: Genba, jobs: Sequence[Job[Any]], timeout: str | None, until: str) -> list[Job[Any]]:
-    """As `app.wait`, and a bar tells meanwhile how far they are."""
+    """Do as `app.wait`, with a bar that shows the progress."""
     end = None if timeout is None else time.monotonic() + duration(timeout) / 1_000_000
     with bar("waiting", lambda: 100 * len(jobs)) as tell:
         while True:
-            left = _LOOK if end is None else max(0.0, min(_LOOK, end - time.monotonic()))
+            left = (
+                _BAR_EVERY_SECONDS
+                if end is None
+                else max(0.0, min(_BAR_EVERY_SECONDS, end - time.monotonic()))
+            )
             try:
                 return app.wait(jobs, timeout=left, until=until)
             except WaitTimeout:
@@ -374,26 +398,30 @@ def _watch(app: Genba, jobs: Sequence[Job[Any]], timeout: str | None, until: str
 
 
 def _percent(app: Genba, jobs: Sequence[Job[Any]]) -> int:
-    """Of all of them together; of many only who has ended, which is one question."""
-    if len(jobs) > 20:
-        states = app.store.states([one.id for one in jobs])
-        return 100 * sum(states.get(one.id) in FINAL for one in jobs)
-    return sum(100 if one.refresh().state in FINAL else int(one.progress) for one in jobs)
+    """Return the sum of the jobs' percents; many jobs are 0 or 100 each, from one query."""
+    if len(jobs) > _SINGLE_QUERIES:
+        return 100 * app.group(jobs).progress.done
+    return sum(100 if job.refresh().state in FINAL else int(job.progress) for job in jobs)
 
 
 @job.command(name="run")
 @click.argument("id", type=ID)
-@click.option("--here", is_flag=True, required=True, help="In this process: the only way there is.")
 @click.option(
-    "--app", "target", required=True, metavar="MODULE:APP", help="The app that has its task."
+    "--here",
+    is_flag=True,
+    required=True,
+    help="In this process; required, because there is no other way.",
 )
-@common
-@pass_asked
-def run_job(asked: Asked, id: int, here: bool, target: str) -> int:
+@click.option(
+    "--app", "target", required=True, metavar="MODULE:APP", help="The app with the task of the job."
+)
+@common_options
+@pass_invocation
+def run_job(invocation: Invocation, id: int, here: bool, target: str) -> int:
     """Run one job in the foreground, with no timer, so that breakpoint() and pdb work.
 
-    The job must be waiting, scheduled or held.  Nobody else gets it meanwhile, and how it ends is written as for any
-    other run.  Break it off (Ctrl-C, or q in pdb), and it is as it was before.
+    The job must be waiting, scheduled or held.  No node runs it meanwhile, and its end is stored as
+    for any other run.  If you interrupt it (Ctrl-C, or q in pdb), it is as it was before.
 
     \b
     Example:
@@ -402,18 +430,16 @@ def run_job(asked: Asked, id: int, here: bool, target: str) -> int:
     from genba.node.foreground import ForegroundNode
     from genba.worker.foreground import run_in_foreground
 
-    app = asked.app(target)
-    found = app.job(id)
-    if found.task not in app.task_table():
-        raise UnknownTask(f"{target} has no task {found.task!r}, which job {id} is of")
-    finished = ForegroundNode(app.store, app.settings.lease).run(
-        id, lambda *given: run_in_foreground(app, *given)
-    )
-    found.refresh()
-    if asked.json:
-        say_json({**job_json(found), "attempts": [attempt_json(one) for one in found.attempts]})
+    app = invocation.app(target)
+    job = app.job(id)
+    if job.task not in app.task_table():
+        raise UnknownTask(f"{target} has no task {job.task!r}, the task of job {id}")
+    finished = ForegroundNode.of(app).run(id, lambda *call: run_in_foreground(app, *call))
+    job.refresh()
+    if invocation.json:
+        say_json({**job_json(job), "attempts": [attempt_json(attempt) for attempt in job.attempts]})
     elif not finished:
-        note(f"job {id} was broken off, and is {found.state} as before")
+        note(f"job {id} was interrupted, and is {job.state} as before")
     else:
-        _show(found, found.attempts, app.node_names())
-    return 0 if found.state == State.SUCCEEDED else 1
+        _show(job, job.attempts, app.node_names())
+    return 0 if job.state == State.SUCCEEDED else 1

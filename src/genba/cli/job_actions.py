@@ -1,4 +1,4 @@
-"""`genba job cancel|kill|hold|resume|requeue`: one by one, or all that fit."""
+"""`genba job cancel|kill|hold|resume|requeue`: for single jobs, or for all that match."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from genba.cli.job_selection import chosen, named, which
-from genba.cli.output import Asked, bar, common, note, pass_asked, say, say_json
+from genba.cli.job_selection import filter_options, find_named, id_options
+from genba.cli.output import Invocation, bar, common_options, note, pass_invocation, say, say_json
 from genba.domain.states import FINAL
 
 if TYPE_CHECKING:
@@ -17,125 +17,139 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_reason = click.option("--reason", metavar="TEXT", help="Kept with the job.")
+_reason = click.option("--reason", metavar="TEXT", help="Stored with the job.")
 
 
-def several(command: F) -> F:
-    """Jobs by what they are, instead of by id."""
-    return chosen(
-        click.option("--dry-run", is_flag=True, help="Only tell how many it would be.")(command)
+def many_options(command: F) -> F:
+    """Add the options that select many jobs."""
+    return filter_options(
+        click.option("--dry-run", is_flag=True, help="Only print how many jobs match.")(command)
     )
 
 
-def _move(
-    asked: Asked,
+def _act_on_each(
+    invocation: Invocation,
     jobs: Callable[[], Sequence[Job[Any]]],
-    move: Callable[[Job[Any]], bool],
+    act: Callable[[Job[Any]], bool],
     not_done: str,
 ) -> int:
-    moved = [(one, move(one)) for one in jobs()]
-    told = [{"id": one.id, "done": done, "state": str(one.refresh().state)} for one, done in moved]
-    if asked.json:
+    results = [(job, act(job)) for job in jobs()]
+    told = [
+        {"id": job.id, "done": done, "state": str(job.refresh().state)} for job, done in results
+    ]
+    if invocation.json:
         say_json(told)
-        return 0 if all(done for _, done in moved) else 1
-    for one, done in moved:
-        asked_to_stop = one.state not in FINAL and one.record.cancel_requested
-        now = f"{one.state}, asked to stop" if asked_to_stop else str(one.state)
+        return 0 if all(done for _, done in results) else 1
+    for job, done in results:
+        asked_to_stop = job.state not in FINAL and job.record.cancel_requested
+        now = f"{job.state}, asked to stop" if asked_to_stop else str(job.state)
         if done:
-            say(f"{one.id} {now}")
+            say(f"{job.id} {now}")
         else:
-            note(f"{one.id} is {one.state}: {not_done}")
-    return 0 if all(done for _, done in moved) else 1
+            note(f"{job.id} is {job.state}: {not_done}")
+    return 0 if all(done for _, done in results) else 1
 
 
-def _many(
-    asked: Asked, is_named: bool, done: str, act: Callable[..., int], given: Mapping[str, Any]
+def _act_on_matching(
+    invocation: Invocation,
+    is_named: bool,
+    done_word: str,
+    act: Callable[..., int],
+    options: Mapping[str, Any],
 ) -> int | None:
-    """Do it to all that fit; None if jobs were named by id or key."""
-    dry_run = given["dry_run"]
-    wanted = {
+    """Act on all jobs that match; None if jobs were named by id or key."""
+    dry_run = options["dry_run"]
+    filters = {
         name: value
-        for name, value in given.items()
+        for name, value in options.items()
         if value not in (None, ()) and name != "dry_run"
     }
-    if is_named and (wanted or dry_run):
+    if is_named and (filters or dry_run):
         raise click.UsageError(
-            "either IDs and keys, or --state, --task, --queue and the like, not both"
+            "give either IDs and keys, or --state, --task, --queue and the like, not both"
         )
-    if not wanted:
+    if not filters:
         if dry_run:
-            raise click.UsageError(
-                "--dry-run is for jobs chosen by --state, --task, --queue and the like"
-            )
+            raise click.UsageError("--dry-run needs --state, --task, --queue or the like")
         return None
     if dry_run:
-        count = act(**wanted, dry_run=True)
+        count = act(**filters, dry_run=True)
     else:
-        with bar(done, lambda: act(**wanted, dry_run=True), quiet=asked.json) as tell:
-            count = act(**wanted, tell=tell)
-    if asked.json:
+        with bar(done_word, lambda: act(**filters, dry_run=True), quiet=invocation.json) as tell:
+            count = act(**filters, tell=tell)
+    if invocation.json:
         say_json({"count": count, "dry_run": dry_run})
     else:
-        say(f"{count} jobs would be {done}" if dry_run else f"{count} jobs {done}")
+        say(f"{count} jobs would be {done_word}" if dry_run else f"{count} jobs {done_word}")
     return 0
 
 
 @click.command()
-@which
-@several
+@id_options
+@many_options
 @_reason
-@common
-@pass_asked
+@common_options
+@pass_invocation
 def cancel(
-    asked: Asked, /, ids: Sequence[int], keys: Sequence[str], reason: str | None, **given: Any
+    invocation: Invocation,
+    /,
+    ids: Sequence[int],
+    keys: Sequence[str],
+    reason: str | None,
+    **filters: Any,
 ) -> int:
-    """Cancel jobs; one that runs is asked to stop, and killed when its grace is over.
+    """Cancel jobs; a running job is asked to stop, and killed when its grace is over.
 
     \b
     Example:
       genba job cancel 42 --reason "wrong file"
     """
-    app = asked.app()
-    many = _many(
-        asked, bool(ids or keys), "cancelled", partial(app.cancel_many, reason=reason), given
+    app = invocation.app()
+    code = _act_on_matching(
+        invocation, bool(ids or keys), "cancelled", partial(app.cancel_many, reason=reason), filters
     )
-    if many is not None:
-        return many
-    return _move(
-        asked, lambda: named(app, ids, keys), lambda one: one.cancel(reason), "nothing to cancel"
+    if code is not None:
+        return code
+    return _act_on_each(
+        invocation,
+        lambda: find_named(app, ids, keys),
+        lambda job: job.cancel(reason),
+        "nothing to cancel",
     )
 
 
 @click.command()
-@which
+@id_options
 @_reason
-@common
-@pass_asked
-def kill(asked: Asked, ids: Sequence[int], keys: Sequence[str], reason: str | None) -> int:
-    """As cancel, but a running job gets no time to end by itself.
+@common_options
+@pass_invocation
+def kill(
+    invocation: Invocation, ids: Sequence[int], keys: Sequence[str], reason: str | None
+) -> int:
+    """Cancel jobs without a grace: a running job is killed at once.
 
     \b
     Example:
       genba job kill 42
     """
-    return _move(
-        asked,
-        lambda: named(asked.app(), ids, keys),
-        lambda one: one.kill(reason),
+    return _act_on_each(
+        invocation,
+        lambda: find_named(invocation.app(), ids, keys),
+        lambda job: job.kill(reason),
         "nothing to kill",
     )
 
 
 @click.command()
-@which
-@several
+@id_options
+@many_options
 @click.option(
-    "--reason", default="by hand", show_default=True, metavar="TEXT", help="Kept with the job."
+    "--reason", default="by hand", show_default=True, metavar="TEXT", help="Stored with the job."
 )
-@common
-@pass_asked
+@common_options
+@pass_invocation
 def hold(
-    asked: Asked, /, ids: Sequence[int], keys: Sequence[str], reason: str, **given: Any
+    invocation: Invocation, /, ids: Sequence[int], keys: Sequence[str], reason: str, **filters: Any
 ) -> int:
     """Keep jobs from starting until they are resumed.
 
@@ -143,55 +157,65 @@ def hold(
     Example:
       genba job hold 42 --reason "ask Ann first"
     """
-    app = asked.app()
-    many = _many(asked, bool(ids or keys), "held", partial(app.hold_many, reason=reason), given)
-    if many is not None:
-        return many
-    cannot = "only what has not started can be held"
-    return _move(asked, lambda: named(app, ids, keys), lambda one: one.hold(reason), cannot)
+    app = invocation.app()
+    code = _act_on_matching(
+        invocation, bool(ids or keys), "held", partial(app.hold_many, reason=reason), filters
+    )
+    if code is not None:
+        return code
+    cannot = "only a job that has not started can be held"
+    return _act_on_each(
+        invocation, lambda: find_named(app, ids, keys), lambda job: job.hold(reason), cannot
+    )
 
 
 @click.command()
-@which
-@several
-@common
-@pass_asked
-def resume(asked: Asked, /, ids: Sequence[int], keys: Sequence[str], **given: Any) -> int:
-    """Let held jobs go on.
+@id_options
+@many_options
+@common_options
+@pass_invocation
+def resume(
+    invocation: Invocation, /, ids: Sequence[int], keys: Sequence[str], **filters: Any
+) -> int:
+    """Release held jobs.
 
     \b
     Example:
       genba job resume 42
     """
-    app = asked.app()
-    many = _many(asked, bool(ids or keys), "resumed", app.resume_many, given)
-    if many is not None:
-        return many
-    return _move(asked, lambda: named(app, ids, keys), lambda one: one.resume(), "it is not held")
+    app = invocation.app()
+    code = _act_on_matching(invocation, bool(ids or keys), "resumed", app.resume_many, filters)
+    if code is not None:
+        return code
+    return _act_on_each(
+        invocation, lambda: find_named(app, ids, keys), lambda job: job.resume(), "it is not held"
+    )
 
 
 @click.command()
-@which
-@several
-@common
-@pass_asked
-def requeue(asked: Asked, /, ids: Sequence[int], keys: Sequence[str], **given: Any) -> int:
-    """Run final jobs again, with a fresh budget of retries.
+@id_options
+@many_options
+@common_options
+@pass_invocation
+def requeue(
+    invocation: Invocation, /, ids: Sequence[int], keys: Sequence[str], **filters: Any
+) -> int:
+    """Run final jobs again, with a new budget of retries.
 
     \b
     Example:
       genba job requeue 42
     """
-    app = asked.app()
-    many = _many(asked, bool(ids or keys), "requeued", app.requeue_many, given)
-    if many is not None:
-        return many
-    return _move(
-        asked,
-        lambda: named(app, ids, keys),
-        lambda one: one.requeue(),
+    app = invocation.app()
+    code = _act_on_matching(invocation, bool(ids or keys), "requeued", app.requeue_many, filters)
+    if code is not None:
+        return code
+    return _act_on_each(
+        invocation,
+        lambda: find_named(app, ids, keys),
+        lambda job: job.requeue(),
         "only a final job can be requeued",
     )
 
 
-MOVES: tuple[click.Command, ...] = (cancel, kill, hold, resume, requeue)
+ACTIONS: tuple[click.Command, ...] = (cancel, kill, hold, resume, requeue)

@@ -1,4 +1,4 @@
-"""`genba lock`: who holds which lock, who waits, and taking one away."""
+"""`genba lock`: list locks with their holders and waiters, and break one."""
 
 from __future__ import annotations
 
@@ -7,30 +7,39 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from genba.cli.name_arguments import NameOf
-from genba.cli.output import Asked, common, moment_text, note, pass_asked, say, say_json, table
+from genba.cli.output import (
+    Invocation,
+    common_options,
+    moment_text,
+    note,
+    pass_invocation,
+    say,
+    say_json,
+    table,
+)
 
 if TYPE_CHECKING:
     from genba.client.lock import LockUser
 
 
 @click.group()
-@common
+@common_options
 def lock() -> None:
     """Mutexes and semaphores: `app.mutex`, `app.semaphore`."""
 
 
 @lock.command()
-@common
-@pass_asked
-def ls(asked: Asked) -> None:
-    """List the locks that are held or waited for, with holders, and waiters in their order.
+@common_options
+@pass_invocation
+def ls(invocation: Invocation) -> None:
+    """List the locks that are held or waited for, with their holders, and waiters in order.
 
     \b
     Example:
       genba lock ls
     """
-    states = asked.app().locks()
-    if asked.json:
+    states = invocation.app().locks()
+    if invocation.json:
         say_json(
             [
                 {
@@ -78,25 +87,25 @@ def _json(user: LockUser) -> dict[str, Any]:
 
 @lock.command(name="break")
 @click.argument("name", type=NameOf("lock"))
-@click.option("--token", type=int, metavar="N", help="Only the place with this token.")
-@common
-@pass_asked
-def break_(asked: Asked, name: str, token: int | None) -> int:
-    """Take a lock from whoever holds it; the next in line gets it.
+@click.option("--token", type=int, metavar="N", help="Only the holder with this token.")
+@common_options
+@pass_invocation
+def break_(invocation: Invocation, name: str, token: int | None) -> int:
+    """Take a lock away from its holder; the next waiter gets it.
 
-    The holder is not stopped.  It finds out when it asks (`lock.check()`, `lock.assert_fence(conn)`), or when it gives
-    the lock back; until then two may believe that they have it.  Of a job, `genba job kill` frees its locks too, and
-    ends it first.
+    The holder is not stopped.  It notices at its next check (`lock.check()`,
+    `lock.assert_fence(conn)`), or when it releases the lock; until then two holders may act.  If
+    the holder is a job, `genba job kill` is safer: it ends the job, and then frees its locks.
 
     \b
     Example:
       genba lock break stock/7
     """
-    broken = asked.app().break_lock(name, token=token)
-    if asked.json:
+    broken = invocation.app().break_lock(name, token=token)
+    if invocation.json:
         say_json({"name": name, "broken": broken})
     elif broken:
         say(f"{name}: taken away from {', '.join(f'token {number}' for number in broken)}")
     else:
-        note(f"genba: nobody holds {name}" + ("" if token is None else f" with token {token}"))
+        note(f"genba: {name} is not held" + ("" if token is None else f" with token {token}"))
     return 0 if broken else 1

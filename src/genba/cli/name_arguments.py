@@ -1,4 +1,4 @@
-"""Names on the command line, which the shell can complete from what is in the database."""
+"""Arguments that are names, which the shell completes from the database."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 import click
 from click.shell_completion import CompletionItem
 
-from genba.cli.output import Asked, clean
+from genba.cli.output import Invocation, clean
 from genba.domain.states import State
 from genba.errors import GenbaError
 
 if TYPE_CHECKING:
     from genba.client.app import Genba
 
-_MOST = 200  # names that a shell is offered
+_MOST_NAMES = 200  # in one completion
 
 _LISTED: dict[str, Callable[[Genba], Iterable[str]]] = {
     "node": lambda app: [node.name for node in app.nodes()],
@@ -28,7 +28,7 @@ _LISTED: dict[str, Callable[[Genba], Iterable[str]]] = {
 
 
 class NameOf(click.types.StringParamType):
-    """Any text; `kind` says what it names."""
+    """A text that names a task, queue, node or the like: its `kind`."""
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
@@ -36,21 +36,21 @@ class NameOf(click.types.StringParamType):
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        """Nothing if the database cannot be asked: Tab is no place for errors."""
+        """Return the names that match; none if the database fails: Tab must not print errors."""
         if self._kind == "state":
             names: Iterable[str] = ["open", "final", "any", *State]
         else:
             with ctx:
-                names = self._known((ctx.find_object(Asked) or Asked()).app())
-        fitting = [
+                names = self._known((ctx.find_object(Invocation) or Invocation()).app())
+        matching = [
             str(name) for name in names if str(name).startswith(incomplete) and clean(name) == name
         ]
-        return [CompletionItem(name) for name in fitting[:_MOST]]
+        return [CompletionItem(name) for name in matching[:_MOST_NAMES]]
 
     def _known(self, app: Genba) -> list[str]:
         file = app.url.removeprefix("sqlite:///").partition("?")[0]
         if file != app.url and not os.path.exists(file):
-            return []  # to look would make it
+            return []  # a query would create the file
         try:
             return sorted(_LISTED[self._kind](app))
         except GenbaError:

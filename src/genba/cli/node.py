@@ -1,4 +1,4 @@
-"""`genba node`: start a node, see which are alive, steer them."""
+"""`genba node`: start, list, change, drain and stop nodes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,16 @@ from typing import Any
 import click
 
 from genba.cli.name_arguments import NameOf
-from genba.cli.output import Asked, clean, common, moment_text, pass_asked, say, say_json, table
+from genba.cli.output import (
+    Invocation,
+    clean,
+    common_options,
+    moment_text,
+    pass_invocation,
+    say,
+    say_json,
+    table,
+)
 from genba.client.settings import read_node
 from genba.domain.duration import duration, to_datetime
 from genba.domain.pool_settings import POOLS
@@ -26,34 +35,34 @@ _LONGEST_NAME = 200
 
 
 @click.group()
-@common
+@common_options
 def node() -> None:
     """Nodes run jobs: each is a supervisor and its workers."""
 
 
 @node.command()
 @click.argument("target")
-@click.option("--name", metavar="NAME", help="Unique among the living nodes; by default host-pid.")
+@click.option("--name", metavar="NAME", help="Unique among live nodes; by default host-pid.")
 @click.option(
     "-q",
     "--queues",
     multiple=True,
     metavar="QUEUE[:SLOTS],…",
-    help="The queues it serves, and at most how many jobs of each at a time; by default `default` and all "
+    help="The queues to serve, with at most SLOTS jobs at a time; by default `default` and all "
     "that its tasks and schedules name.",
 )
 @click.option(
-    "--pool", type=click.Choice(POOLS), help="How workers come and go; by default dynamic."
+    "--pool",
+    type=click.Choice(POOLS),
+    help="How the number of workers changes; by default dynamic.",
 )
-@click.option(
-    "--min", "least", type=int, metavar="N", help="Workers that are always there; by default 1."
-)
+@click.option("--min", "least", type=int, metavar="N", help="At least N workers; by default 1.")
 @click.option(
     "--max",
     "most",
     type=int,
     metavar="N",
-    help="At most so many workers; by default one per core, at least 2.",
+    help="At most N workers; by default one per core, at least 2.",
 )
 @click.option(
     "--grace",
@@ -70,7 +79,7 @@ def node() -> None:
     "--recycle-after",
     multiple=True,
     metavar="N|SIZE",
-    help="Replace a worker after so many jobs, or when it has been larger than, for example, 500M. Repeatable.",
+    help="Replace a worker after N jobs, or when its peak was larger than SIZE (500M). Repeatable.",
 )
 @click.option(
     "--max-load", metavar="LOAD", help="Claim nothing while the load per CPU is above this."
@@ -81,12 +90,12 @@ def node() -> None:
 @click.option(
     "--spawn",
     type=click.Choice(SPAWNS),
-    help="How workers start: forked from a process that has the app (default), or each importing it anew.",
+    help="How workers start: forked from a process with the app (default), or with an import each.",
 )
 @click.option(
     "--metrics",
     metavar="[HOST:]PORT",
-    help="Tell /metrics, /livez, /readyz there; by default on localhost.",
+    help="Serve /metrics, /livez and /readyz there; by default on localhost.",
 )
 @click.option(
     "--log-format",
@@ -97,24 +106,26 @@ def node() -> None:
     "--log-jobs",
     is_flag=True,
     default=None,
-    help="Have what jobs log among the lines of the node, too.",
+    help="Write what jobs log among the lines of the node.",
 )
 @click.option(
     "--reload",
     is_flag=True,
     help="For development: import the app again when one of its files changes.",
 )
-@click.option("--debug", is_flag=True, help="For development: one worker, no timeouts, a loud log.")
-@common
-@pass_asked
-def start(asked: Asked, /, target: str, **given: Any) -> int:
+@click.option(
+    "--debug", is_flag=True, help="For development: one worker, no timeouts, a log of every job."
+)
+@common_options
+@pass_invocation
+def start(invocation: Invocation, /, target: str, **options: Any) -> int:
     """Run the jobs of TARGET ("module:app") until SIGTERM or Ctrl-C.
 
-    The module is imported from the current directory or the Python path, in a process of its own.  On SIGTERM no
-    new job is started, the running ones get their grace, and what is left goes back to the queue.  On SIGHUP it
-    reads pool, min and max again from pyproject.toml.
+    The module is imported from the current directory or the Python path, in a separate process.
+    On SIGTERM no new job starts, running jobs get their grace, and the rest goes back to the queue.
+    On SIGHUP the node reads pool, min and max again from pyproject.toml.
 
-    --url and --namespace hold for an app that does not name its own: `Genba()`.
+    --url and --namespace apply to an app without its own: `Genba()`.
 
     \b
     Example:
@@ -125,12 +136,15 @@ def start(asked: Asked, /, target: str, **given: Any) -> int:
             f"a node runs on Linux only, not on {sys.platform}; enqueue and query work here"
         )
     check_target(target)
-    settings = _settings(target, given)
+    settings = _settings(target, options)
 
     def reread() -> NodeSettings:
-        return _settings(target, given)
+        return _settings(target, options)
 
-    for variable, value in (("GENBA_URL", asked.url), ("GENBA_NAMESPACE", asked.namespace)):
+    for variable, value in (
+        ("GENBA_URL", invocation.url),
+        ("GENBA_NAMESPACE", invocation.namespace),
+    ):
         if value:
             os.environ[variable] = value  # the zygote's app reads it
     from genba.node.loop import CannotImport, run
@@ -138,36 +152,37 @@ def start(asked: Asked, /, target: str, **given: Any) -> int:
     try:
         return run(settings, reread)
     except CannotImport as error:
-        if not asked.json:
+        if not invocation.json:
             click.echo(error.frames, nl=False, err=True)
         raise BadOption(str(error)) from None
 
 
-def _settings(target: str, given: dict[str, Any]) -> NodeSettings:
-    """The command line over the environment over the project."""
-    said = {**given, "min": given["least"], "max": given["most"]}
-    said = {
+def _settings(target: str, options: dict[str, Any]) -> NodeSettings:
+    """Merge the command line over the environment over pyproject.toml."""
+    merged = {**options, "min": options["least"], "max": options["most"]}
+    merged = {
         **read_node(),
-        **{name: value for name, value in said.items() if value not in (None, ())},
+        **{name: value for name, value in merged.items() if value not in (None, ())},
     }
     read: dict[str, Any] = {
-        "name": _name(said["name"]) if "name" in said else None,
-        "queues": _queues(",".join(_several(said["queues"]))) if "queues" in said else None,
-        "more_queues": "queues" not in said,
-        "pool": said.get("pool"),
-        **{name: _whole(name, said.get(name)) for name in ("min", "max", "max_dedicated")},
-        "grace": duration(said["grace"]) if "grace" in said else None,
+        "name": _name(merged["name"]) if "name" in merged else None,
+        "queues": _queues(",".join(_several(merged["queues"]))) if "queues" in merged else None,
+        "more_queues": "queues" not in merged,
+        "pool": merged.get("pool"),
+        **{name: _whole(name, merged.get(name)) for name in ("min", "max", "max_dedicated")},
+        "grace": duration(merged["grace"]) if "grace" in merged else None,
         "gate": LoadGate(
-            _load(said.get("max_load")), parse_size("min_free_memory", said.get("min_free_memory"))
+            _load(merged.get("max_load")),
+            parse_size("min_free_memory", merged.get("min_free_memory")),
         ),
-        **_recycling(said.get("recycle_after", ())),
-        "metrics": _address(said["metrics"]) if "metrics" in said else None,
-        "log_format": said.get("log_format"),
-        "log_jobs": _flag("log_jobs", said.get("log_jobs")),
-        **{name: given[name] for name in ("spawn", "reload", "debug")},
+        **_recycling(merged.get("recycle_after", ())),
+        "metrics": _address(merged["metrics"]) if "metrics" in merged else None,
+        "log_format": merged.get("log_format"),
+        "log_jobs": _flag("log_jobs", merged.get("log_jobs")),
+        **{name: options[name] for name in ("spawn", "reload", "debug")},
     }
-    if given["debug"]:
-        if any(given[name] is not None for name in ("pool", "least", "most")):
+    if options["debug"]:
+        if any(options[name] is not None for name in ("pool", "least", "most")):
             raise BadOption("--debug means one worker: leave out --pool, --min and --max")
         read |= {"pool": "static", "min": 1, "max": 1}
     return NodeSettings(
@@ -176,7 +191,7 @@ def _settings(target: str, given: dict[str, Any]) -> NodeSettings:
 
 
 def _several(value: Any) -> list[str]:
-    return [str(one) for one in value] if isinstance(value, list | tuple) else [str(value)]
+    return [str(part) for part in value] if isinstance(value, list | tuple) else [str(value)]
 
 
 def _whole(name: str, value: Any) -> int | None:
@@ -187,7 +202,7 @@ def _whole(name: str, value: Any) -> int | None:
 
 
 def _address(value: Any) -> tuple[str, int]:
-    """Where others can ask; a port of 0 is any that is free."""
+    """Parse where to serve metrics; port 0 means any free port."""
     host, _, port = str(value).rpartition(":")
     if not port.isdecimal() or int(port) > 65535:
         raise BadOption(f"metrics must be a port, or host:port, not {value!r}")
@@ -220,14 +235,14 @@ def _load(value: Any) -> float | None:
 
 
 def _recycling(values: Any) -> dict[str, int | None]:
-    """A plain number counts jobs, one with a unit is a size."""
-    found: dict[str, int | None] = {}
+    """Parse a plain number as jobs, and one with a unit as memory."""
+    limits: dict[str, int | None] = {}
     for value in _several(values) if values != () else []:
         if value.isdecimal():
-            found["recycle_jobs"] = int(value)
+            limits["recycle_jobs"] = int(value)
         else:
-            found["recycle_memory"] = parse_size("recycle_after", value)
-    return found
+            limits["recycle_memory"] = parse_size("recycle_after", value)
+    return limits
 
 
 def check_target(target: str) -> None:
@@ -238,7 +253,7 @@ def check_target(target: str) -> None:
     meant = f"{module}:{attribute or 'app'}"
     hint = f"; did you mean {meant}?" if meant != target and _TARGET.fullmatch(meant) else ""
     raise BadOption(
-        f'{target!r} is no target: it is "module:app", the module as `import` takes it{hint}'
+        f"{target!r} is not a target; expected module:attribute, for example tasks:app{hint}"
     )
 
 
@@ -249,133 +264,136 @@ def _name(name: str) -> str:
 
 
 def _queues(text: str) -> dict[str, int | None]:
-    """ "render:2,default" is two slots for render, and for default as many as there are."""
-    found: dict[str, int | None] = {}
+    """Parse "render:2,default": two slots for render, all slots for default."""
+    queues: dict[str, int | None] = {}
     for part in filter(None, map(str.strip, text.split(","))):
         name, colon, slots = part.rpartition(":")
         if not colon:
             name, slots = part, ""
         elif slots and not (slots.isascii() and slots.isdecimal() and len(slots) < 10):
             raise BadOption(
-                f"-q: {part!r}: after the last colon stands how many slots, a whole number; a queue whose name has a "
-                f"colon is written with its slots ({part}:8), or with a colon behind it ({part}:)"
+                f"-q: {part!r}: the part after the last colon must be the number of slots; write "
+                f"a queue whose name has a colon with its slots ({part}:8), "
+                f"or with a colon at the end ({part}:)"
             )
         if not NAME_PATTERN.fullmatch(name):
             raise BadOption(
-                f"-q: {name!r} is no queue: a letter or _, then letters, digits, _ . : # -"
+                f"-q: {name!r} is not a queue name; "
+                "use a letter or _, then letters, digits, _ . : # -"
             )
-        if name in found:
-            raise BadOption(f"-q: queue {name!r} stands there twice")
+        if name in queues:
+            raise BadOption(f"-q: queue {name!r} is given twice")
         if slots and int(slots) < 1:
             raise BadOption(
-                f"-q: queue {name!r} needs at least 1 slot; leave it out if it is not to be served"
+                f"-q: queue {name!r} needs at least 1 slot; "
+                "leave it out if the node should not serve it"
             )
-        found[name] = int(slots) if slots else None
-    return found
+        queues[name] = int(slots) if slots else None
+    return queues
 
 
 @node.command(name="ls")
-@common
-@pass_asked
-def list_nodes(asked: Asked) -> None:
-    """The nodes that are alive.
+@common_options
+@pass_invocation
+def list_nodes(invocation: Invocation) -> None:
+    """List the live nodes.
 
     \b
     Example:
       genba node ls
     """
-    app = asked.app()
+    app = invocation.app()
     nodes: list[dict[str, Any]] = [
         {
-            "name": one.name,
-            "host": one.host,
-            "pid": one.pid,
-            "state": one.state,
-            "slots": one.slots,
-            "queues": one.serves,
-            "tasks": one.knows,
-            "started": to_datetime(one.started_at),
-            "version": one.version,
+            "name": node.name,
+            "host": node.host,
+            "pid": node.pid,
+            "state": node.state,
+            "slots": node.slots,
+            "queues": node.serves,
+            "tasks": node.knows,
+            "started": to_datetime(node.started_at),
+            "version": node.version,
         }
-        for one in app.nodes()
+        for node in app.nodes()
     ]
-    if asked.json:
+    if invocation.json:
         say_json(nodes)
     elif not nodes:
         say("no node is alive")
     else:
         columns = ("name", "state", "host", "pid", "slots", "queues", "started")
         shown = [
-            {**one, "queues": ",".join(one["queues"]), "started": moment_text(one["started"])}
-            for one in nodes
+            {**node, "queues": ",".join(node["queues"]), "started": moment_text(node["started"])}
+            for node in nodes
         ]
         table(
             [column.upper() for column in columns],
-            [[one[column] for column in columns] for one in shown],
+            [[node[column] for column in columns] for node in shown],
         )
 
 
 @node.command(name="set")
 @click.argument("name", type=NameOf("node"))
-@click.option("--pool", type=click.Choice(POOLS), help="How workers come and go.")
-@click.option("--min", "least", type=int, metavar="N", help="Workers that are always there.")
-@click.option("--max", "most", type=int, metavar="N", help="At most so many workers.")
-@common
-@pass_asked
+@click.option("--pool", type=click.Choice(POOLS), help="How the number of workers changes.")
+@click.option("--min", "least", type=int, metavar="N", help="At least N workers.")
+@click.option("--max", "most", type=int, metavar="N", help="At most N workers.")
+@common_options
+@pass_invocation
 def set_node(
-    asked: Asked, name: str, pool: str | None, least: int | None, most: int | None
+    invocation: Invocation, name: str, pool: str | None, least: int | None, most: int | None
 ) -> None:
     """Change the pool of the running node NAME.
 
-    Workers that are too many end what they run first.  It holds until the node ends, or is told otherwise.
+    Surplus workers end after their job.  The change holds until the node ends, or the next change.
 
     \b
     Example:
       genba node set web1-1 --max 16
     """
-    given = {"pool": pool, "min": least, "max": most}
-    changes = {key: value for key, value in given.items() if value is not None}
+    options = {"pool": pool, "min": least, "max": most}
+    changes = {key: value for key, value in options.items() if value is not None}
     if not changes:
         raise BadOption("nothing to change: give --pool, --min or --max")
-    asked.app().tell_node(name, "set", changes)
-    _told(
-        asked,
+    invocation.app().tell_node(name, "set", changes)
+    _print_told(
+        invocation,
         name,
-        f"node {name}: told to have {', '.join(f'{key} {value}' for key, value in changes.items())}",
+        f"node {name}: asked to set {', '.join(f'{key} {changes[key]}' for key in changes)}",
     )
 
 
 @node.command()
 @click.argument("names", nargs=-1, required=True, type=NameOf("node"))
-@common
-@pass_asked
-def drain(asked: Asked, names: tuple[str, ...]) -> None:
-    """Let the nodes NAMES end: they claim nothing more, and give their jobs the grace.
+@common_options
+@pass_invocation
+def drain(invocation: Invocation, names: tuple[str, ...]) -> None:
+    """Drain the nodes NAMES: they claim no more jobs, give running ones their grace, and end.
 
     \b
     Example:
       genba node drain web1-1
     """
     for name in names:
-        asked.app().tell_node(name, "drain")
-        _told(asked, name, f"node {name} drains")
+        invocation.app().tell_node(name, "drain")
+        _print_told(invocation, name, f"node {name} drains")
 
 
 @node.command()
 @click.argument("names", nargs=-1, required=True, type=NameOf("node"))
-@common
-@pass_asked
-def stop(asked: Asked, names: tuple[str, ...]) -> None:
-    """Let the nodes NAMES end now: a drain without the grace; what runs goes back to the queue, uncounted.
+@common_options
+@pass_invocation
+def stop(invocation: Invocation, names: tuple[str, ...]) -> None:
+    """Stop the nodes NAMES now, as drain without a grace; running jobs go back to the queue.
 
     \b
     Example:
       genba node stop web1-1
     """
     for name in names:
-        asked.app().tell_node(name, "stop")
-        _told(asked, name, f"node {name} stops")
+        invocation.app().tell_node(name, "stop")
+        _print_told(invocation, name, f"node {name} stops")
 
 
-def _told(asked: Asked, name: str, text: str) -> None:
-    say_json({"name": name, "told": True}) if asked.json else say(text)
+def _print_told(invocation: Invocation, name: str, text: str) -> None:
+    say_json({"name": name, "told": True}) if invocation.json else say(text)

@@ -1,4 +1,4 @@
-"""What all commands share: the options that stand anywhere, and how things reach the terminal."""
+"""What all commands share: the common options, and output as text, tables or JSON."""
 
 from __future__ import annotations
 
@@ -38,24 +38,26 @@ _COLOURS = {
 
 
 @dataclass
-class Asked:
-    """What the options that every command takes have said; the nearer to the end, the stronger."""
+class Invocation:
+    """The values of the common options; the last one on the command line wins."""
 
     url: str | None = None
     namespace: str | None = None
     json: bool = False
 
     def app(self, target: str | None = None) -> Genba:
-        """An app that knows no task; with `target` the user's own, and what was asked here over its settings."""
+        """Return an app without tasks, or import `target`; the options override its settings."""
         from genba.client.app import Genba
 
         if target is None:
             app = Genba(self.url, namespace=self.namespace)
         else:
             app = _imported(target, show=not self.json)
-            theirs = app.settings
+            settings = app.settings
             app.settings = replace(
-                theirs, url=self.url or theirs.url, namespace=self.namespace or theirs.namespace
+                settings,
+                url=self.url or settings.url,
+                namespace=self.namespace or settings.namespace,
             )
         click.get_current_context().call_on_close(app.close)
         return app
@@ -67,7 +69,7 @@ def _imported(target: str, show: bool) -> Genba:
 
     try:
         app = load(target)
-    except (Exception, SystemExit) as error:  # whatever the user's module does when it is imported
+    except (Exception, SystemExit) as error:  # raised by the user's module
         failure = explain(target, error)
         if show:
             click.echo(failure.frames, nl=False, err=True)
@@ -79,13 +81,13 @@ def _imported(target: str, show: bool) -> Genba:
 
 def _remember(context: click.Context, param: click.Parameter, value: Any) -> None:
     if value and param.name:
-        setattr(context.ensure_object(Asked), param.name, value)
+        setattr(context.ensure_object(Invocation), param.name, value)
 
 
-def common(command: F) -> F:
-    """The options that every command takes, before and after its name; the command gets them by `pass_asked`."""
+def common_options(command: F) -> F:
+    """Add the options that every command has; `pass_invocation` gives their values."""
     for option in (
-        click.option("--json", is_flag=True, help="Print JSON, errors too.", **_QUIET),
+        click.option("--json", is_flag=True, help="Print JSON, also for errors.", **_QUIET),
         click.option("--namespace", metavar="NAME", help="Instead of GENBA_NAMESPACE.", **_QUIET),
         click.option("--url", metavar="URL", help="The database, instead of GENBA_URL.", **_QUIET),
     ):
@@ -94,10 +96,10 @@ def common(command: F) -> F:
 
 
 _QUIET: dict[str, Any] = {"expose_value": False, "is_eager": True, "callback": _remember}
-pass_asked = click.make_pass_decorator(Asked, ensure=True)
+pass_invocation = click.make_pass_decorator(Invocation, ensure=True)
 
 
-# printing
+# Output
 
 
 def say(text: object = "", *, lines: bool = False) -> None:
@@ -105,7 +107,7 @@ def say(text: object = "", *, lines: bool = False) -> None:
 
 
 def note(text: object) -> None:
-    """Beside the result: for a person, on stderr."""
+    """Print a remark for a person on stderr."""
     click.echo(clean(text), err=True)
 
 
@@ -119,13 +121,13 @@ def _plain(value: object) -> object:
 
 
 def painted(text: object, colour: str | None) -> str:
-    """A text that cannot steer the terminal, in a colour if stdout is one and wants it."""
+    """Escape control characters, and add a colour if stdout is a terminal that shows colours."""
     plain = clean(text)
     return click.style(plain, fg=colour) if colour and in_colour() else plain
 
 
 def shows_bars() -> bool:
-    """Bars are for people who wait: on stderr, if that is a terminal."""
+    """Return whether to show progress bars: on stderr, if it is a terminal."""
     return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
 
 
@@ -133,9 +135,9 @@ def shows_bars() -> bool:
 def bar(
     words: str, total: Callable[[], int], *, quiet: bool = False
 ) -> Iterator[Callable[[int], None]]:
-    """A bar that is gone when the work is done; what it gives is called with how much that is.
+    """Show a progress bar during the block; call what it yields with the work done so far.
 
-    `total` is asked for only if somebody looks.
+    `total` is called only if the bar is shown.
     """
     if quiet or not shows_bars():
         yield lambda done: None
@@ -155,7 +157,7 @@ def in_colour() -> bool:
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Aligned columns; cut at the right edge of a terminal, whole in a pipe.  States have their colours."""
+    """Print aligned columns; on a terminal, cut at its edge and with states in colour."""
     from rich.cells import cell_len, set_cell_size
 
     lines = [[clean("" if cell is None else cell) for cell in row] for row in (heads, *rows)]
@@ -180,7 +182,7 @@ def moment_text(moment: datetime | None) -> str:
     return f"{moment:%Y-%m-%d %H:%M:%S}Z" if moment else "-"
 
 
-# jobs, as text and as JSON
+# Jobs as text and as JSON
 
 
 def job_json(job: Job[Any]) -> dict[str, Any]:

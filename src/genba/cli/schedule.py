@@ -1,4 +1,4 @@
-"""`genba schedule`: what runs again and again, and when."""
+"""`genba schedule`: list, add, change, pause and delete schedules."""
 
 from __future__ import annotations
 
@@ -11,7 +11,15 @@ import click
 
 from genba.cli.job import read_arguments
 from genba.cli.name_arguments import NameOf
-from genba.cli.output import Asked, common, moment_text, pass_asked, say, say_json, table
+from genba.cli.output import (
+    Invocation,
+    common_options,
+    moment_text,
+    pass_invocation,
+    say,
+    say_json,
+    table,
+)
 from genba.domain.schedule import rule_to_json
 from genba.domain.untrusted_json import UNREADABLE
 
@@ -21,16 +29,16 @@ if TYPE_CHECKING:
 
 
 @click.group()
-@common
+@common_options
 def schedule() -> None:
-    """Rules that make jobs: by cron, or every so often.
+    """Rules that make jobs, by cron or at intervals.
 
-    They are made in code, by app.recur(…) or @app.task(cron=…), or by hand: genba schedule add.
+    Code declares them by app.recur(…) or @app.task(cron=…), an operator by genba schedule add.
     """
 
 
 def rule_options(command: Any) -> Any:
-    """The options that say when."""
+    """Add the options of a rule."""
     for option in reversed(
         [
             click.option(
@@ -38,13 +46,11 @@ def rule_options(command: Any) -> Any:
                 metavar="TEXT",
                 help='Five fields or a macro: "0 3 * * mon-fri", "@daily".',
             ),
-            click.option(
-                "--tz", metavar="ZONE", help="The time zone of --cron; UTC if it is not said."
-            ),
+            click.option("--tz", metavar="ZONE", help="The time zone of --cron; by default UTC."),
             click.option(
                 "--every",
                 metavar="DURATION",
-                help="So long after the end of the run before; -1: at once.",
+                help="This long after the end of the previous run; -1: at once.",
             ),
             click.option("--base", metavar="MOMENT", help="With --every: base + k × every."),
             click.option(
@@ -53,24 +59,29 @@ def rule_options(command: Any) -> Any:
             click.option(
                 "--misfire",
                 type=click.Choice(["once", "all", "skip"]),
-                help="Ticks that nobody made.",
+                help="What to do about missed ticks.",
             ),
             click.option(
                 "--overlap",
                 type=click.Choice(["allow", "queue", "skip"]),
-                help="A tick while one is open.",
+                help="What to do about a tick while a run is open.",
             ),
-            click.option("--start", metavar="MOMENT", help="The first moment that counts."),
-            click.option("--until", metavar="MOMENT", help="The last one."),
+            click.option("--start", metavar="MOMENT", help="No ticks before it."),
+            click.option("--until", metavar="MOMENT", help="No ticks after it."),
+            click.option("--max-runs", type=int, metavar="N", help="At most N jobs in all."),
             click.option(
-                "--max-runs", type=int, metavar="N", help="How many jobs it makes in all."
+                "--jitter",
+                metavar="DURATION",
+                help="Start each run later, by a random time up to this.",
             ),
             click.option(
-                "--jitter", metavar="DURATION", help="Each run starts up to so much later."
+                "--grace", metavar="DURATION", help="Skip a tick that is later than this."
             ),
-            click.option("--grace", metavar="DURATION", help="Later than this a tick is given up."),
             click.option(
-                "--pause-after-failures", type=int, metavar="N", help="So many in a row pause it."
+                "--pause-after-failures",
+                type=int,
+                metavar="N",
+                help="Pause after N failures in a row.",
             ),
         ]
     ):
@@ -78,12 +89,12 @@ def rule_options(command: Any) -> Any:
     return command
 
 
-def _given(options: dict[str, Any], without: Sequence[str] = ()) -> RuleOptions:
-    found = dict.fromkeys(word.replace("-", "_") for word in without)
-    found |= {name: value for name, value in options.items() if value is not None}
-    if found.get("every") == "-1":
-        found["every"] = -1
-    return cast("RuleOptions", found)
+def _rule_options(options: dict[str, Any], without: Sequence[str] = ()) -> RuleOptions:
+    fields = dict.fromkeys(word.replace("-", "_") for word in without)
+    fields |= {name: value for name, value in options.items() if value is not None}
+    if fields.get("every") == "-1":
+        fields["every"] = -1
+    return cast("RuleOptions", fields)
 
 
 @schedule.command()
@@ -91,13 +102,15 @@ def _given(options: dict[str, Any], without: Sequence[str] = ()) -> RuleOptions:
 @click.argument("task")
 @click.argument("words", nargs=-1, metavar="[ARGS]…")
 @rule_options
-@common
-@pass_asked
-def add(asked: Asked, /, name: str, task: str, words: Sequence[str], **options: Any) -> None:
-    """Let TASK run again and again, under the NAME; the same again changes nothing.
+@common_options
+@pass_invocation
+def add(
+    invocation: Invocation, /, name: str, task: str, words: Sequence[str], **options: Any
+) -> None:
+    """Add the schedule NAME, which makes jobs of TASK; the same rule again changes nothing.
 
-    ARGS are values and key=value pairs, as of `genba job enqueue`.  Code that declares the same name does not change
-    it from then on.
+    ARGS are values and key=value pairs, as for `genba job enqueue`.  Code that declares the same
+    name does not change it from then on.
 
     \b
     Examples:
@@ -105,8 +118,8 @@ def add(asked: Asked, /, name: str, task: str, words: Sequence[str], **options: 
       genba schedule add sweep tasks.sweep --every 12h --base 2026-01-01T03:00
     """
     args, kwargs = read_arguments(words)
-    app = asked.app()
-    _show(asked, app.recur(name, app.call(task, args, kwargs), **_given(options)))
+    app = invocation.app()
+    _show(invocation, app.recur(name, app.call(task, args, kwargs), **_rule_options(options)))
 
 
 @schedule.command("set")
@@ -116,12 +129,12 @@ def add(asked: Asked, /, name: str, task: str, words: Sequence[str], **options: 
     "--without",
     multiple=True,
     metavar="OPTION",
-    help="Take one away: --without until.  Repeatable.",
+    help="Remove an option: --without until.  Repeatable.",
 )
-@common
-@pass_asked
-def set_(asked: Asked, /, name: str, without: Sequence[str], **options: Any) -> None:
-    """Change when a schedule runs, from now on; a run that is under way ends as it began.
+@common_options
+@pass_invocation
+def set_(invocation: Invocation, /, name: str, without: Sequence[str], **options: Any) -> None:
+    """Change the rule of a schedule from now on; a run in progress is not affected.
 
     Code that declares the schedule does not change it back, until it is deleted.
 
@@ -130,26 +143,36 @@ def set_(asked: Asked, /, name: str, without: Sequence[str], **options: Any) -> 
       genba schedule set nightly --cron "0 4 * * *" --jitter 5m
       genba schedule set nightly --every 12h --without until
     """
-    _show(asked, asked.app().schedule(name).set(**_given(options, without)))
+    _show(invocation, invocation.app().schedule(name).set(**_rule_options(options, without)))
 
 
 @schedule.command()
-@common
-@pass_asked
-def ls(asked: Asked) -> None:
+@common_options
+@pass_invocation
+def ls(invocation: Invocation) -> None:
     """List the schedules, with their next moment.
 
     \b
     Example:
       genba schedule ls
     """
-    found = asked.app().schedules()
-    if asked.json:
-        say_json([_json(one) for one in found])
+    schedules = invocation.app().schedules()
+    if invocation.json:
+        say_json([_json(schedule) for schedule in schedules])
         return
     table(
         ("NAME", "TASK", "WHEN", "NEXT", "RUNS", "STATE"),
-        [(one.name, one.task, _words(one), _next(one), one.runs, _state(one)) for one in found],
+        [
+            (
+                schedule.name,
+                schedule.task,
+                _words(schedule),
+                _next(schedule),
+                schedule.runs,
+                _state(schedule),
+            )
+            for schedule in schedules
+        ],
     )
 
 
@@ -158,17 +181,17 @@ def ls(asked: Asked) -> None:
 @click.option(
     "-n", "count", default=5, show_default=True, type=click.IntRange(1, 1000), help="How many."
 )
-@common
-@pass_asked
-def next(asked: Asked, name: str, count: int) -> None:
+@common_options
+@pass_invocation
+def next(invocation: Invocation, name: str, count: int) -> None:
     """Show the next moments of a schedule, in its own time zone.
 
     \b
     Example:
       genba schedule next nightly -n 3
     """
-    moments = asked.app().schedule(name).next(count)
-    if asked.json:
+    moments = invocation.app().schedule(name).next(count)
+    if invocation.json:
         say_json({"name": name, "next": [moment.isoformat() for moment in moments]})
         return
     for moment in moments:
@@ -180,20 +203,20 @@ def next(asked: Asked, name: str, count: int) -> None:
 @click.option(
     "-n", "count", default=20, show_default=True, type=click.IntRange(1, 10_000), help="How many."
 )
-@common
-@pass_asked
-def ticks(asked: Asked, name: str, count: int) -> None:
-    """Show what came of a schedule's moments, the latest first: a job, or the reason why not.
+@common_options
+@pass_invocation
+def ticks(invocation: Invocation, name: str, count: int) -> None:
+    """Show the ticks of a schedule, latest first: the job of each, or why there is none.
 
     \b
     Example:
       genba schedule ticks nightly -n 3
     """
-    found = asked.app().schedule(name).ticks(count)
-    if asked.json:
-        say_json([asdict(tick) for tick in found])
+    history = invocation.app().schedule(name).ticks(count)
+    if invocation.json:
+        say_json([asdict(tick) for tick in history])
         return
-    rows = [(moment_text(tick.moment), tick.job_id or "-", _why_not(tick)) for tick in found]
+    rows = [(moment_text(tick.moment), tick.job_id or "-", _why_not(tick)) for tick in history]
     table(("MOMENT", "JOB", "WHY NOT"), rows)
 
 
@@ -208,48 +231,54 @@ def _why_not(tick: Tick) -> str:
 
 @schedule.command()
 @click.argument("name", type=NameOf("schedule"))
-@click.option("--reason", help="Why, for those who see it.")
-@common
-@pass_asked
-def pause(asked: Asked, name: str, reason: str | None) -> int:
-    """No run starts until it is resumed; one that runs, runs on.
+@click.option("--reason", help="Shown with the schedule.")
+@common_options
+@pass_invocation
+def pause(invocation: Invocation, name: str, reason: str | None) -> int:
+    """Pause a schedule: no run starts until it is resumed; a run in progress goes on.
 
     \b
     Example:
       genba schedule pause nightly --reason "the printer is broken"
     """
-    return _tell(
-        asked, name, asked.app().schedule(name).pause(reason), "paused", "was paused already"
+    return _print_done(
+        invocation,
+        name,
+        invocation.app().schedule(name).pause(reason),
+        "paused",
+        "was paused already",
     )
 
 
 @schedule.command()
 @click.argument("name", type=NameOf("schedule"))
-@common
-@pass_asked
-def resume(asked: Asked, name: str) -> int:
-    """Let a paused schedule go on with its next moment.
+@common_options
+@pass_invocation
+def resume(invocation: Invocation, name: str) -> int:
+    """Resume a paused schedule with its next moment.
 
     \b
     Example:
       genba schedule resume nightly
     """
-    return _tell(asked, name, asked.app().schedule(name).resume(), "resumed", "was not paused")
+    return _print_done(
+        invocation, name, invocation.app().schedule(name).resume(), "resumed", "was not paused"
+    )
 
 
 @schedule.command()
 @click.argument("name", type=NameOf("schedule"))
-@common
-@pass_asked
-def trigger(asked: Asked, name: str) -> int:
-    """Run it once, now; its rhythm stays as it is.
+@common_options
+@pass_invocation
+def trigger(invocation: Invocation, name: str) -> int:
+    """Run a schedule once, now; its next moments stay.
 
     \b
     Example:
       genba schedule trigger nightly
     """
-    job = asked.app().schedule(name).trigger()
-    if asked.json:
+    job = invocation.app().schedule(name).trigger()
+    if invocation.json:
         say_json({"name": name, "job": job.id if job else None})
     else:
         say(f"job {job.id}" if job else f'{name}: a run of it is open, and overlap="skip"')
@@ -258,60 +287,62 @@ def trigger(asked: Asked, name: str) -> int:
 
 @schedule.command()
 @click.argument("name", type=NameOf("schedule"))
-@common
-@pass_asked
-def delete(asked: Asked, name: str) -> int:
-    """It makes no more jobs.  What code declares comes back when a node starts: pause that instead.
+@common_options
+@pass_invocation
+def delete(invocation: Invocation, name: str) -> int:
+    """Delete a schedule.
+
+    A schedule that code declares comes back when a node starts: pause it instead.
 
     \b
     Example:
       genba schedule delete nightly
     """
-    asked.app().schedule(name).delete()
-    return _tell(asked, name, True, "deleted", "")
+    invocation.app().schedule(name).delete()
+    return _print_done(invocation, name, True, "deleted", "")
 
 
-def _tell(asked: Asked, name: str, done: bool, word: str, otherwise: str) -> int:
-    if asked.json:
+def _print_done(invocation: Invocation, name: str, done: bool, word: str, otherwise: str) -> int:
+    if invocation.json:
         say_json({"name": name, word: done})
     else:
         say(f"{name}: {word if done else otherwise}")
     return 0 if done else 1
 
 
-def _show(asked: Asked, one: Schedule) -> None:
-    if asked.json:
-        say_json(_json(one))
+def _show(invocation: Invocation, schedule: Schedule) -> None:
+    if invocation.json:
+        say_json(_json(schedule))
     else:
-        say(f"{one.name}: {one.rule.words()}, next {_next(one)}")
+        say(f"{schedule.name}: {schedule.rule.words()}, next {_next(schedule)}")
 
 
-def _next(one: Schedule) -> str:
-    moments = [] if one.paused or one.fault else one.next(1)
+def _next(schedule: Schedule) -> str:
+    moments = [] if schedule.paused or schedule.fault else schedule.next(1)
     return moment_text(moments[0].astimezone(UTC)) if moments else "-"
 
 
-def _words(one: Schedule) -> str:
-    return UNREADABLE if one.fault else one.rule.words()
+def _words(schedule: Schedule) -> str:
+    return UNREADABLE if schedule.fault else schedule.rule.words()
 
 
-def _state(one: Schedule) -> str:
-    if one.paused:
-        return f"paused: {one.reason}"
-    return "by hand" if one.by_hand else "in code"
+def _state(schedule: Schedule) -> str:
+    if schedule.paused:
+        return f"paused: {schedule.reason}"
+    return "by hand" if schedule.by_hand else "in code"
 
 
-def _json(one: Schedule) -> dict[str, Any]:
+def _json(schedule: Schedule) -> dict[str, Any]:
     return {
-        "name": one.name,
-        "task": one.task,
-        "queue": None if one.fault else one.queue,
-        "args": one.args,
-        "rule": None if one.fault else rule_to_json(one.rule),
-        "paused": one.paused,
-        "reason": one.reason,
-        "runs": one.runs,
-        "failures": one.failures,
-        "by_hand": one.by_hand,
-        "next": [] if one.fault else [moment.isoformat() for moment in one.next(1)],
+        "name": schedule.name,
+        "task": schedule.task,
+        "queue": None if schedule.fault else schedule.queue,
+        "args": schedule.args,
+        "rule": None if schedule.fault else rule_to_json(schedule.rule),
+        "paused": schedule.paused,
+        "reason": schedule.reason,
+        "runs": schedule.runs,
+        "failures": schedule.failures,
+        "by_hand": schedule.by_hand,
+        "next": [] if schedule.fault else [moment.isoformat() for moment in schedule.next(1)],
     }

@@ -1,4 +1,7 @@
-"""The screen of `genba top`: what it shows of one look, and what a key means; no terminal, no database."""
+"""The screen of `genba top`: what it shows of an overview, and what a key does.
+
+It needs no terminal and no database.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +39,8 @@ _BAR = 10  # columns of a progress bar
 
 
 @dataclass(frozen=True, slots=True)
-class Act:
-    """Something to do: `verb` to `target`, after a yes if it cannot be taken back."""
+class Action:
+    """An action: `verb` on `target`, confirmed with `y` if it cannot be undone."""
 
     verb: str
     section: str
@@ -47,134 +50,139 @@ class Act:
 
 
 @dataclass(frozen=True, slots=True)
-class Verb:
+class KeyAction:
     key: str
     name: str
     ask: bool = False
 
 
-VERBS: dict[str, tuple[Verb, ...]] = {
-    "queues": (Verb("p", "pause"), Verb("r", "resume")),
-    "nodes": (Verb("d", "drain", ask=True),),
-    "running": (Verb("c", "cancel", ask=True), Verb("x", "kill", ask=True)),
-    "failures": (Verb("r", "requeue"), Verb("D", "delete", ask=True)),
+KEY_ACTIONS: dict[str, tuple[KeyAction, ...]] = {
+    "queues": (KeyAction("p", "pause"), KeyAction("r", "resume")),
+    "nodes": (KeyAction("d", "drain", ask=True),),
+    "running": (KeyAction("c", "cancel", ask=True), KeyAction("x", "kill", ask=True)),
+    "failures": (KeyAction("r", "requeue"), KeyAction("D", "delete", ask=True)),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Screen:
-    """Where the mark is, what is being asked, and the last thing that was said."""
+    """The marked row, the action to confirm, and the last message."""
 
     section: str = "running"
     chosen: dict[str, Any] = field(default_factory=dict)  # section: target
-    question: Act | None = None
-    said: str = ""
-    over: bool = False
+    pending: Action | None = None
+    message: str = ""
+    closed: bool = False
 
-    def press(self, key: str, seen: Overview) -> tuple[Screen, Act | None]:
-        """After this key; and what is to be done now."""
-        if self.question is not None:
-            act = self.question if key in ("y", "Y") else None
-            return replace(self, question=None, said="" if act else "left alone"), act
+    def press(self, key: str, overview: Overview) -> tuple[Screen, Action | None]:
+        """Return the screen after this key, and the action to do now."""
+        if self.pending is not None:
+            action = self.pending if key in ("y", "Y") else None
+            return replace(self, pending=None, message="" if action else "nothing done"), action
         move = _KEYS.get(key)
         if move == "quit":
-            return replace(self, over=True), None
+            return replace(self, closed=True), None
         if move in ("next", "previous"):
-            return self._turn(1 if move == "next" else -1, seen), None
+            return self._turn(1 if move == "next" else -1, overview), None
         if move in ("up", "down"):
-            return self._move(1 if move == "down" else -1, seen), None
-        for verb in VERBS[self.section]:
+            return self._move(1 if move == "down" else -1, overview), None
+        for verb in KEY_ACTIONS[self.section]:
             if key == verb.key:
-                return self._begin(verb, seen)
+                return self._begin(verb, overview)
         return self, None
 
-    def _begin(self, verb: Verb, seen: Overview) -> tuple[Screen, Act | None]:
-        target = self.target(seen)
+    def _begin(self, verb: KeyAction, overview: Overview) -> tuple[Screen, Action | None]:
+        target = self.target(overview)
         if target is None:
-            return replace(self, said=f"nothing to {verb.name}"), None
+            return replace(self, message=f"nothing to {verb.name}"), None
         what = {"queues": "queue", "nodes": "node"}.get(self.section, "job")
-        act = Act(verb.name, self.section, target, f"{verb.name} {what} {clean(target)}", verb.ask)
-        return (replace(self, question=act), None) if verb.ask else (self, act)
+        action = Action(
+            verb.name, self.section, target, f"{verb.name} {what} {clean(target)}", verb.ask
+        )
+        return (replace(self, pending=action), None) if verb.ask else (self, action)
 
-    def target(self, seen: Overview) -> Any:
-        """What is marked in this section; the first if what was marked is gone, None if there is nothing."""
-        listed = targets(seen, self.section)
+    def target(self, overview: Overview) -> Any:
+        """Return the marked row of this section; the first if that is gone, None if it is empty."""
+        listed = targets(overview, self.section)
         chosen = self.chosen.get(self.section)
         return chosen if chosen in listed else listed[0] if listed else None
 
-    def _move(self, step: int, seen: Overview) -> Screen:
-        listed = targets(seen, self.section)
-        here = listed.index(self.target(seen)) if listed else 0
+    def _move(self, step: int, overview: Overview) -> Screen:
+        listed = targets(overview, self.section)
+        here = listed.index(self.target(overview)) if listed else 0
         if not 0 <= here + step < len(listed):
-            return self._turn(step, seen, ends=True)
-        return replace(self, chosen={**self.chosen, self.section: listed[here + step]}, said="")
+            return self._turn(step, overview, ends=True)
+        return replace(self, chosen={**self.chosen, self.section: listed[here + step]}, message="")
 
-    def _turn(self, step: int, seen: Overview, *, ends: bool = False) -> Screen:
-        """The next section that has something; with `ends` its near end, and none behind the last."""
+    def _turn(self, step: int, overview: Overview, *, ends: bool = False) -> Screen:
+        """Mark the next section with rows; with `ends` its near end, and none after the last."""
         place = SECTIONS.index(self.section)
         for i in range(1, len(SECTIONS)):
             if ends and not 0 <= place + step * i < len(SECTIONS):
                 break
             section = SECTIONS[(place + step * i) % len(SECTIONS)]
-            if listed := targets(seen, section):
+            if listed := targets(overview, section):
                 chosen = (
                     {**self.chosen, section: listed[0 if step > 0 else -1]} if ends else self.chosen
                 )
-                return replace(self, section=section, chosen=chosen, said="")
+                return replace(self, section=section, chosen=chosen, message="")
         return self
 
 
-def targets(seen: Overview, section: str) -> list[Any]:
+def targets(overview: Overview, section: str) -> list[Any]:
     if section in ("running", "failures"):
-        return [job.id for job in getattr(seen, section)]
-    return [one.name for one in getattr(seen, section)]
+        return [job.id for job in getattr(overview, section)]
+    return [row.name for row in getattr(overview, section)]
 
 
-def draw(screen: Screen, seen: Overview, title: str, width: int, height: int) -> list[Text]:
-    """Exactly `height` lines of at most `width` columns."""
-    rooms = share(
-        {section: len(targets(seen, section)) for section in SECTIONS}, height - 2 - len(SECTIONS)
+def draw(screen: Screen, overview: Overview, title: str, width: int, height: int) -> list[Text]:
+    """Draw exactly `height` lines of at most `width` columns."""
+    rooms = share_lines(
+        {section: len(targets(overview, section)) for section in SECTIONS},
+        height - 2 - len(SECTIONS),
     )
-    lines = [_title(seen, title, width)]
+    lines = [_title(overview, title, width)]
     for section in SECTIONS:
-        lines += _section(screen, seen, section, rooms[section], width)
+        lines += _section(screen, overview, section, rooms[section], width)
     lines += [Text()] * (height - 1 - len(lines))
     return [*lines[: height - 1], _foot(screen, width)]
 
 
-def share(wanted: dict[str, int], room: int) -> dict[str, int]:
-    """How many lines each section gets: as many as it wants, if that leaves the others their part."""
-    given = dict.fromkeys(wanted, 0)
-    while room > 0 and (hungry := [name for name in wanted if given[name] < wanted[name]]):
-        for name in hungry[:room]:
-            given[name] += 1
-        room -= min(room, len(hungry))
-    return given
+def share_lines(needed: dict[str, int], room: int) -> dict[str, int]:
+    """Share the lines between sections, evenly, and none more than it has rows."""
+    lines = dict.fromkeys(needed, 0)
+    while room > 0 and (short := [name for name in needed if lines[name] < needed[name]]):
+        for name in short[:room]:
+            lines[name] += 1
+        room -= min(room, len(short))
+    return lines
 
 
-def _title(seen: Overview, title: str, width: int) -> Text:
-    counts = "  ".join(f"{count} {state}" for state, count in sorted(seen.states.items()) if count)
-    left, right = f"genba top  {clean(title)}", f"{seen.at:%H:%M:%S}Z"
+def _title(overview: Overview, title: str, width: int) -> Text:
+    counts = "  ".join(
+        f"{count} {state}" for state, count in sorted(overview.states.items()) if count
+    )
+    left, right = f"genba top  {clean(title)}", f"{overview.at:%H:%M:%S}Z"
     middle = set_cell_size(f"{left}  {counts or 'nothing is open'}", max(0, width - len(right) - 1))
     return Text(f"{middle} {right}", style="bold")
 
 
 def _foot(screen: Screen, width: int) -> Text:
-    if screen.question is not None:
-        return Text(set_cell_size(f"{screen.question.words}?  y / n", width), style="bold yellow")
-    verbs = "  ".join(f"{verb.key} {verb.name}" for verb in VERBS[screen.section])
-    said = f"   {clean(screen.said)}" if screen.said else ""
-    return Text(set_cell_size(f"{HELP}{verbs}{said}", width), style="dim")
+    if screen.pending is not None:
+        return Text(set_cell_size(f"{screen.pending.words}?  y / n", width), style="bold yellow")
+    verbs = "  ".join(f"{verb.key} {verb.name}" for verb in KEY_ACTIONS[screen.section])
+    message = f"   {clean(screen.message)}" if screen.message else ""
+    return Text(set_cell_size(f"{HELP}{verbs}{message}", width), style="dim")
 
 
 Row = tuple[Any, Sequence[str], str]  # target, cells, style
-Column = tuple[str, int]  # head, width; the last one takes what is left
+Column = tuple[str, int]  # head, width; the last column takes the rest
 
 
-def _section(screen: Screen, seen: Overview, section: str, room: int, width: int) -> list[Text]:
-    columns, rows = _TABLES[section](seen)
+def _section(screen: Screen, overview: Overview, section: str, room: int, width: int) -> list[Text]:
+    columns, rows = _TABLES[section](overview)
     here = section == screen.section
-    marked = screen.target(seen) if here else None
+    marked = screen.target(overview) if here else None
     places = [i for i, row in enumerate(rows) if row[0] == marked]
     first = max(0, min(places[0] - room // 2, len(rows) - room)) if places else 0
     more = f"  {len(rows)} in all" if len(rows) > room else ""
@@ -193,9 +201,9 @@ def _section(screen: Screen, seen: Overview, section: str, room: int, width: int
     return lines
 
 
-def rows_of(seen: Overview, section: str) -> tuple[list[str], list[Sequence[str]]]:
-    """A section as a plain table: heads and cells."""
-    columns, rows = _TABLES[section](seen)
+def rows_of(overview: Overview, section: str) -> tuple[list[str], list[Sequence[str]]]:
+    """Return a section as a plain table: heads and cells."""
+    columns, rows = _TABLES[section](overview)
     return [name for name, _ in columns], [cells for _, cells, _ in rows]
 
 
@@ -212,7 +220,7 @@ def _line(cells: Sequence[str], columns: Sequence[Column], width: int) -> str:
     )
 
 
-def _queues(seen: Overview) -> tuple[list[Column], list[Row]]:
+def _queues(overview: Overview) -> tuple[list[Column], list[Row]]:
     columns = [
         ("QUEUE", 22),
         ("WAITING", 8),
@@ -223,7 +231,7 @@ def _queues(seen: Overview) -> tuple[list[Column], list[Row]]:
         ("", 0),
     ]
     rows: list[Row] = []
-    for one in seen.queues:
+    for one in overview.queues:
         waiting = f"{one.waiting}{'+' if one.more else ''}"
         cells = [
             one.name,
@@ -231,7 +239,7 @@ def _queues(seen: Overview) -> tuple[list[Column], list[Row]]:
             str(one.parked),
             str(one.scheduled),
             str(one.running),
-            _age(one.oldest, seen.at),
+            _age(one.oldest, overview.at),
         ]
         rows.append(
             (one.name, [*cells, "PAUSED" if one.paused else ""], "yellow" if one.paused else "")
@@ -239,7 +247,7 @@ def _queues(seen: Overview) -> tuple[list[Column], list[Row]]:
     return columns, rows
 
 
-def _nodes(seen: Overview) -> tuple[list[Column], list[Row]]:
+def _nodes(overview: Overview) -> tuple[list[Column], list[Row]]:
     columns = [
         ("NODE", 22),
         ("STATE", 9),
@@ -250,14 +258,14 @@ def _nodes(seen: Overview) -> tuple[list[Column], list[Row]]:
         ("QUEUES", 0),
     ]
     rows: list[Row] = []
-    for one in seen.nodes:
-        busy, up = f"{one.busy}/{one.slots}", _age(one.started, seen.at)
+    for one in overview.nodes:
+        busy, up = f"{one.busy}/{one.slots}", _age(one.started, overview.at)
         cells = [one.name, one.state, one.host, str(one.pid), busy, up, ",".join(one.queues)]
         rows.append((one.name, cells, "" if one.state == "live" else "yellow"))
     return columns, rows
 
 
-def _running(seen: Overview) -> tuple[list[Column], list[Row]]:
+def _running(overview: Overview) -> tuple[list[Column], list[Row]]:
     columns = [
         ("RUNNING", 9),
         ("TASK", 22),
@@ -267,16 +275,16 @@ def _running(seen: Overview) -> tuple[list[Column], list[Row]]:
         ("", 0),
     ]
     rows: list[Row] = []
-    for job in seen.running:
+    for job in overview.running:
         since = job.claimed
-        node = seen.node_names.get(job.record.node or 0, "?")
+        node = overview.node_names.get(job.record.node or 0, "?")
         note = job.progress.note or ""
         asked = "asked to stop" if job.record.cancel_requested else note
         cells = [
             str(job.id),
             job.task,
             node,
-            _age(since, seen.at),
+            _age(since, overview.at),
             _bar(float(job.progress)),
             asked,
         ]
@@ -284,11 +292,11 @@ def _running(seen: Overview) -> tuple[list[Column], list[Row]]:
     return columns, rows
 
 
-def _failures(seen: Overview) -> tuple[list[Column], list[Row]]:
+def _failures(overview: Overview) -> tuple[list[Column], list[Row]]:
     columns = [("FAILED", 9), ("TASK", 22), ("STATE", 9), ("AGO", 8), ("WHY", 0)]
     rows: list[Row] = []
-    for job in seen.failures:
-        cells = [str(job.id), job.task, str(job.state), _age(job.finished, seen.at), _why(job)]
+    for job in overview.failures:
+        cells = [str(job.id), job.task, str(job.state), _age(job.finished, overview.at), _why(job)]
         rows.append((job.id, cells, "red"))
     return columns, rows
 

@@ -1,4 +1,4 @@
-"""`genba task`: what nodes can run; switch it off and on, change it."""
+"""`genba task`: list, disable, enable and change tasks."""
 
 from __future__ import annotations
 
@@ -9,47 +9,55 @@ import click
 
 from genba.cli.job import read_arguments
 from genba.cli.name_arguments import NameOf
-from genba.cli.output import Asked, common, moment_text, pass_asked, say, say_json, table
+from genba.cli.output import (
+    Invocation,
+    common_options,
+    moment_text,
+    pass_invocation,
+    say,
+    say_json,
+    table,
+)
 from genba.errors import BadOption
 
-_reason = click.option("--reason", metavar="TEXT", help="Kept with the event.")
+_reason = click.option("--reason", metavar="TEXT", help="Stored with the event.")
 
 
 @click.group()
-@common
+@common_options
 def task() -> None:
-    """Tasks: what nodes can run, and what operators say about it."""
+    """Tasks that nodes have declared, and the overrides of operators."""
 
 
 @task.command(name="ls")
-@common
-@pass_asked
-def list_tasks(asked: Asked) -> None:
-    """The tasks that nodes have declared, and what operators have changed.
+@common_options
+@pass_invocation
+def list_tasks(invocation: Invocation) -> None:
+    """List the tasks that nodes have declared, and what operators have changed.
 
     \b
     Example:
       genba task ls
     """
-    told = [one.to_json() for one in asked.app().tasks.values()]
-    if asked.json:
-        say_json(told)
-    elif not told:
+    tasks = [task.to_json() for task in invocation.app().tasks.values()]
+    if invocation.json:
+        say_json(tasks)
+    elif not tasks:
         say("no node has declared a task yet")
     else:
         table(
             ["TASK", "ENABLED", "QUEUE", "CHANGED", "BY", "AT", "TITLE"],
             [
                 [
-                    one["name"],
-                    "yes" if one["enabled"] else "NO",
-                    one["queue"],
-                    _words(one["override"]),
-                    one["changed_by"],
-                    moment_text(one["changed_at"]),
-                    one["title"],
+                    task["name"],
+                    "yes" if task["enabled"] else "NO",
+                    task["queue"],
+                    _words(task["override"]),
+                    task["changed_by"],
+                    moment_text(task["changed_at"]),
+                    task["title"],
                 ]
-                for one in told
+                for task in tasks
             ],
         )
 
@@ -61,58 +69,64 @@ def _words(override: dict[str, Any]) -> str:
 @task.command()
 @click.argument("names", nargs=-1, required=True, type=NameOf("task"))
 @_reason
-@common
-@pass_asked
-def disable(asked: Asked, names: Sequence[str], reason: str | None) -> int:
-    """Let no job of the tasks NAMES start, and none be enqueued; those that run see should_stop.
+@common_options
+@pass_invocation
+def disable(invocation: Invocation, names: Sequence[str], reason: str | None) -> int:
+    """Start and enqueue no more jobs of the tasks NAMES; running jobs see should_stop.
 
     \b
     Example:
       genba task disable tasks.render --reason "the disk is full"
     """
-    return _switch(asked, names, False, reason)
+    return _switch(invocation, names, False, reason)
 
 
 @task.command()
 @click.argument("names", nargs=-1, required=True, type=NameOf("task"))
 @_reason
-@common
-@pass_asked
-def enable(asked: Asked, names: Sequence[str], reason: str | None) -> int:
-    """Let the tasks NAMES run again; what has waited comes back in its old order.
+@common_options
+@pass_invocation
+def enable(invocation: Invocation, names: Sequence[str], reason: str | None) -> int:
+    """Run the tasks NAMES again; waiting jobs keep their order.
 
     \b
     Example:
       genba task enable tasks.render
     """
-    return _switch(asked, names, True, reason)
+    return _switch(invocation, names, True, reason)
 
 
-def _switch(asked: Asked, names: Sequence[str], on: bool, reason: str | None) -> int:
-    app = asked.app()
+def _switch(invocation: Invocation, names: Sequence[str], on: bool, reason: str | None) -> int:
+    app = invocation.app()
     word = "enabled" if on else "disabled"
-    told = []
+    results = []
     for name in names:
         control = app.tasks[name]
-        told.append(
+        results.append(
             {"name": name, "changed": control.enable(reason) if on else control.disable(reason)}
         )
-    if asked.json:
-        say_json(told)
+    if invocation.json:
+        say_json(results)
     else:
-        for one in told:
-            say(f"{one['name']} {word}" if one["changed"] else f"{one['name']} was {word} already")
-    return 0 if all(one["changed"] for one in told) else 1
+        for result in results:
+            say(
+                f"{result['name']} {word}"
+                if result["changed"]
+                else f"{result['name']} was {word} already"
+            )
+    return 0 if all(result["changed"] for result in results) else 1
 
 
 @task.command()
 @click.argument("template")
 @click.argument("n", type=click.IntRange(0), required=False)
-@click.option("--reset", is_flag=True, help="Let the code decide again.")
-@common
-@pass_asked
-def limit(asked: Asked, template: str, n: int | None, reset: bool) -> None:
-    """Let N jobs of each bucket of a limit run at a time, over what the code says; stops nobody.
+@click.option("--reset", is_flag=True, help="Use the value of the code again.")
+@common_options
+@pass_invocation
+def limit(invocation: Invocation, template: str, n: int | None, reset: bool) -> None:
+    """Run at most N jobs of each bucket of a limit at a time, instead of what the code says.
+
+    Jobs that run already are not stopped.
 
     \b
     Examples:
@@ -121,8 +135,8 @@ def limit(asked: Asked, template: str, n: int | None, reset: bool) -> None:
     """
     if (n is None) != reset:
         raise BadOption("give either N, how many may run at a time, or --reset")
-    asked.app().set_limit(template, n)
-    if asked.json:
+    invocation.app().set_limit(template, n)
+    if invocation.json:
         say_json({"template": template, "n": n})
     else:
         say(f"{template}: as the code says" if n is None else f"{template}: {n} at a time")
@@ -136,15 +150,19 @@ def limit(asked: Asked, template: str, n: int | None, reset: bool) -> None:
     "back",
     multiple=True,
     metavar="OPTION",
-    help="Let the code decide again; repeatable.",
+    help="Use the value of the code again; repeatable.",
 )
-@click.option("--reset-all", is_flag=True, help="Let the code decide about all options again.")
-@common
-@pass_asked
+@click.option("--reset-all", is_flag=True, help="Use the values of the code for all options again.")
+@common_options
+@pass_invocation
 def set_task(
-    asked: Asked, name: str, words: Sequence[str], back: Sequence[str], reset_all: bool
+    invocation: Invocation,
+    name: str,
+    words: Sequence[str],
+    reset_names: Sequence[str],
+    reset_all: bool,
 ) -> None:
-    """Change options of the task NAME for jobs that are enqueued from now on, over what its code says.
+    """Change options of the task NAME for new jobs, instead of what its code says.
 
     A value that reads as JSON is JSON (5, null, {"times": 3}), anything else is text.
 
@@ -156,16 +174,16 @@ def set_task(
     """
     args, changes = read_arguments(words)
     if args:
-        raise BadOption(f"{args[0]!r} is no change: write OPTION=VALUE, for example timeout=5m")
-    if not (changes or back or reset_all):
+        raise BadOption(f"{args[0]!r} is not a change; write OPTION=VALUE, for example timeout=5m")
+    if not (changes or reset_names or reset_all):
         raise BadOption("nothing to change: give OPTION=VALUE, --reset OPTION or --reset-all")
-    control = asked.app().tasks[name]
-    now: dict[str, Any] = {}
-    if reset_all or back:
-        now = control.reset(*(() if reset_all else back))
+    control = invocation.app().tasks[name]
+    override: dict[str, Any] = {}
+    if reset_all or reset_names:
+        override = control.reset(*(() if reset_all else reset_names))
     if changes:
-        now = control.set(**changes)
-    if asked.json:
-        say_json({"name": name, "override": now})
+        override = control.set(**changes)
+    if invocation.json:
+        say_json({"name": name, "override": override})
     else:
-        say(f"{name}: {_words(now)}" if now else f"{name}: as its code says")
+        say(f"{name}: {_words(override)}" if override else f"{name}: as its code says")

@@ -1,4 +1,4 @@
-"""`genba top`: what is under way, live, with keys to act."""
+"""`genba top`: a live view of queues, nodes, jobs and failures, with keys to act on them."""
 
 from __future__ import annotations
 
@@ -16,35 +16,35 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from genba.cli.output import Asked, common, job_json, pass_asked, say_json, table
+from genba.cli.output import Invocation, common_options, job_json, pass_invocation, say_json, table
 from genba.domain.duration import duration
 from genba.errors import BadOption, GenbaError
 
 if TYPE_CHECKING:
     from rich.live import Live
 
-    from genba.cli.screen import Act, Screen
+    from genba.cli.screen import Action, Screen
     from genba.client.app import Genba
     from genba.reports.overview import Overview
 
-LIMIT = 100  # jobs of each kind that one can scroll through
-_NAP = 0.25  # seconds between two looks at the size of the terminal
+LIMIT = 100  # jobs of each kind
+_RESIZE_CHECK_SECONDS = 0.25  # how often the size of the terminal is checked
 _REASON = "genba top"
 
 
 @click.command()
 @click.option(
-    "--every", default="1s", show_default=True, metavar="DURATION", help="How often it looks."
+    "--every", default="1s", show_default=True, metavar="DURATION", help="How often to refresh."
 )
 @click.option(
-    "--once", is_flag=True, help="Print it once and end; so it does where stdout is no terminal."
+    "--once", is_flag=True, help="Print once and end; the default if stdout is not a terminal."
 )
-@common
-@pass_asked
-def top(asked: Asked, every: str, once: bool) -> None:
-    """Queues, nodes, running jobs and failures, live; keys pause, drain, cancel, kill and requeue.
+@common_options
+@pass_invocation
+def top(invocation: Invocation, every: str, once: bool) -> None:
+    """Show queues, nodes, running jobs and failures live, with keys to act on them.
 
-    The bottom line tells which keys there are.  What cannot be taken back asks first.
+    The bottom line shows the keys.  Actions that cannot be undone ask first.
 
     \b
     Example:
@@ -53,17 +53,17 @@ def top(asked: Asked, every: str, once: bool) -> None:
     pause = duration(every) / 1_000_000
     if pause < 0.1:
         raise BadOption("--every must be at least 100ms")
-    app = asked.app()
-    if asked.json:
+    app = invocation.app()
+    if invocation.json:
         say_json(_json(app.overview(LIMIT)))
     elif once or not (sys.stdout.isatty() and sys.stdin.isatty()):
         _print(app.overview(LIMIT))
     else:
-        Show(app, pause).run()
+        Top(app, pause).run()
 
 
-class Show:
-    """The loop: look, draw, read keys, act."""
+class Top:
+    """The loop: query, draw, read keys, act."""
 
     def __init__(self, app: Genba, pause: float) -> None:
         from genba.cli.screen import Screen
@@ -74,7 +74,7 @@ class Show:
             app.shown_url if app.namespace == "default" else f"{app.shown_url} {app.namespace}"
         )
         self._screen: Screen = Screen()
-        self._seen: Overview = app.overview(LIMIT)
+        self._overview: Overview = app.overview(LIMIT)
         self._next = time.monotonic() + pause
 
     def run(self) -> None:
@@ -87,33 +87,33 @@ class Show:
             Live(console=console, screen=True, auto_refresh=False) as live,
         ):
             self._draw(live)
-            while not self._screen.over:
-                if signals:  # Python loses what is raised in a destructor
+            while not self._screen.closed:
+                if signals:  # an exception that is raised in a destructor gets lost
                     raise _end(signals[0])
                 size = console.size
-                nap = max(0.0, min(_NAP, self._next - time.monotonic()))
-                pressed = _read(fd, nap)
-                for key in pressed:
+                nap = max(0.0, min(_RESIZE_CHECK_SECONDS, self._next - time.monotonic()))
+                keys = _read(fd, nap)
+                for key in keys:
                     self._press(key)
-                if looked := bool(pressed) or time.monotonic() >= self._next:
+                if looked := bool(keys) or time.monotonic() >= self._next:
                     self._look()
                 if looked or console.size != size:
                     self._draw(live)
 
     def _press(self, key: str) -> None:
-        self._screen, act = self._screen.press(key, self._seen)
-        if act is not None:
+        self._screen, action = self._screen.press(key, self._overview)
+        if action is not None:
             try:
-                said = perform(self._app, act)
+                message = perform(self._app, action)
             except GenbaError as error:
-                said = str(error)
-            self._screen = replace(self._screen, said=said)
+                message = str(error)
+            self._screen = replace(self._screen, message=message)
 
     def _look(self) -> None:
         try:
-            self._seen = self._app.overview(LIMIT)
+            self._overview = self._app.overview(LIMIT)
         except GenbaError as error:
-            self._screen = replace(self._screen, said=f"cannot look: {error}")
+            self._screen = replace(self._screen, message=f"cannot refresh: {error}")
         self._next = time.monotonic() + self._pause
 
     def _draw(self, live: Live) -> None:
@@ -123,30 +123,30 @@ class Show:
 
         width, height = live.console.size
         live.update(
-            Group(*draw(self._screen, self._seen, self._title, width, height)), refresh=True
+            Group(*draw(self._screen, self._overview, self._title, width, height)), refresh=True
         )
 
 
-def perform(app: Genba, act: Act) -> str:
-    """Do it; what came of it, in words."""
-    if act.section == "queues":
-        queue = app.queues[act.target]
-        done = queue.resume() if act.verb == "resume" else not queue.paused
-        if act.verb == "pause":
+def perform(app: Genba, action: Action) -> str:
+    """Do the action; return its result as text."""
+    if action.section == "queues":
+        queue = app.queues[action.target]
+        done = queue.resume() if action.verb == "resume" else not queue.paused
+        if action.verb == "pause":
             queue.pause(reason=_REASON)
-    elif act.section == "nodes":
-        app.tell_node(act.target, "drain")
+    elif action.section == "nodes":
+        app.tell_node(action.target, "drain")
         done = True
     else:
-        job = app.job(act.target)
-        deeds: dict[str, Callable[[], bool]] = {
+        job = app.job(action.target)
+        actions: dict[str, Callable[[], bool]] = {
             "cancel": lambda: job.cancel(_REASON),
             "kill": lambda: job.kill(_REASON),
             "requeue": job.requeue,
-            "delete": lambda: app.store.bulk.delete([job.id]) > 0,
+            "delete": lambda: app.delete_job(job.id),
         }
-        done = deeds[act.verb]()
-    return f"{act.words}: done" if done else f"{act.words}: nothing to do"
+        done = actions[action.verb]()
+    return f"{action.words}: done" if done else f"{action.words}: nothing to do"
 
 
 def _end(signum: int) -> BaseException:
@@ -155,14 +155,14 @@ def _end(signum: int) -> BaseException:
 
 @contextmanager
 def _keys() -> Iterator[tuple[int, list[int]]]:
-    """The keyboard, key by key and unseen, and the signals that came; given back as it was, whatever ends us."""
+    """Read the keyboard by key, without echo, and collect signals; restore the terminal."""
     fd = sys.stdin.fileno()
     before = termios.tcgetattr(fd)
     raw = termios.tcgetattr(fd)
     raw[3] &= ~(termios.ICANON | termios.ECHO)
     raw[6] = list(raw[6])
     raw[6][termios.VMIN], raw[6][termios.VTIME] = 1, 0
-    raw[6][termios.VSUSP] = b"\x00"  # Ctrl-Z would leave the shell on our screen
+    raw[6][termios.VSUSP] = b"\x00"  # Ctrl-Z would leave the shell on the alternate screen
 
     signals: list[int] = []
 
@@ -184,7 +184,7 @@ def _keys() -> Iterator[tuple[int, list[int]]]:
 
 
 def _read(fd: int, within: float) -> list[str]:
-    """The keys that were pressed; an arrow is one."""
+    """Return the keys that were pressed; an arrow counts as one."""
     if not select.select([fd], [], [], within)[0]:
         return []
     text = os.read(fd, 1024).decode(errors="replace")
@@ -198,21 +198,21 @@ def _read(fd: int, within: float) -> list[str]:
     return keys
 
 
-def _print(seen: Overview) -> None:
+def _print(overview: Overview) -> None:
     from genba.cli.screen import SECTIONS, rows_of
 
     for section in SECTIONS:
-        heads, rows = rows_of(seen, section)
+        heads, rows = rows_of(overview, section)
         table(heads, rows)
         click.echo()
 
 
-def _json(seen: Overview) -> dict[str, Any]:
+def _json(overview: Overview) -> dict[str, Any]:
     return {
-        "at": seen.at,
-        "states": seen.states,
-        "queues": [asdict(one) for one in seen.queues],
-        "nodes": [asdict(one) for one in seen.nodes],
-        "running": [job_json(job) for job in seen.running],
-        "failures": [job_json(job) for job in seen.failures],
+        "at": overview.at,
+        "states": overview.states,
+        "queues": [asdict(row) for row in overview.queues],
+        "nodes": [asdict(row) for row in overview.nodes],
+        "running": [job_json(job) for job in overview.running],
+        "failures": [job_json(job) for job in overview.failures],
     }

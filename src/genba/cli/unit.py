@@ -14,26 +14,26 @@ from typing import Any
 import click
 
 from genba.cli.node import check_target
-from genba.cli.output import Asked, common, note, pass_asked, say, say_json
+from genba.cli.output import Invocation, common_options, note, pass_invocation, say, say_json
 from genba.domain.duration import duration
 from genba.domain.url import mask_password
 from genba.errors import BadOption
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 _PLAIN = re.compile(r"[A-Za-z0-9_@+=:,./-]+")
-_MORE = 5  # seconds behind a node's grace, in which it ends what is left
+_STOP_MARGIN_SECONDS = 5  # after the grace of a node, which then ends what is left
 
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """A node that somebody else starts and stops."""
+    """A node that a service manager starts and stops."""
 
     name: str
     target: str
     command: Sequence[str]
     folder: Path
     environment: Mapping[str, str]
-    secret: bool  # the URL has a password, which belongs into no file that others may read
+    secret: bool  # the URL has a password, which must not be in a file that others may read
     user: str | None
     grace: int  # seconds
     processes: int
@@ -41,33 +41,37 @@ class Service:
 
 
 def unit_options(command: Any) -> Any:
-    """What both kinds are told."""
+    """Add the options that both kinds of service have."""
     for option in (
         click.option(
             "--logs",
             metavar="FOLDER",
             default="/var/log",
             show_default=True,
-            help="Where supervisor logs.",
+            help="Where supervisor writes the logs.",
         ),
         click.option(
             "--processes",
             type=click.IntRange(1, 1000),
             default=1,
             show_default=True,
-            help="Nodes of it.",
+            help="How many nodes.",
         ),
         click.option(
             "--grace",
             default="30s",
             show_default=True,
             metavar="DURATION",
-            help="For jobs that run.",
+            help="For running jobs.",
         ),
         click.option(
-            "--user", metavar="NAME", help="Who runs it; by default whoever starts services."
+            "--user",
+            metavar="NAME",
+            help="The user that runs it; by default that of the service manager.",
         ),
-        click.option("--folder", metavar="PATH", help="Where the app is; by default here."),
+        click.option(
+            "--folder", metavar="PATH", help="Where the app is; by default the current folder."
+        ),
         click.option(
             "--name",
             metavar="NAME",
@@ -81,53 +85,52 @@ def unit_options(command: Any) -> Any:
 
 
 @click.group()
-@common
+@common_options
 def unit() -> None:
-    """A node as a service: prints what systemd or supervisor want to read."""
+    """Print the configuration of a node as a service of systemd or supervisor."""
 
 
 @unit.command()
 @unit_options
-@common
-@pass_asked
-def systemd(asked: Asked, /, **options: Any) -> None:
-    """A unit for systemd that runs a node of TARGET ("module:app"); options after -- are for `node start`.
+@common_options
+@pass_invocation
+def systemd(invocation: Invocation, /, **options: Any) -> None:
+    """Print a systemd unit for a node of TARGET; options after -- are for `node start`.
 
     \b
     Example:
       genba unit systemd tasks:app --folder /srv/shop --user shop -- --max 8
     """
-    service = _service(asked, **options)
+    service = _service(invocation, **options)
     if service.processes > 1:
-        note(
-            f"a template: enable {', '.join(f'{service.name}@{i + 1}' for i in range(min(3, service.processes)))} …"
-        )
-    _print(asked, service, "systemd", systemd_text(service))
+        instances = [f"{service.name}@{i + 1}" for i in range(min(3, service.processes))]
+        note(f"this is a template: enable {', '.join(instances)} …")
+    _print(invocation, service, "systemd", systemd_text(service))
 
 
 @unit.command()
 @unit_options
-@common
-@pass_asked
-def supervisor(asked: Asked, /, **options: Any) -> None:
-    """A program section for supervisor that runs nodes of TARGET; options after -- are for `node start`.
+@common_options
+@pass_invocation
+def supervisor(invocation: Invocation, /, **options: Any) -> None:
+    """Print a supervisor program for nodes of TARGET; options after -- are for `node start`.
 
     \b
     Example:
       genba unit supervisor tasks:app --folder /srv/shop --processes 2 -- --max 8
     """
-    service = _service(asked, **options)
-    _print(asked, service, "supervisor", supervisor_text(service))
+    service = _service(invocation, **options)
+    _print(invocation, service, "supervisor", supervisor_text(service))
 
 
-def _print(asked: Asked, service: Service, kind: str, text: str) -> None:
-    if asked.json:
+def _print(invocation: Invocation, service: Service, kind: str, text: str) -> None:
+    if invocation.json:
         say_json({"kind": kind, "name": service.name, "text": text})
     else:
         say(text, lines=True)
 
 
-def _service(asked: Asked, target: str, words: Sequence[str], **options: Any) -> Service:
+def _service(invocation: Invocation, target: str, words: Sequence[str], **options: Any) -> Service:
     check_target(target)
     name = options["name"] or "genba-" + target.partition(":")[0].replace(".", "-").replace(
         "_", "-"
@@ -135,8 +138,8 @@ def _service(asked: Asked, target: str, words: Sequence[str], **options: Any) ->
     if not _NAME.fullmatch(name):
         raise BadOption(f"--name must be letters, digits, _ . -, not {name!r}")
     url, namespace = (
-        asked.url or os.environ.get("GENBA_URL"),
-        asked.namespace or os.environ.get("GENBA_NAMESPACE"),
+        invocation.url or os.environ.get("GENBA_URL"),
+        invocation.namespace or os.environ.get("GENBA_NAMESPACE"),
     )
     environment = {"GENBA_URL": url, "GENBA_NAMESPACE": namespace, "PYTHONUNBUFFERED": "1"}
     secret = url is not None and mask_password(url) != url
@@ -187,8 +190,8 @@ def systemd_text(service: Service) -> str:
         "# SIGTERM is for the node, which drains; what is left of its tree afterwards is killed",
         "KillMode=mixed",
         "KillSignal=SIGTERM",
-        f"TimeoutStopSec={service.grace + _MORE}",
-        "# 2: wrong usage, or an app that cannot be imported: somebody has to look",
+        f"TimeoutStopSec={service.grace + _STOP_MARGIN_SECONDS}",
+        "# 2: wrong usage, or an app that cannot be imported: a restart does not help",
         "Restart=always",
         "RestartPreventExitStatus=2",
         "RestartSec=2",
@@ -207,7 +210,7 @@ def _escaped(text: str) -> str:
 
 
 def _word(text: str) -> str:
-    """As systemd reads it: quoted if it must be, and without meaning for it."""
+    """Quote and escape a word for systemd."""
     escaped = _escaped(text).replace("$", "$$")
     if _PLAIN.fullmatch(escaped.replace("%", "").replace("$", "")):
         return escaped
@@ -241,12 +244,12 @@ def supervisor_text(service: Service) -> str:
         "startretries=3",
         "; the node drains",
         "stopsignal=TERM",
-        f"stopwaitsecs={service.grace + _MORE}",
+        f"stopwaitsecs={service.grace + _STOP_MARGIN_SECONDS}",
         "redirect_stderr=false",
         f"stdout_logfile={log}.log",
         "stdout_logfile_maxbytes=10MB",
         "stdout_logfile_backups=10",
-        "; what a node has to say is here",
+        "; the log of the node",
         f"stderr_logfile={log}.err.log",
         "stderr_logfile_maxbytes=10MB",
         "stderr_logfile_backups=10",

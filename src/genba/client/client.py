@@ -348,6 +348,14 @@ class Client(AdminClient):
 
     adelete_many = async_method(delete_many)
 
+    def group(self, jobs: Sequence[Job[R]]) -> Group[R]:
+        """Return these jobs as one group, for its progress."""
+        return Group(self._connection, jobs)
+
+    def delete_job(self, id: int) -> bool:
+        """Delete one job with its history, unless it runs; whether it was deleted."""
+        return self.store.bulk.delete([id]) > 0
+
     def flush(
         self, *, running: bool = False, schedules: bool = False, queue: OneOrMany = None
     ) -> int:
@@ -410,6 +418,11 @@ class Client(AdminClient):
         return await await_for(self._connection, list(each_job(jobs)), timeout, until, throw)
 
     # events
+
+    def newest_event(self) -> str:
+        """Return the cursor of the newest event, for `events(after=…)`."""
+        self.store.install()
+        return self.store.events.end().cursor
 
     def events(
         self,

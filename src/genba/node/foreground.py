@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -48,6 +48,14 @@ Check = Callable[[wire.JobMessage, Sequence[str]], tuple[bool, Micros | None, st
 Run = Callable[[int, wire.JobMessage, wire.SharedMemory], list[list[Any]]]
 
 
+class AppWithStore(Protocol):
+    @property
+    def store(self) -> Store: ...
+
+    @property
+    def settings(self) -> Any: ...
+
+
 class ForegroundNode:
     def __init__(
         self,
@@ -69,6 +77,11 @@ class ForegroundNode:
         self._timed = timed
         # The running job's brain, slot and place.
         self._running: tuple[Brain, int, int] | None = None
+
+    @classmethod
+    def of(cls, app: AppWithStore) -> ForegroundNode:
+        """Return one that works on the database of `app`."""
+        return cls(app.store, app.settings.lease)
 
     def run(self, id: JobId, call: Run) -> bool:
         """Claim this job, run it by `call`, and write how it ended; False if the user broke it off.
