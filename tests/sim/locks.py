@@ -219,7 +219,7 @@ class Visitor(Process):
                 return
         if hold is not None and hold.good_until is not None and ear.opened == self._opened:
             hold.good_until = ear.good_until
-        self._world.at(self._wish.app.store.sessions.beat, self._beat, self)
+        self._world.at(self._wish.app.store.sessions.renewal_interval, self._beat, self)
 
     def _got(self, hold: Hold) -> None:
         self._world.hits.add("a session has a lock")

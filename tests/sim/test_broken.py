@@ -88,7 +88,7 @@ BROKEN: dict[str, tuple[int, Any, str, Any]] = {
     "nodes are buried right after an outage": (
         128,
         DatabaseContact,
-        "lasted",
+        "duration",
         lambda patience, now: 1 << 60,
     ),
     "jobs of a claim without an answer are not looked for": (
@@ -107,11 +107,11 @@ BROKEN: dict[str, tuple[int, Any, str, Any]] = {
     "nobody looks at the children of what has ended": (
         8,
         Dependencies,
-        "awaited",
+        "jobs_ended",
         lambda *of: False,
     ),
     "sessions are ended without waiting": (6, sessions, "is_session_dead", _impatient),
-    "slots are not freed": (1, LimitSlots, "ended", lambda *of: None),
+    "slots are not freed": (1, LimitSlots, "free_slots", lambda *of: None),
 }
 
 

@@ -46,7 +46,7 @@ READS = {
     "Attempts": "forget_starts",
     "OwnWrites": "ended",
     "Dependencies": "open_parents results_of_parents",
-    "Locks": "look held assert_held ring holders waiters nodes_in_the_way",
+    "Locks": "look held assert_held wake_called holders waiters nodes_in_the_way",
     "Pruner": "begin",
     "Sessions": "all remove_stale",
     "ClientListener": "listening enter leave mark wait await_ lost forget later close",

@@ -316,7 +316,7 @@ class LockRequest:
         """Remove dead holders and waiters: perhaps no other process is there to notice them."""
         now = int(time.monotonic() * 1_000_000)
         # Not since we began: this process may have been suspended while no node could renew.
-        lasted = self._contact.lasted(now)
+        lasted = self._contact.duration(now)
         # A stopped process may have a row locked for a while: then the next look does it.
         with suppress(StoreError):
             store.sessions.sweep(lasted)
@@ -325,7 +325,7 @@ class LockRequest:
                 boot = boot_id() if store.parallel_writers == 1 else None
                 take_over_dead_nodes(store.nodes, 0, boot, lasted, nodes)
             store.locks.sweep()
-            self._contact.seen(now)
+            self._contact.confirm(now)
 
     def _take(self, store: Store) -> int:
         """Take the lock, or a place in the queue; returns how many are ahead."""

@@ -1,10 +1,8 @@
-"""The store's clock was set back.
+"""Repair of moments in the database after its clock was set back.
 
-What was to happen soon must not wait until the clock is there again.
-
-What a person has asked for by its moment (`at`, `expires`, a pause until then) stays as it is;
-schedules look after their own, in schedules.py, and leases are watched by steady clocks, in
-rescuer.py.
+Otherwise jobs that were due soon would wait until the clock reaches their moment again. Moments
+that a person chose (`at`, `expires`, a pause until then) stay as they are. Schedules repair their
+own, in schedules.py, and leases are watched by steady clocks, in dead_nodes.py.
 """
 
 from __future__ import annotations
@@ -20,19 +18,19 @@ class ClockSetBack:
         self._namespace = namespace
 
     def repair(self) -> int:
-        """Retries, delays, rates, conditions and locks that wait for a moment far ahead.
+        """Move retries, delays, rates, conditions and locks that wait for a moment far ahead.
 
-        How many. Cheap if none.
+        Returns how many. Cheap if there are none.
         """
         with self._db.transaction() as tx:
             names = ("rates_set_back", "conditions_set_back", "calls_set_back", "grants_set_back")
-            mended = sum(len(tx.all(name, namespace=self._namespace)) for name in names)
-        return mended + self._mend_waits()
+            repaired = sum(len(tx.all(name, namespace=self._namespace)) for name in names)
+        return repaired + self._repair_delays()
 
     def repair_ranks(self) -> int:
-        """Of jobs that wait to be claimed: all who come now would go before them.
+        """Move the ranks of waiting jobs, which new jobs would overtake; return how many.
 
-        Reads all that wait.
+        Reads all waiting jobs.
         """
         with self._db.statement() as tx:
             ids = tx.all("waiting_since_future", namespace=self._namespace)
@@ -41,15 +39,12 @@ class ClockSetBack:
                 tx.batch("ranks_set_back", ids[begin : begin + BATCH])
         return len(ids)
 
-    def _mend_waits(self) -> int:
-        """Retries, crash back-offs and delays.
-
-        They wait for as long as was said, and not for a moment.
-        """
-        mended = 0
+    def _repair_delays(self) -> int:
+        """Move retries, crash back-offs and delays, which wait for a duration, not for a moment."""
+        repaired = 0
         while True:
             with self._db.transaction() as tx:
                 some = len(tx.all("waits_set_back", namespace=self._namespace))
-            mended += some
+            repaired += some
             if some < BATCH:
-                return mended
+                return repaired

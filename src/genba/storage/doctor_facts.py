@@ -1,4 +1,4 @@
-"""Checkup: what the database and its nodes tell about themselves, for `doctor` to judge."""
+"""What the database and its nodes report about themselves, for `doctor` to judge."""
 
 from __future__ import annotations
 
@@ -10,30 +10,28 @@ from genba.storage.engines.database import Database, DiskInfo, WritingProcess
 from genba.storage.records import Micros, NodeRecord
 from genba.storage.wakeups import NodeWakeups
 
-LATE_US = 60_000_000  # micros; what should have happened before that, nobody does
+LATE_US = 60_000_000  # work that is overdue for longer is not being done
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreFacts:
-    """All that was seen, at one moment; what does not exist on an engine is empty."""
+    """All facts, at one moment; those that an engine does not have are empty."""
 
     now: Micros  # by the store's clock
     skew: Micros  # how much this machine's clock is ahead of it
     engine: str
     version: str
     home: DiskInfo
-    writer: WritingProcess | None  # where only one can write
-    waste: Sequence[tuple[str, int, int]]  # what, bytes in all, bytes of it that hold nothing
+    writer: WritingProcess | None  # if only one can write at a time
+    waste: Sequence[tuple[str, int, int]]  # of what, bytes in all, unused bytes
     long_transactions: Sequence[tuple[int, str, int, str]]  # pid, program, seconds, state
     nodes: Sequence[NodeRecord]
-    deaf: frozenset[int]  # nodes that a knock does not reach
-    echo: bool  # whether what is rung through this connection can be heard
-    queues: Sequence[tuple[str, int, Micros]]  # queue, how many may start now, since when the first
-    parked: Sequence[tuple[str, str, int]]  # why, queue, how many
-    overdue: tuple[
-        int, Micros | None
-    ]  # scheduled jobs whose moment has passed, and the first moment
-    held: Sequence[tuple[str | None, int]]  # why, how many
+    deaf: frozenset[int]  # nodes that wake-ups do not reach
+    echo: bool  # whether wake-ups arrive through a connection like this
+    queues: Sequence[tuple[str, int, Micros]]  # queue, jobs that may start now, since when
+    parked: Sequence[tuple[str, str, int]]  # reason, queue, how many
+    overdue: tuple[int, Micros | None]  # scheduled jobs that should have started; the first moment
+    held: Sequence[tuple[str | None, int]]  # reason, how many
     late_schedules: Sequence[tuple[str, Micros]]
     stopped_schedules: Sequence[tuple[str, str | None]]
     abandoned: Sequence[tuple[int, str]]  # job, its node that has ended

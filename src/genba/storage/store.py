@@ -257,7 +257,7 @@ class Store:
     def _after_own_end(self) -> None:
         """Do for a job that has ended itself what its node does for other jobs."""
         with suppress(StoreError):  # nodes do it later
-            self.locks.ring()
+            self.locks.wake_called()
             if self.dependencies.unsettled:
                 self.dependencies.unsettled = False
                 self.settle()

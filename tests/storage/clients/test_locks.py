@@ -200,7 +200,7 @@ def test_a_session_that_cannot_renew_is_ended_when_its_lease_is_over(
     session(store, 2)
     clock.advance("16s")
     assert store.sessions.renew(2)
-    store.sessions.sweep(lasted=16 * SECOND)
+    store.sessions.sweep(in_contact=16 * SECOND)
 
     assert not store.locks.held("a", held.token)
     assert [one.id for one in store.sessions.all()] == [2]

@@ -86,36 +86,36 @@ def test_not_even_a_very_short_lease_lets_a_node_die_sooner() -> None:
 
 def test_after_an_outage_of_the_database_nobody_is_dead_before_one_full_lease() -> None:
     patience = DatabaseContact()
-    patience.seen(0)
-    patience.broken()
-    patience.seen(100 * SECOND)
+    patience.confirm(0)
+    patience.lose()
+    patience.confirm(100 * SECOND)
     for second in range(101, 115):
-        patience.seen(second * SECOND)
+        patience.confirm(second * SECOND)
     silent = a_node(silent=60 * SECOND)
 
-    assert not is_dead(silent, lasted=patience.lasted(100 * SECOND + LEASE - 1))
-    assert not is_dead(silent, suspect=True, lasted=patience.lasted(100 * SECOND + LEASE - 1))
-    assert is_dead(silent, lasted=patience.lasted(100 * SECOND + LEASE))
+    assert not is_dead(silent, lasted=patience.duration(100 * SECOND + LEASE - 1))
+    assert not is_dead(silent, suspect=True, lasted=patience.duration(100 * SECOND + LEASE - 1))
+    assert is_dead(silent, lasted=patience.duration(100 * SECOND + LEASE))
 
 
 def test_who_was_suspended_has_not_watched_meanwhile_and_buries_nobody_right_after() -> None:
     """As when a laptop wakes: whoever is the first to look must not bury the others, who could not renew either."""
     patience = DatabaseContact(LEASE // 2)
     for second in range(20):
-        patience.seen(second * SECOND)
+        patience.confirm(second * SECOND)
     woken = 19 * SECOND + 4 * LEASE
     silent = a_node(silent=4 * LEASE)
 
-    assert not is_dead(silent, lasted=patience.lasted(woken))
-    assert not is_dead(silent, suspect=True, lasted=patience.lasted(woken))
-    patience.seen(woken)
-    assert patience.lasted(woken + SECOND) == SECOND
+    assert not is_dead(silent, lasted=patience.duration(woken))
+    assert not is_dead(silent, suspect=True, lasted=patience.duration(woken))
+    patience.confirm(woken)
+    assert patience.duration(woken + SECOND) == SECOND
 
 
 def test_one_who_has_not_seen_the_database_yet_buries_nobody() -> None:
     patience = DatabaseContact()
 
-    assert patience.lasted(3600 * SECOND) == 0
+    assert patience.duration(3600 * SECOND) == 0
     assert not is_dead(a_node(silent=60 * SECOND), suspect=True, lasted=0)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from genba.node.settings import NodeSettings
-from genba.storage.clients.sessions import born
+from genba.storage.clients.sessions import process_start
 from genba.storage.nodes.leftover_processes import end_leftovers
 from genba.storage.nodes.nodes import TaskChanges
 from genba.storage.nodes.take_over import judge_with_jitter
@@ -42,7 +42,9 @@ def join(
         for other in store.nodes.live()
         if other.host == node.host and store.node_wakeups.lock_is_free(other)
     ]
-    gone = [other for other in unlocked if other.name == node.name or born(other.pid) is None]
+    gone = [
+        other for other in unlocked if other.name == node.name or process_start(other.pid) is None
+    ]
     past = store.nodes.ended_on_host(node.host, node.boot_id)
     ended = end_leftovers([*past, *(other.id for other in gone)])
     if ended:

@@ -174,7 +174,7 @@ class Maintenance(threading.Thread):
         pause = self._poll_seconds
         try:
             self._round()
-            self._contact.seen(self._clock.boot())
+            self._contact.confirm(self._clock.boot())
             if self.trouble is not None:
                 log.warning("the database answers again")
             self.last_round_at, self.trouble = time.monotonic(), None
@@ -184,7 +184,7 @@ class Maintenance(threading.Thread):
             elif self.trouble is None:
                 log.warning("cannot maintain the queue: %s; trying again", error)
             self.trouble = str(error) or type(error).__name__
-            self._contact.broken()
+            self._contact.lose()
             self._next["renew"] = self._seconds()  # the first thing when the database answers again
             self._due_in = None
             pause = RETRY_SECONDS
@@ -240,7 +240,7 @@ class Maintenance(threading.Thread):
             log.warning("the listening connection was lost and is there again")
 
     def _sweep(self, due: DueWork) -> None:
-        suspects, more = self._rescue.sweep(due, self._contact.lasted(self._clock.boot()))
+        suspects, more = self._rescue.sweep(due, self._contact.duration(self._clock.boot()))
         if suspects:
             self._next["sweep"] = self._seconds() + SWEEP_SUSPECT_SECONDS
         if more:

@@ -34,7 +34,7 @@ class Rescue:
         """
         suspects = self._take_over_dead(contact)
         more = self._take_over_left_behind() if due.running else False
-        self._store.locks.ring()
+        self._store.locks.wake_called()
         if due.sessions:
             self._store.sessions.sweep(contact)
             self._store.locks.sweep()

@@ -1,7 +1,8 @@
-"""The ear of a client process: one thread that hears its bell, for all who wait, and renews its session.
+"""One thread per client process that receives its wake-ups and renews its session.
 
-There is one while somebody waits, holds a lock outside of a job, or listens to a topic, and for a little longer.
-After a fork the child has none of it: locks, lines and topics stay with the parent.
+It runs while the process waits, holds a lock outside of a job, or has subscribed to a topic, and
+for a little longer. A forked child starts without it: locks, waiting and topics stay with the
+parent.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from genba.storage.wakeups import ClientWakeups, WakeupReceiver
 
 log = logging.getLogger("genba")
 
-LINGER = 5.0  # seconds without anybody to hear for
-MEND = 1.0  # between two tries to hang up a broken bell again
+IDLE_SECONDS = 5.0  # the thread ends after that long without users
+REPAIR_SECONDS = 1.0  # between two tries to open a broken receiver again
 
 
 class ClientListener:
@@ -40,28 +41,28 @@ class ClientListener:
     def _start_anew(self) -> None:
         self._pid = os.getpid()
         self._cond = threading.Condition()
-        self._heard = 0
+        self._received = 0
         self._users = 0
         self._thread: threading.Thread | None = None
-        self._bell: WakeupReceiver | None = None
+        self._receiver: WakeupReceiver | None = None
         self._awaiting: set[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = set()
         self._wake: tuple[int, int] | None = None
         self._closing = False
-        self._deeds: list[Callable[[], object]] = []
+        self._retries: list[Callable[[], object]] = []
         self._session: int | None = None
         self._good_until: Micros = 0
         self.id = secrets.randbits(62) + 1
 
     def _own(self) -> None:
         if self._pid != os.getpid():
-            self._left_to_parent.append(self._bell)  # must not be closed here
+            self._left_to_parent.append(self._receiver)  # must not be closed here
             self._start_anew()
 
-    # for those who wait
+    # waiting
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[ClientListener]:
-        """It hears as long as the block lasts."""
+        """Receive wake-ups as long as the block lasts."""
         self.enter()
         try:
             yield self
@@ -75,9 +76,11 @@ class ClientListener:
             self._users += 1
             if self._thread is None:
                 self._closing = False
-                self._hang()
+                self._open_receiver()
                 self._wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-                self._thread = threading.Thread(target=self._run, name="genba-ear", daemon=True)
+                self._thread = threading.Thread(
+                    target=self._run, name="genba-listener", daemon=True
+                )
                 self._thread.start()
 
     @defer_stop
@@ -87,29 +90,29 @@ class ClientListener:
                 self._users -= 1
 
     def mark(self) -> int:
-        """How often it has rung so far."""
-        return self._heard
+        """Count the wake-ups so far."""
+        return self._received
 
     def wait(self, mark: int, within: float) -> None:
-        """Until it has rung since `mark`."""
+        """Wait for a wake-up since `mark`."""
         with self._cond:
-            self._cond.wait_for(lambda: self._heard != mark or self._closing, max(0.0, within))
+            self._cond.wait_for(lambda: self._received != mark or self._closing, max(0.0, within))
 
     async def await_(self, mark: int, within: float) -> None:
-        rung = (asyncio.get_running_loop(), asyncio.Event())
-        self._awaiting.add(rung)
+        waiting = (asyncio.get_running_loop(), asyncio.Event())
+        self._awaiting.add(waiting)
         try:
-            if self._heard == mark:
+            if self._received == mark:
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(rung[1].wait(), max(0.0, within))
+                    await asyncio.wait_for(waiting[1].wait(), max(0.0, within))
         finally:
-            self._awaiting.discard(rung)
+            self._awaiting.discard(waiting)
 
     # the session
 
     @defer_stop
     def session(self) -> int:
-        """That of this process, alive; opened if it has none."""
+        """Return the session of this process; open or renew it if necessary."""
         self._own()
         with self._cond:
             if self._session is None or self._clock.boot() >= self._good_until:
@@ -121,35 +124,35 @@ class ClientListener:
             return self._session
 
     def lost(self, session: int) -> bool:
-        """Whether others may have taken it for dead, as far as it can be known here."""
+        """Test whether others may have declared the session dead."""
         return session != self._session or self._clock.boot() >= self._good_until
 
     @defer_stop
     def forget(self, session: int) -> None:
-        """Others have ended it."""
+        """Note that others have ended the session."""
         with self._cond:
             if self._session == session:
                 self._session = None
 
     @defer_stop
-    def later(self, deed: Callable[[], object]) -> None:
-        """Do it when the database answers again."""
+    def later(self, action: Callable[[], object]) -> None:
+        """Repeat the action until the database answers again."""
         with self._cond:
-            self._deeds.append(deed)
+            self._retries.append(action)
 
     # the thread
 
-    def _hang(self) -> None:
+    def _open_receiver(self) -> None:
         try:
-            self._bell = self._wakeups.open_receiver(self.id)
+            self._receiver = self._wakeups.open_receiver(self.id)
         except (StoreError, OSError) as error:
-            log.warning("genba hears no wake-ups here, and looks once a second: %s", error)
-            self._bell = None
+            log.warning("genba receives no wake-ups here, and looks once a second: %s", error)
+            self._receiver = None
 
     def _run(self) -> None:
         assert self._wake is not None
         idle_since: float | None = None
-        beat = time.monotonic()
+        renew_at = time.monotonic()
         while True:
             with self._cond:
                 if self._users:
@@ -157,39 +160,41 @@ class ClientListener:
                 elif idle_since is None:
                     idle_since = time.monotonic()
                 if self._closing or (
-                    idle_since is not None and time.monotonic() - idle_since >= LINGER
+                    idle_since is not None and time.monotonic() - idle_since >= IDLE_SECONDS
                 ):
                     self._end()
                     return
-            self._listen()
-            if self._session is not None and time.monotonic() >= beat:
-                beat = time.monotonic() + self._sessions.beat / 1_000_000
+            self._receive()
+            if self._session is not None and time.monotonic() >= renew_at:
+                renew_at = time.monotonic() + self._sessions.renewal_interval / 1_000_000
                 self._renew(self._session)
-                self._catch_up()
+                self._run_retries()
 
-    def _listen(self) -> None:
+    def _receive(self) -> None:
         assert self._wake is not None
-        within = min(MEND, self._sessions.beat / 1_000_000)
-        bell = self._bell.fileno() if self._bell else -1
-        ready, _, _ = select.select([fd for fd in (bell, self._wake[0]) if fd >= 0], [], [], within)
-        if self._bell is None:
-            with contextlib.suppress(StoreError, OSError):  # said before
-                self._bell = self._wakeups.open_receiver(self.id)
-        elif bell in ready or bell < 0:
-            with contextlib.suppress(StoreError):  # until it is mended, who waits looks by itself
-                self._bell.clear()
-        if bell in ready:
-            self._tell()
+        within = min(REPAIR_SECONDS, self._sessions.renewal_interval / 1_000_000)
+        receiver = self._receiver.fileno() if self._receiver else -1
+        ready, _, _ = select.select(
+            [fd for fd in (receiver, self._wake[0]) if fd >= 0], [], [], within
+        )
+        if self._receiver is None:
+            with contextlib.suppress(StoreError, OSError):  # was logged before
+                self._receiver = self._wakeups.open_receiver(self.id)
+        elif receiver in ready or receiver < 0:
+            with contextlib.suppress(StoreError):  # until it is repaired, waiting code polls
+                self._receiver.clear()
+        if receiver in ready:
+            self._notify()
         if self._wake[0] in ready:
             os.read(self._wake[0], 4096)
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         with self._cond:
-            self._heard += 1
+            self._received += 1
             self._cond.notify_all()
-        for loop, rung in list(self._awaiting):
+        for loop, received in list(self._awaiting):
             with contextlib.suppress(RuntimeError):  # its loop is closed
-                loop.call_soon_threadsafe(rung.set)
+                loop.call_soon_threadsafe(received.set)
 
     def _renew(self, session: int) -> None:
         sent = self._clock.boot()
@@ -205,33 +210,33 @@ class ClientListener:
                 self._good_until = sent + self._sessions.lease
             else:
                 self._session = None
-                self._tell_soon()
+                self._notify_locked()
 
-    def _catch_up(self) -> None:
+    def _run_retries(self) -> None:
         with contextlib.suppress(StoreError):
-            while self._deeds:
-                self._deeds[0]()
-                self._deeds.pop(0)
+            while self._retries:
+                self._retries[0]()
+                self._retries.pop(0)
 
-    def _tell_soon(self) -> None:
-        self._heard += 1
+    def _notify_locked(self) -> None:
+        self._received += 1
         self._cond.notify_all()
 
     def _end(self) -> None:
-        """With the condition held: whoever comes next starts anew."""
+        """End the thread, with the condition held; the next user starts a new one."""
         session, self._session, self._thread = self._session, None, None
-        bell, self._bell = self._bell, None
+        receiver, self._receiver = self._receiver, None
         assert self._wake is not None
         for fd in self._wake:
             os.close(fd)
         self._wake = None
         self.id = secrets.randbits(62) + 1
         self._cond.notify_all()
-        with contextlib.suppress(StoreError):  # others find out
+        with contextlib.suppress(StoreError):  # others find out by its lease
             if session is not None:
                 self._sessions.close(session)
-        if bell is not None:
-            bell.close()
+        if receiver is not None:
+            receiver.close()
 
     def close(self) -> None:
         if self._pid != os.getpid():

@@ -1,7 +1,8 @@
-"""Mutexes and semaphores: places of a name, given out in the order of asking.
+"""Mutexes and semaphores: the places of a named lock, granted in the order of asking.
 
-The owner of a place is an attempt at a job, or the session of a process.  Its rows go in the transaction that ends
-the owner.  Who frees a place calls the next in line and rings its bell; who has been called takes it.
+The owner of a place is an attempt at a job, or the session of a process. Its rows are deleted in
+the transaction that ends the owner. The transaction that frees a place calls the next waiter, and
+wakes it; a waiter that has been called takes the place.
 """
 
 from __future__ import annotations
@@ -17,16 +18,16 @@ from genba.storage.engines.database import Database, QueryCall, Row, Transaction
 from genba.storage.records import JobId, Micros
 from genba.storage.wakeups import ClientWakeups
 
-PATIENCE = 2_000_000  # µs that one who was called may take to come; then the next in line may pass
-LAST = (1 << 63) - 1
+CALL_PATIENCE_US = 2_000_000  # a waiter that was called and has not come is passed over then
+_BEHIND_ALL = (1 << 63) - 1  # a sequence number
 
 _json = msgspec.json.Encoder()
 
 
 class LockOwner(NamedTuple):
-    """Whose lock it is: an attempt's, or a session's; in which process tells apart the children of a job.
+    """An attempt at a job, or a session; `pid` tells the processes of a job apart.
 
-    Of a session `claim_id` tells which of its wishes it was.
+    For a session, `claim_id` tells its requests apart.
     """
 
     job_id: int | None
@@ -41,18 +42,21 @@ class LockTaken(NamedTuple):
 
 
 class LockWaiting(NamedTuple):
-    """In line; `seq` is 0 for one who only tried."""
+    """Waiting for a place; `seq` is 0 after a mere try."""
 
     seq: int
     ahead: int
 
 
 class SessionOver(Exception):
-    """The session that asks was taken for dead: it has to begin anew."""
+    """The session was declared dead, and has to be opened again."""
 
 
 class LockRow(NamedTuple):
-    """One who holds a place (`number` is its token), or waits (its place in line); the order is that of the query."""
+    """A holder (`number` is its token) or a waiter (its sequence number).
+
+    In the order of the query.
+    """
 
     name: str
     n: int
@@ -70,22 +74,22 @@ class Locks:
         self._db = database
         self._wakeups = wakeups
         self._namespace = namespace
-        self._called: list[int] = []  # bells to be rung after a commit that is not ours
+        self._called: list[int] = []  # clients to wake after a commit that is not ours
 
     # take
 
     def take(
         self, owner: LockOwner, name: str, n: int, seq: int | None, bell: int
     ) -> LockTaken | LockWaiting:
-        """A place, if there is one for us; otherwise a place in line.
+        """Take a place if one is free for us; otherwise wait.
 
-        `seq` is the one we have, 0 if we have none yet, None for one who only tries.
+        `seq` is our number as a waiter, 0 if we do not wait yet, None for a mere try.
         """
         if not seq and (token := self._take_free(owner, name, n)) is not None:
             return LockTaken(token)
         with self._db.transaction() as tx:
             self._check(tx, owner)
-            self._alone(tx, name)
+            self._lock_name(tx, name)
             rows = tx.all("places_of_lock", namespace=self._namespace, name=name)
             for row in rows:
                 if owner.job_id is not None and row[3:] == (
@@ -94,31 +98,31 @@ class Locks:
                     owner.claim_id,
                     owner.pid,
                 ):
-                    self._step_out(tx, seq)
+                    self._stop_waiting(tx, seq)
                     return LockTaken(row[1])
             self._check_size(tx, name, n, rows)
             if seq == 0 and owner.job_id is not None:
-                seq = self._stands(tx, owner, name)
+                seq = self._own_waiter(tx, owner, name)
             came = tx.one("waiter_called_at", seq=seq) if seq else None
-            ahead = self._ahead(tx, name, n, LAST if seq is None or came is None else seq)
+            ahead = self._ahead(tx, name, n, _BEHIND_ALL if seq is None or came is None else seq)
             free = n - len(rows)
             if free > ahead:
-                self._step_out(tx, seq)
+                self._stop_waiting(tx, seq)
                 return LockTaken(self._grant(tx, owner, name, n, {row[0] for row in rows}))
             called = self._call_next(tx, name)
             if seq is None:
                 line = LockWaiting(0, ahead)
             elif came is None:
-                line = LockWaiting(self._stand(tx, owner, name, n, bell), ahead)
+                line = LockWaiting(self._insert_waiter(tx, owner, name, n, bell), ahead)
             else:
                 if free <= 0 and came[0] is not None:
                     tx.run("clear_call", seq=seq)  # it came too late
                 line = LockWaiting(seq, ahead)
-        self._ring([one for one in called if one != bell])
+        self._wake([client for client in called if client != bell])
         return line
 
     def _take_free(self, owner: LockOwner, name: str, n: int) -> int | None:
-        """In one round trip, if nobody is there; None: look closer."""
+        """Take the lock in one round trip if it has no holder and no waiter; otherwise None."""
         which = {"namespace": self._namespace, "name": name}
         own = ("own_session" if owner.job_id is None else "own_attempt", owner._asdict())
         taking = ("take_free_lock", {**which, "n": n, **owner._asdict()})
@@ -128,7 +132,7 @@ class Locks:
         return int(taken[0][0]) if taken else None
 
     def look(self, name: str, n: int, seq: int) -> bool:
-        """Whether it is worth while to ask again; reads only."""
+        """Test whether to try again; reads only."""
         with self._db.statement() as tx:
             rows = tx.all("places_of_lock", namespace=self._namespace, name=name)
             return n > len(rows) or tx.one("waiter_called_at", seq=seq) is None
@@ -138,7 +142,7 @@ class Locks:
             fence = {"job_id": owner.job_id, "attempt": owner.attempt, "claim_id": owner.claim_id}
             if tx.one("own_attempt", **fence) is None:
                 raise LeaseLost(
-                    f"job {owner.job_id}: attempt {owner.attempt} is over, and can take no lock"
+                    f"job {owner.job_id}: attempt {owner.attempt} is over, and cannot take a lock"
                 )
         elif tx.one("own_session", session_id=owner.session_id) is None:
             raise SessionOver
@@ -155,8 +159,9 @@ class Locks:
         if sizes or other:
             there = min(sizes) if sizes else other[0] if other else n
             raise BadOption(
-                f"lock {name!r} has {there} place{'s' * (there > 1)} for those who hold it or wait for it, not {n}: "
-                "all who use a name must agree (a mutex has one)"
+                f"lock {name!r} has {there} place{'s' * (there > 1)} for its holders "
+                f"and waiters, not {n}: "
+                "all uses of a name must agree (a mutex has one)"
             )
 
     def _ahead(self, tx: Transaction, name: str, n: int, seq: int) -> int:
@@ -165,7 +170,7 @@ class Locks:
             namespace=self._namespace,
             name=name,
             seq=seq,
-            patience=PATIENCE,
+            patience=CALL_PATIENCE_US,
             n=n,
         )
         return int(row[0]) if row else 0
@@ -185,15 +190,20 @@ class Locks:
         )
         return int(row[0])
 
-    def _stand(self, tx: Transaction, owner: LockOwner, name: str, n: int, bell: int) -> int:
+    def _insert_waiter(
+        self, tx: Transaction, owner: LockOwner, name: str, n: int, bell: int
+    ) -> int:
         row = tx.one(
             "insert_waiter", namespace=self._namespace, name=name, n=n, bell=bell, **owner._asdict()
         )
         assert row is not None
         return int(row[0])
 
-    def _stands(self, tx: Transaction, owner: LockOwner, name: str) -> int:
-        """Where this attempt is in line, though it does not know: the answer was lost.  It must not wait for itself."""
+    def _own_waiter(self, tx: Transaction, owner: LockOwner, name: str) -> int:
+        """Return this attempt's number as a waiter, if an answer was lost.
+
+        It must not wait for itself.
+        """
         fence = {
             "job_id": owner.job_id,
             "attempt": owner.attempt,
@@ -203,50 +213,50 @@ class Locks:
         row = tx.one("own_waiter", namespace=self._namespace, name=name, **fence)
         return int(row[0]) if row else 0
 
-    def _step_out(self, tx: Transaction, seq: int | None) -> None:
+    def _stop_waiting(self, tx: Transaction, seq: int | None) -> None:
         if seq:
             tx.all("delete_waiter", seq=seq)
 
     def leave(self, name: str, seq: int) -> None:
-        """Out of the line; if it was just our turn, it is that of the next."""
+        """Stop waiting; if we had just been called, the next waiter is."""
         self._then_call(name, ("delete_waiter", {"seq": seq}))
 
     def withdraw(self, name: str, owner: LockOwner) -> None:
-        """Whatever one wish of a session has come to: nobody wants it any more."""
+        """Undo one request of a session, whatever has become of it."""
         which = {"namespace": self._namespace, "name": name}
         whose = {**which, "session_id": owner.session_id, "claim_id": owner.claim_id}
-        calling = ("call_next_waiters", {**which, "patience": PATIENCE})
+        calling = ("call_next_waiters", {**which, "patience": CALL_PATIENCE_US})
         *_, called = self._db.pipeline(
             ("lock_one_name", which),
             ("free_lock_of_request", whose),
             ("delete_waiter_of_request", whose),
             calling,
         )
-        self._ring([row[0] for row in called])
+        self._wake([row[0] for row in called])
 
     # give back
 
     def release(self, name: str, token: int) -> bool:
-        """False if it was not ours any more."""
+        """Free the place; return False if it was not ours any more."""
         which = {"namespace": self._namespace, "name": name}
         return bool(self._then_call(name, ("free_lock", {**which, "token": token})))
 
     def break_(self, name: str, token: int | None, by: str) -> list[int]:
-        """Take it from whoever holds it; gives the tokens that are worth nothing any more."""
+        """Take the lock from its holders; return their tokens, which are invalid from now on."""
         with self._db.transaction() as tx:
-            self._alone(tx, name)
+            self._lock_name(tx, name)
             broken = tx.all("break_lock", namespace=self._namespace, name=name, token=token)
             called = self._call_next(tx, name)
             for number, job_id, _, pid in broken:
-                told = _json.encode({"lock": name, "token": number, "pid": pid, "by": by})
+                data = _json.encode({"lock": name, "token": number, "pid": pid, "by": by})
                 tx.run(
                     "insert_client_event",
                     namespace=self._namespace,
                     kind="lock_broken",
                     job_id=job_id,
-                    data=told,
+                    data=data,
                 )
-        self._ring(called)
+        self._wake(called)
         return sorted(row[0] for row in broken)
 
     def held(self, name: str, token: int) -> bool:
@@ -257,7 +267,7 @@ class Locks:
             )
 
     def assert_held(self, conn: Any, name: str, token: int) -> None:
-        """In the caller's transaction: until that is over nobody else gets the lock.  LockLost if it is not ours."""
+        """Keep the lock until the caller's transaction ends; LockLost if it is not ours."""
         with self._db.adopt(conn) as tx:
             if (
                 tx.one("assert_lock_held", namespace=self._namespace, name=name, token=token)
@@ -268,49 +278,55 @@ class Locks:
     # owners end
 
     def free_attempts(self, tx: Transaction, attempts: Sequence[tuple[JobId, int]]) -> None:
-        """In the transaction that ends these attempts, after their rows are written; `ring` after its commit."""
+        """Free the locks of attempts, in the transaction that ends them.
+
+        After their rows are written; `wake_called` follows its commit.
+        """
         rows = tx.all("lock_names_of_jobs", ids=tx.numbers([id for id, _ in attempts]))
         if rows:
             names = sorted(row[0] for row in rows)
             for name in names:
-                self._alone(tx, name)
+                self._lock_name(tx, name)
             tx.batch("free_locks_of_attempts", attempts)
             tx.batch("delete_waiters_of_attempts", attempts)
             for name in names:
                 self._called += self._call_next(tx, name)
 
     def free_session(self, tx: Transaction, id: int) -> list[int]:
-        """In the transaction that ends this session; gives the bells to be rung after its commit."""
+        """Free the locks of a session, in the transaction that ends it.
+
+        Returns the clients to wake after the commit.
+        """
         names = sorted(row[0] for row in tx.all("lock_names_of_session", id=id))
         for name in names:
-            self._alone(tx, name)
+            self._lock_name(tx, name)
         tx.run("free_locks_of_session", id=id)
         tx.run("delete_waiters_of_session", id=id)
         tx.run("delete_listeners_of_session", id=id)
-        return [bell for name in names for bell in self._call_next(tx, name)]
+        return [client for name in names for client in self._call_next(tx, name)]
 
-    def ring(self) -> None:
-        """Those who were called in a transaction that is committed by now."""
+    def wake_called(self) -> None:
+        """Wake the clients that were called in a transaction that is committed by now."""
         if self._called:
             called, self._called = self._called, []
-            self._ring(called)
+            self._wake(called)
 
     def sweep(self) -> int:
-        """Free what belongs to attempts and sessions that are over; how many names were looked at."""
+        """Free the locks of attempts and sessions that are over; return how many names."""
         with self._db.statement() as tx:
             names = sorted(
                 row[0] for row in tx.all("ownerless_lock_names", namespace=self._namespace)
             )
         for name in names:
             with self._db.transaction() as tx:
-                self._alone(tx, name)
+                self._lock_name(tx, name)
                 tx.run("free_ownerless_locks", namespace=self._namespace, name=name)
                 tx.run("delete_ownerless_waiters", namespace=self._namespace, name=name)
                 called = self._call_next(tx, name)
-            self._ring(called)
+            self._wake(called)
         return len(names)
 
-    # look
+    # read
 
     def holders(self) -> list[LockRow]:
         with self._db.statement() as tx:
@@ -321,39 +337,42 @@ class Locks:
             return [LockRow(*row) for row in tx.all("lock_waiters", namespace=self._namespace)]
 
     def nodes_in_the_way(self, name: str) -> set[int]:
-        """Nodes whose jobs hold this lock, or wait for it."""
+        """Return the nodes whose jobs hold this lock or wait for it."""
         with self._db.statement() as tx:
             return {row[0] for row in tx.all("nodes_of_lock", namespace=self._namespace, name=name)}
 
     # shared
 
-    def _alone(self, tx: Transaction, name: str) -> None:
-        """From here on nobody else takes or frees a place of this name.  Rows of owners are locked before it."""
+    def _lock_name(self, tx: Transaction, name: str) -> None:
+        """Keep other transactions from taking or freeing places of this name.
+
+        The rows of owners are locked before it.
+        """
         tx.run("lock_one_name", namespace=self._namespace, name=name)
 
     def _then_call(self, name: str, step: QueryCall) -> list[Row]:
-        """This one alone for its name, and those whose turn it is then are called; what it gave."""
+        """Run the query alone for its name, then call the next waiters; return its rows."""
         which = {"namespace": self._namespace, "name": name}
-        calling = ("call_next_waiters", {**which, "patience": PATIENCE})
-        _, gave, called = self._db.pipeline(("lock_one_name", which), step, calling)
-        self._ring([row[0] for row in called])
-        return gave
+        calling = ("call_next_waiters", {**which, "patience": CALL_PATIENCE_US})
+        _, rows, called = self._db.pipeline(("lock_one_name", which), step, calling)
+        self._wake([row[0] for row in called])
+        return rows
 
     def _call_next(self, tx: Transaction, name: str) -> list[int]:
         return [
             row[0]
             for row in tx.all(
-                "call_next_waiters", namespace=self._namespace, name=name, patience=PATIENCE
+                "call_next_waiters", namespace=self._namespace, name=name, patience=CALL_PATIENCE_US
             )
         ]
 
-    def _ring(self, called: Sequence[int]) -> None:
+    def _wake(self, called: Sequence[int]) -> None:
         if called:
-            with suppress(StoreError):  # they look by themselves
+            with suppress(StoreError):  # they poll anyway
                 self._wakeups.wake_clients(called)
 
 
 def lock_lost_error(name: str, token: int) -> LockLost:
     return LockLost(
-        f"lock {name!r} with token {token} is not ours any more, and somebody else may have it"
+        f"lock {name!r} with token {token} is not ours any more, and another process may have it"
     )

@@ -1,4 +1,4 @@
-"""Messages: to a job, kept until it takes them; to a topic, for those who listen at that moment."""
+"""Messages: to a job, kept until it reads them; to a topic, for its current subscribers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from genba.storage.wakeups import ClientWakeups
 
 
 class TopicSubscription(NamedTuple):
-    """One who hears a topic: what came after `passed` is new to it."""
+    """One subscriber of a topic; messages after `passed` are new to it."""
 
     id: int
     topic: str
@@ -31,14 +31,13 @@ class Messages:
         self._db = database
         self._wakeups = wakeups
         self._namespace = namespace
-        self._doubts: dict[
-            Fence, tuple[int, bytes]
-        ] = {}  # what may have been received: there was no answer yet
+        # Messages that may have been received: there was no answer yet.
+        self._doubts: dict[Fence, tuple[int, bytes]] = {}
 
     # to a job
 
     def send(self, id: JobId, data: bytes) -> None:
-        """Durable when it returns; IllegalMove if the job is final."""
+        """Send a message, durable when it returns; IllegalMove if the job is final."""
         with self._db.transaction() as tx:
             row = tx.one("state_of_job", id=id, namespace=self._namespace)
             if row is None:
@@ -46,13 +45,13 @@ class Messages:
             if row[0] in FINAL:
                 raise IllegalMove(f"job {id} is {row[0]}, and receives no more messages")
             tx.run("insert_message", job_id=id, namespace=self._namespace, topic=None, data=data)
-            bells = [bell for (bell,) in tx.all("listeners_of_job", job_id=id)]
-        self._ring(bells)
+            clients = [client for (client,) in tx.all("listeners_of_job", job_id=id)]
+        self._wake(clients)
 
     def receive(self, fence: Fence, within: OpenTransaction | None = None) -> bytes | None:
-        """The oldest message to this job, which is gone from here; LeaseLost if the attempt is over.
+        """Take the oldest message to this job; LeaseLost if the attempt is over.
 
-        `within` the job's own transaction it is gone with its commit.
+        `within` the job's own transaction, it is deleted with the commit.
         """
         if within is not None:
             with within.own_statements() as tx:
@@ -64,14 +63,17 @@ class Messages:
                 doubt = self._doubts.get(fence)
                 if doubt is not None and look.one("message_exists", seq=doubt[0]) is None:
                     return self._doubts.pop(fence)[1]
-                mail = look.one("oldest_message", job_id=fence[0])
-            if mail is None:
+                message = look.one("oldest_message", job_id=fence[0])
+            if message is None:
                 return None
-            if self._receive_this(fence, int(mail[0]), mail[1]):
-                return bytes(mail[1])
+            if self._receive_this(fence, int(message[0]), message[1]):
+                return bytes(message[1])
 
     def _receive_this(self, fence: Fence, seq: int, data: bytes) -> bool:
-        """False if another process of this job was quicker.  Without an answer it is ours, when it is gone."""
+        """Delete the message; return False if another process of this job was quicker.
+
+        After a lost answer, the message is ours if it is gone.
+        """
         try:
             with self._db.transaction() as tx:
                 self._check(tx, fence)
@@ -88,7 +90,7 @@ class Messages:
             raise LeaseLost(f"job {fence[0]}: attempt {fence[1]} is over, and receives nothing")
 
     def await_mail(self, id: JobId, bell: int) -> int:
-        """From now on whoever sends to the job rings this bell; gives what `stop` takes."""
+        """Wake this client for each message to the job; return the id that `stop` takes."""
         with self._db.single_write() as tx:
             row = tx.one("insert_job_listener", namespace=self._namespace, job_id=id, bell=bell)
             assert row is not None
@@ -101,27 +103,29 @@ class Messages:
     # to a topic
 
     def publish(self, topic: str, data: bytes) -> int:
-        """How many listen; without any it is gone."""
+        """Send to all subscribers; return how many. Without any, the message is dropped."""
         with self._db.statement() as look:
             if not look.all("listeners_of_topic", namespace=self._namespace, topic=topic):
                 return 0
         with self._db.transaction() as tx:
-            self._alone(tx, topic)  # so that numbers are in the order of the commits
-            bells = [
-                bell
-                for (bell,) in tx.all("listeners_of_topic", namespace=self._namespace, topic=topic)
+            self._lock_topic(tx, topic)  # so that numbers are in the order of the commits
+            clients = [
+                client
+                for (client,) in tx.all(
+                    "listeners_of_topic", namespace=self._namespace, topic=topic
+                )
             ]
-            if bells:
+            if clients:
                 tx.run(
                     "insert_message", job_id=None, namespace=self._namespace, topic=topic, data=data
                 )
-        self._ring(bells)
-        return len(bells)
+        self._wake(clients)
+        return len(clients)
 
     def subscribe(self, topic: str, session: int, bell: int) -> TopicSubscription:
-        """Hears what is published from now on."""
+        """Subscribe to messages that are published from now on."""
         with self._db.transaction() as tx:
-            self._alone(tx, topic)
+            self._lock_topic(tx, topic)
             last = tx.one("last_message_of_topic", namespace=self._namespace, topic=topic)
             passed = int(last[0]) if last else 0
             row = tx.one(
@@ -135,44 +139,45 @@ class Messages:
             assert row is not None
             return TopicSubscription(int(row[0]), topic, passed)
 
-    def hear(self, listening: TopicSubscription) -> tuple[TopicSubscription, list[bytes]]:
-        """What is new, oldest first; CursorExpired if others have ended this subscription."""
+    def hear(self, subscription: TopicSubscription) -> tuple[TopicSubscription, list[bytes]]:
+        """Return new messages, oldest first; CursorExpired if the subscription was ended."""
         with self._db.statement() as tx:
-            if tx.one("listener_exists", id=listening.id) is None:
-                raise _cut_off(listening)
+            if tx.one("listener_exists", id=subscription.id) is None:
+                raise _subscription_lost(subscription)
             rows = tx.all(
                 "messages_of_topic_after",
                 namespace=self._namespace,
-                topic=listening.topic,
-                passed=listening.passed,
+                topic=subscription.topic,
+                passed=subscription.passed,
             )
         if not rows:
-            return listening, []
-        after = listening._replace(passed=rows[-1][0])
-        with (
-            suppress(StoreError),
-            self._db.transaction() as tx,
-        ):  # we have them; what is old is swept later
+            return subscription, []
+        after = subscription._replace(passed=rows[-1][0])
+        # We have the messages; if this fails, the sweep deletes them later.
+        with suppress(StoreError), self._db.transaction() as tx:
             if tx.one("set_passed", id=after.id, passed=after.passed) is None:
-                raise _cut_off(listening)
+                raise _subscription_lost(subscription)
             tx.run("delete_read_messages", namespace=self._namespace, topic=after.topic)
         return after, [row[1] for row in rows]
 
-    def unsubscribe(self, listening: TopicSubscription) -> None:
+    def unsubscribe(self, subscription: TopicSubscription) -> None:
         with self._db.transaction() as tx:
-            tx.run("delete_listener", id=listening.id)
-            tx.run("delete_read_messages", namespace=self._namespace, topic=listening.topic)
+            tx.run("delete_listener", id=subscription.id)
+            tx.run("delete_read_messages", namespace=self._namespace, topic=subscription.topic)
 
-    # kept in order
+    # cleaning up
 
     def sweep(self, before: Micros) -> None:
-        """Forget what nobody listens to, and what was published before `before`, with those who have not heard it."""
+        """Delete messages without subscribers, and those published before `before`.
+
+        Subscribers that have not read the latter lose their subscription.
+        """
         with self._db.statement() as tx:
-            unheard = [
+            without_listeners = [
                 topic for (topic,) in tx.all("topics_without_listeners", namespace=self._namespace)
             ]
         with self._db.transaction() as tx:
-            for topic in unheard:
+            for topic in without_listeners:
                 tx.run("delete_read_messages", namespace=self._namespace, topic=topic)
             last: dict[str, int] = {}
             for topic, seq in tx.all(
@@ -183,19 +188,18 @@ class Messages:
                 tx.run("delete_late_listeners", namespace=self._namespace, topic=topic, seq=seq)
             tx.run("delete_dead_listeners", namespace=self._namespace)
 
-    def _alone(self, tx: Transaction, topic: str) -> None:
-        tx.run(
-            "lock_one_name", namespace=self._namespace, name=f"topic {topic}\n"
-        )  # no lock can be called so
+    def _lock_topic(self, tx: Transaction, topic: str) -> None:
+        # No lock can have this name.
+        tx.run("lock_one_name", namespace=self._namespace, name=f"topic {topic}\n")
 
-    def _ring(self, bells: Sequence[int]) -> None:
-        if bells:
-            with suppress(StoreError):  # they look by themselves
-                self._wakeups.wake_clients(bells)
+    def _wake(self, clients: Sequence[int]) -> None:
+        if clients:
+            with suppress(StoreError):  # they poll anyway
+                self._wakeups.wake_clients(clients)
 
 
-def _cut_off(listening: TopicSubscription) -> CursorExpired:
+def _subscription_lost(subscription: TopicSubscription) -> CursorExpired:
     return CursorExpired(
-        f"the subscription to {listening.topic!r} has ended: this process was not heard of for too long, or did not "
-        "take its messages; subscribe again"
+        f"the subscription to {subscription.topic!r} has ended: this process was silent for "
+        "too long, or did not take its messages; subscribe again"
     )

@@ -1,4 +1,4 @@
-"""Sessions: client processes that hold locks outside of jobs, or listen; when one is dead, and what it leaves."""
+"""Sessions: client processes that hold locks outside of jobs, or listen; they renew a lease."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from genba.storage.wakeups import ClientWakeups
 
 
 class SessionRecord(NamedTuple):
-    """(The order is that of the query.)"""
+    """One row, in the order of the query."""
 
     id: int
     pid: int
@@ -33,23 +33,24 @@ class SessionRecord(NamedTuple):
 
 
 def is_session_dead(
-    session: SessionRecord, silent: Micros, gone: bool, suspect: bool, lasted: Micros
+    session: SessionRecord, silent: Micros, gone: bool, suspect: bool, in_contact: Micros
 ) -> bool:
-    """Whether what it holds may be given to others; it has been `silent` for so long.
+    """Test whether its locks may be given to others, after it was `silent` for that long.
 
-    A process that is `gone` from this machine is dead.  Of one elsewhere only signs are seen: its bell's lock is free
-    and a beat was missed, or its lease is over although the database was there for a whole lease (`lasted`).
+    A process that is `gone` from this machine is dead. A process elsewhere is dead if its lock is
+    free and a renewal was missed, or if its lease is over although the database was reachable for a
+    whole lease (`in_contact`).
     """
     missed = silent >= renewal_interval(session.lease) * 3 // 2
     return (
         gone
-        or (suspect and missed and lasted >= silent)
-        or (silent >= session.lease and lasted >= session.lease)
+        or (suspect and missed and in_contact >= silent)
+        or (silent >= session.lease and in_contact >= session.lease)
     )
 
 
 def renewal_interval(lease: Micros) -> Micros:
-    """More often than a node: nobody else looks after a client."""
+    """Return how often a session renews: more often than a node, since a client has no guard."""
     return lease // CLIENT_RENEWALS_PER_LEASE
 
 
@@ -60,19 +61,19 @@ class Sessions:
         wakeups: ClientWakeups,
         namespace: str,
         lease: Micros,
-        left: Callable[[Transaction, int], list[int]],
+        free_locks: Callable[[Transaction, int], list[int]],
         steady: Callable[[], Micros],
     ) -> None:
         self._db = database
         self._wakeups = wakeups
         self._namespace = namespace
-        self._left = left  # frees what a session had; gives the bells to be rung
+        self._free_locks = free_locks  # of a session; returns the clients to wake
         self.lease = lease
         self._steady = steady
         self._watch = HeartbeatWatch()
 
     @property
-    def beat(self) -> Micros:
+    def renewal_interval(self) -> Micros:
         return renewal_interval(self.lease)
 
     def open(self, id: int) -> None:
@@ -82,25 +83,25 @@ class Sessions:
                 id=id,
                 lease=self.lease,
                 pid=os.getpid(),
-                born=born(os.getpid()) or 0,
+                born=process_start(os.getpid()) or 0,
                 namespace=self._namespace,
                 host=socket.gethostname(),
                 machine=_machine(),
             )
 
     def renew(self, id: int) -> bool:
-        """False if others have declared it dead."""
+        """Renew the lease; return False if the session was declared dead."""
         with self._db.single_write() as tx:
             return tx.one("renew_session", id=id) is not None
 
     def close(self, id: int, beat_at: Micros | None = None) -> bool:
-        """End it, and free what it holds; with `beat_at` only if it was not heard since."""
+        """End a session and free its locks; with `beat_at`, only if it has not renewed since."""
         with self._db.transaction() as tx:
             if tx.one("delete_session", id=id, beat_at=beat_at) is None:
                 return False
-            called = self._left(tx, id)
-        with suppress(StoreError):  # they look by themselves
-            self._wakeups.wake_clients(called)
+            woken = self._free_locks(tx, id)
+        with suppress(StoreError):  # they poll anyway
+            self._wakeups.wake_clients(woken)
         return True
 
     def all(self) -> list[SessionRecord]:
@@ -108,22 +109,25 @@ class Sessions:
             return [SessionRecord(*row) for row in tx.all("sessions", namespace=self._namespace)]
 
     def remove_stale(self) -> None:
-        """Forget the bells of dead processes that had no session: jobs that waited."""
+        """Remove the receivers of dead processes without a session: jobs that waited."""
         self._wakeups.remove_stale()
 
-    def sweep(self, lasted: Micros) -> int:
-        """End the sessions of dead processes; `lasted` is how long we have seen the database without a break."""
+    def sweep(self, in_contact: Micros) -> int:
+        """End the sessions of dead processes; return how many.
+
+        `in_contact` is how long we have reached the database without a break.
+        """
         ended = 0
         sessions = self.all()
         silence = self._watch.silence(sessions, self._steady())
         for session in sessions:
-            gone, silent = _gone(session), silence[session.id]
+            gone, silent = _has_ended(session), silence[session.id]
             suspect = (
                 not gone
                 and silent >= renewal_interval(session.lease)
                 and self._wakeups.lock_is_free(session.id)
             )
-            if is_session_dead(session, silent, gone, suspect, lasted) and self.close(
+            if is_session_dead(session, silent, gone, suspect, in_contact) and self.close(
                 session.id, session.beat_at
             ):
                 self._wakeups.remove(session.id)
@@ -131,13 +135,13 @@ class Sessions:
         return ended
 
 
-def _gone(session: SessionRecord) -> bool:
-    """Surely not here any more: its pid is free, or that of another process by now."""
-    return session.machine == _machine() and (born(session.pid) or 0) != session.born
+def _has_ended(session: SessionRecord) -> bool:
+    """Test whether its pid is free on this machine, or belongs to another process by now."""
+    return session.machine == _machine() and (process_start(session.pid) or 0) != session.born
 
 
-def born(pid: int) -> int | None:
-    """When the process began, in ticks since the machine's start; None if it is dead."""
+def process_start(pid: int) -> int | None:
+    """Return when the process began, in ticks since the machine's start; None if it is dead."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except (OSError, ValueError):
@@ -151,7 +155,7 @@ def boot_id() -> str:
 
 @lru_cache(maxsize=1)
 def _machine() -> str:
-    """One run of one machine, and the space in which its pids count; where that is not known, like no other."""
+    """Identify this boot of this machine, and its pid namespace; if unknown, a unique name."""
     try:
         return f"{boot_id()} {os.readlink('/proc/self/ns/pid')}"
     except OSError:

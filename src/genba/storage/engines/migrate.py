@@ -1,9 +1,9 @@
 """Migrations: numbered files, applied once, under a lock.
 
 A file may begin with `-- serves: N`: code that knows the schema up to N also works with the new
-schema, because the file only adds to it. So nodes of an old release go on, and may be started, while
-a new release is rolled out. A schema that is newer than this code and does not serve it is left
-alone.
+schema, because the file only adds to it. So nodes of an old release go on, and may be started,
+while a new release is rolled out. A schema that is newer than this code and does not serve it is
+left alone.
 """
 
 from __future__ import annotations

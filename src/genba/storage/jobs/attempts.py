@@ -147,7 +147,7 @@ class Attempts:
         with self._db.transaction() as tx:
             ours = self.end(tx, node, ended)
         self.forget_starts(ended)
-        self._locks.ring()
+        self._locks.wake_called()
         return ours
 
     def end(self, tx: Transaction, node: int | None, ended: Sequence[Ending]) -> set[JobId]:

@@ -1,4 +1,4 @@
-"""When is a node dead?  Decided from what can be seen, with patience; no I/O."""
+"""The rule that decides when a node or a session is dead; no I/O."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from genba.storage.records import Micros, NodeRecord
 
 @dataclass(slots=True)
 class DatabaseContact:
-    """How long this node has seen the database without a break, by its own steady clock.
+    """How long this process has reached the database without a break, by its own steady clock.
 
-    Not to have looked for longer than `gap` is a break too: who was suspended does not know what was meanwhile, and
-    whether the others could renew.
+    No contact for longer than `gap` is a break too: a suspended process does not know whether the
+    others could renew meanwhile.
     """
 
     gap: Micros = DATABASE_GAP_US
     since: Micros | None = None
     last: Micros = 0
 
-    def seen(self, now: Micros) -> None:
+    def confirm(self, now: Micros) -> None:
         if self.since is None or now - self.last > self.gap:
             self.since = now
         self.last = now
 
-    def broken(self) -> None:
+    def lose(self) -> None:
         self.since = None
 
-    def lasted(self, now: Micros) -> Micros:
+    def duration(self, now: Micros) -> Micros:
         return 0 if self.since is None or now - self.last > self.gap else now - self.since
 
 
 class HeartbeatRecord(Protocol):
-    """Whoever renews a lease; `seen_at` is what the store's clock said when we looked."""
+    """The row of a node or a session; `seen_at` is the store's clock when the row was read."""
 
     @property
     def id(self) -> int: ...
@@ -53,8 +53,8 @@ class HeartbeatRecord(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _Heard:
-    """A beat: when we first saw it; `gap` is how long before that it may have been (None: nobody knows)."""
+class _SeenRenewal:
+    """When we first saw a renewal; it is at most `gap` older than that (None: unknown)."""
 
     beat_at: Micros
     first: Micros
@@ -62,33 +62,37 @@ class _Heard:
 
 
 class HeartbeatWatch:
-    """How long each has been silent, though the store's clock may be set while they live.
+    """How long each node or session has been silent, even if the store's clock is set meanwhile.
 
-    What we saw with our own steady clock bounds what the store's clock tells.  Without that, all leases would be over
-    when it is set forward, and none for an hour when it is set back by an hour.
+    Our own steady clock bounds the difference of the store's times. Without that, all leases would
+    be over when the clock is set forward by more than a lease, and none for an hour when it is set
+    back by an hour.
     """
 
     def __init__(self) -> None:
-        self._heard: dict[int, _Heard] = {}
-        self._looked: Micros | None = None
+        self._renewals: dict[int, _SeenRenewal] = {}
+        self._last_look: Micros | None = None
 
-    def silence(self, ones: Sequence[HeartbeatRecord], now: Micros) -> dict[int, Micros]:
-        """By id; `now` is our steady clock.  To be asked with all that live, at every look."""
-        heard = {one.id: self._hear(one, now) for one in ones}
-        self._heard, self._looked = heard, now
-        found = {}
-        for one in ones:
-            mine, told = heard[one.id], one.seen_at - one.beat_at
-            least = now - mine.first
-            most = told if mine.gap is None else least + mine.gap
-            found[one.id] = max(least, min(told, most))
-        return found
+    def silence(self, records: Sequence[HeartbeatRecord], now: Micros) -> dict[int, Micros]:
+        """Return the silence by id; `now` is our steady clock.
 
-    def _hear(self, one: HeartbeatRecord, now: Micros) -> _Heard:
-        before = self._heard.get(one.id)
-        if before is None or before.beat_at != one.beat_at:
-            gap = None if self._looked is None else min(now - self._looked, MAX_LOOK_GAP_US)
-            return _Heard(one.beat_at, now, gap)
+        To be called with all living nodes or sessions, at every look.
+        """
+        renewals = {record.id: self._note(record, now) for record in records}
+        self._renewals, self._last_look = renewals, now
+        silence = {}
+        for record in records:
+            renewal, by_store = renewals[record.id], record.seen_at - record.beat_at
+            least = now - renewal.first
+            most = by_store if renewal.gap is None else least + renewal.gap
+            silence[record.id] = max(least, min(by_store, most))
+        return silence
+
+    def _note(self, record: HeartbeatRecord, now: Micros) -> _SeenRenewal:
+        before = self._renewals.get(record.id)
+        if before is None or before.beat_at != record.beat_at:
+            gap = None if self._last_look is None else min(now - self._last_look, MAX_LOOK_GAP_US)
+            return _SeenRenewal(record.beat_at, now, gap)
         return before
 
 
@@ -97,37 +101,44 @@ def find_dead_nodes(
     suspects: Collection[int],
     me: int,
     boot_id: str | None,
-    lasted: Micros,
+    in_contact: Micros,
     gone: Collection[int] = (),
     silence: Mapping[int, Micros] | None = None,
 ) -> list[NodeRecord]:
-    """Nodes to be buried.
+    """Return the nodes to declare dead.
 
-    A lease that is over counts only when we could see the database for a whole lease: after an outage nobody
-    could renew.  A suspect (its lock is free) counts after one missed beat, if we have been there since before
-    its last one, or if its process is known to be `gone`.  `boot_id` is given where leases are counted since the
-    machine's start.  `silence` is what a Watch says; without it the store's clock is believed.
+    A lease that is over counts only if we could reach the database for a whole lease: after an
+    outage no node could have renewed. A suspect (its lock is free) counts after one missed renewal,
+    if we have been in contact since before its last one, or if its process is known to be `gone`.
+    `boot_id` is given if leases are counted since the machine's start. `silence` is the result of a
+    HeartbeatWatch; without it the store's clock decides.
     """
     silent = {node.id: node.seen_at - node.beat_at for node in nodes} | dict(silence or {})
-    found = []
+    dead = []
     for node in nodes:
         signs = (node.id in suspects, node.id in gone)
-        if node.id != me and _is_dead(node, silent[node.id], *signs, boot_id, lasted):
-            found.append(node)
-    return found
+        if node.id != me and _is_dead(node, silent[node.id], *signs, boot_id, in_contact):
+            dead.append(node)
+    return dead
 
 
 def _is_dead(
-    node: NodeRecord, silent: Micros, suspect: bool, gone: bool, boot_id: str | None, lasted: Micros
+    node: NodeRecord,
+    silent: Micros,
+    suspect: bool,
+    gone: bool,
+    boot_id: str | None,
+    in_contact: Micros,
 ) -> bool:
     if boot_id is not None and node.boot_id != boot_id:
-        return True  # the machine has been started anew since
+        return True  # the machine was restarted since
     if silent < MIN_SILENCE_US:
         return False
     if suspect and gone:
         return True
-    if (
-        suspect and silent >= node.lease // NODE_RENEWALS_PER_LEASE * 6 // 5 and lasted >= silent
-    ):  # a beat, and what it may be late
+    renewal_overdue = (
+        node.lease // NODE_RENEWALS_PER_LEASE * 6 // 5
+    )  # the renewal interval, and its tolerance
+    if suspect and silent >= renewal_overdue and in_contact >= silent:
         return True
-    return silent >= node.lease and lasted >= node.lease
+    return silent >= node.lease and in_contact >= node.lease

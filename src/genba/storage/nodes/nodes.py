@@ -1,4 +1,4 @@
-"""Nodes: they come, beat, are declared dead, and what they held is taken over."""
+"""The table of nodes: join, renew, receive commands, leave, be declared dead."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from genba.storage.nodes.dead_nodes import HeartbeatWatch
 from genba.storage.records import Command, Ending, JobId, Micros, NewNode, NodeRecord
 from genba.storage.wakeups import NodeWakeups
 
-ORPHANS_PER_CALL = 500  # taken over in one transaction, as the query says
+ORPHANS_PER_CALL = 500  # the limit in the query
 
 
 class Orphan(NamedTuple):
-    """A job whose node is gone (the order is that of the query)."""
+    """A running job whose node is dead, in the order of the query."""
 
     id: JobId
     attempt: int
@@ -40,7 +40,7 @@ class Orphan(NamedTuple):
 
 
 class LeaseRenewal(NamedTuple):
-    """What a renewal tells: False means that others have declared us dead."""
+    """The result of a renewal; `alive` is False if the node was declared dead."""
 
     alive: bool
     now: Micros
@@ -48,7 +48,7 @@ class LeaseRenewal(NamedTuple):
 
 
 class DueWork(NamedTuple):
-    """What there is to do (the order is that of the query)."""
+    """What maintenance has to do next, in the order of the query."""
 
     now: Micros
     next_due: Micros | None
@@ -61,9 +61,9 @@ class DueWork(NamedTuple):
     recheck: bool
     next_ripe: Micros | None
     next_look: Micros | None  # at a condition
-    lines: bool  # jobs stand in a line, or have a slot and wait
-    running: bool  # anybody's
-    sessions: bool  # or locks, or who waits for one
+    lines: bool  # jobs are parked, or have a slot and wait
+    running: bool  # jobs of any node
+    sessions: bool  # or locks, or waiters for them
     work: bool
 
 
@@ -74,9 +74,8 @@ class EndJobs(Protocol):
 
 
 Judge = Callable[[Orphan, Micros], Ending]
-TaskChanges = dict[
-    str, dict[str, tuple[Any, Any]]
-]  # by task, by option: what was told before, and what is said now
+# By task, by option: the value that was declared before, and the new one.
+TaskChanges = dict[str, dict[str, tuple[Any, Any]]]
 
 _json = msgspec.json.Encoder(order="deterministic")
 
@@ -91,11 +90,11 @@ def _diff(before: dict[str, Any], now: dict[str, Any]) -> dict[str, tuple[Any, A
 
 
 class NameTaken(GenbaError):
-    """A live node has this name already."""
+    """A living node has this name already."""
 
 
 class _Limited(msgspec.Struct):
-    """What a stored definition says of limits."""
+    """The limits in a stored definition."""
 
     limits: list[LimitRule] = []
 
@@ -114,7 +113,7 @@ class Nodes:
         self._limits = limits
         self._steady = steady
         self._watch = HeartbeatWatch()
-        self._obeyed: set[int] = set()  # commands that may still be there
+        self._read_commands: set[int] = set()  # they may still be in the table
         self._db = database
         self._wakeups = wakeups
         self._namespace = namespace
@@ -122,9 +121,9 @@ class Nodes:
         self._events = events
 
     def join(self, node: NewNode) -> TaskChanges:
-        """Become a member, and tell what it can run; NameTaken if a living one has the name.
+        """Register a node and its tasks; NameTaken if a living node has the name.
 
-        Gives what it says otherwise than was told of its tasks before.
+        Returns the definitions that differ from those declared before.
         """
         with self._db.transaction() as tx:
             changed = self._declare(tx, node.tasks, node.id, node.name)
@@ -149,7 +148,7 @@ class Nodes:
             if joined is None:
                 other = tx.one("node_named", namespace=self._namespace, name=node.name)
                 if other and other[0] == node.id:
-                    return changed  # by ourselves: the answer was lost
+                    return changed  # we joined before, and the answer was lost
                 where = f" (host {other[1]}, pid {other[2]})" if other else ""
                 raise NameTaken(
                     f"a live node is called {node.name!r} already{where}: choose another --name"
@@ -161,13 +160,13 @@ class Nodes:
     def declare(
         self, node: int, tasks: Sequence[dict[str, Any]], queues: Sequence[str]
     ) -> TaskChanges:
-        """Tell what `node` can run from now on; gives what is otherwise than before."""
+        """Declare what `node` runs from now on; return the definitions that differ from before."""
         with self._db.transaction() as tx:
             names = msgspec.json.encode([definition["name"] for definition in tasks]).decode()
             served = msgspec.json.encode(queues).decode()
-            known = tx.one("set_node_tasks", id=node, tasks=names, queues=served)
-            changed = self._declare(tx, tasks, node, known[0]) if known else {}
-            if known:
+            row = tx.one("set_node_tasks", id=node, tasks=names, queues=served)
+            changed = self._declare(tx, tasks, node, row[0]) if row else {}
+            if row:
                 self._declare_queues(tx, queues)
                 self._limit(tx, tasks)
             return changed
@@ -180,10 +179,11 @@ class Nodes:
         self, tx: Transaction, tasks: Sequence[dict[str, Any]], node: int, name: str
     ) -> TaskChanges:
         by, changed = f"node {name}", {}
-        told = {row[0]: (row[1], row[2]) for row in tx.all("tasks", namespace=self._namespace)}
-        for definition in sorted(tasks, key=itemgetter("name")):  # two that join must not cross
+        declared = {row[0]: (row[1], row[2]) for row in tx.all("tasks", namespace=self._namespace)}
+        # In one order, so that two nodes that join do not wait for each other.
+        for definition in sorted(tasks, key=itemgetter("name")):
             task, title = definition["name"], definition.get("title")
-            before, now = told.get(task), (title, _json.encode(definition).decode())
+            before, now = declared.get(task), (title, _json.encode(definition).decode())
             if before != now and tx.run(
                 "declare_task",
                 namespace=self._namespace,
@@ -208,29 +208,36 @@ class Nodes:
         return changed
 
     def _limit(self, tx: Transaction, tasks: Sequence[dict[str, Any]]) -> None:
-        """What these tasks say of their templates; BadTask if others, that run, say something else."""
-        said = {
-            rule[0]: (LimitRule(*rule), one["name"])
-            for one in tasks
-            for rule in one.get("limits", ())
+        """Declare the limits of these tasks.
+
+        BadTask if a task of a living node declares another limit for the same template.
+        """
+        declared = {
+            rule[0]: (LimitRule(*rule), task["name"])
+            for task in tasks
+            for rule in task.get("limits", ())
         }
-        if not said:
+        if not declared:
             return
-        ours = {one["name"] for one in tasks}
+        ours = {task["name"] for task in tasks}
         nodes = tx.all("live_nodes", namespace=self._namespace)
         live = {name for row in nodes for name in NodeRecord(*row).knows}
         for name, _, definition, *_ in tx.all("tasks", namespace=self._namespace):
             if name in live and name not in ours:
                 for rule in read_json(definition, _Limited, _Limited()).limits:
-                    if rule[0] in said and said[rule[0]][0] != rule:
+                    if rule[0] in declared and declared[rule[0]][0] != rule:
+                        own_rule, task = declared[rule[0]]
                         raise BadTask(
-                            f"bucket {rule[0]!r}: task {said[rule[0]][1]!r} says {said[rule[0]][0].n}, and task "
+                            f"bucket {rule[0]!r}: task {task!r} says {own_rule.n}, and task "
                             f"{name!r}, of a node that runs, says {rule[1]}; n is the template's"
                         )
-        self._limits.declare(tx, [rule for rule, _ in said.values()])
+        self._limits.declare(tx, [rule for rule, _ in declared.values()])
 
     def renew(self, node: int) -> LeaseRenewal:
-        """Prolong the lease; one statement, so that a node that is stopped in the middle of it keeps no row locked."""
+        """Renew the lease.
+
+        One statement, so that a node that is stopped in the middle of it keeps no row locked.
+        """
         with self._db.single_write() as tx:
             row = tx.one("renew_node", id=node)
             return (
@@ -240,7 +247,7 @@ class Nodes:
             )
 
     def due_work(self, node: int, queues: Sequence[str], tasks: Sequence[str]) -> DueWork:
-        """One look at everything; reads only."""
+        """Read everything that may have to be done; writes nothing."""
         with self._db.statement() as tx:
             row = tx.one("due_work", namespace=self._namespace, node=node)
             assert row is not None
@@ -253,20 +260,21 @@ class Nodes:
             return DueWork._make((*row, work is not None))
 
     def commands(self, node: int) -> list[Command]:
-        """What is new.  Read first, and forgotten then: if no answer came to that, none of them would be lost."""
+        """Return the new commands.
+
+        They are read before they are deleted, so that none is lost with the answer.
+        """
         with self._db.statement() as tx:
-            found = sorted(Command(*row) for row in tx.all("commands", node=node))
-        new = [command for command in found if command.seq not in self._obeyed]
-        self._obeyed = {command.seq for command in found}
-        with (
-            suppress(StoreError),
-            self._db.single_write() as tx,
-        ):  # with the next look, then, and they are not new
-            tx.batch("delete_commands", [(command.seq,) for command in found])
+            commands = sorted(Command(*row) for row in tx.all("commands", node=node))
+        new = [command for command in commands if command.seq not in self._read_commands]
+        self._read_commands = {command.seq for command in commands}
+        # If this fails, the next call deletes them, and does not return them again.
+        with suppress(StoreError), self._db.single_write() as tx:
+            tx.batch("delete_commands", [(command.seq,) for command in commands])
         return new
 
     def hungry(self, node: int, hungry: bool) -> None:
-        """Producers look for this before they ring."""
+        """Note whether the node wants jobs: producers wake only hungry nodes."""
         if self._db.parallel_writers > 1:
             with self._db.single_write() as tx:
                 tx.all("set_hungry", id=node, hungry=hungry)
@@ -276,10 +284,10 @@ class Nodes:
             tx.one("set_node_state", id=node, state="draining", hungry=False)
 
     def command(self, node: int, verb: str, data: str | None = None) -> None:
-        """Let a living node do something; a hint makes it look at once."""
+        """Send a command to a living node, and wake it."""
         with self._db.transaction() as tx:
             tx.run("insert_command", node=node, job_id=None, attempt=None, verb=verb, data=data)
-        with suppress(StoreError):  # it finds it with its next look
+        with suppress(StoreError):  # the node finds it at its next look
             self._wakeups.wake_node(node)
 
     def resize(self, node: int, slots: int, pool: Mapping[str, Any]) -> None:
@@ -287,7 +295,7 @@ class Nodes:
             tx.run("set_pool", id=node, slots=slots, pool=msgspec.json.encode(pool).decode())
 
     def tell(self, node: int, events: Sequence[tuple[str, dict[str, Any]]]) -> None:
-        """Write what has happened on a node: (kind, more) each."""
+        """Record events of a node: (kind, more) each."""
         with self._db.transaction() as tx:
             for kind, more in events:
                 self._tell(tx, kind, node, **more)
@@ -302,32 +310,32 @@ class Nodes:
             return [NodeRecord(*row) for row in tx.all("live_nodes", namespace=self._namespace)]
 
     def ended_on_host(self, host: str, boot_id: str) -> list[int]:
-        """Those that have ended or died on this machine since its start, of any namespace, as far as they are known."""
+        """Return known nodes of any namespace that ended or died here since the machine's start."""
         with self._db.statement() as tx:
             return [row[0] for row in tx.all("ended_nodes_on_host", host=host, boot_id=boot_id)]
 
     def silence(self, nodes: Sequence[NodeRecord]) -> dict[int, Micros]:
-        """How long each of those that live has not been heard, whatever becomes of the store's clock."""
+        """Return how long each living node has been silent, even if the store's clock was set."""
         return self._watch.silence(nodes, self._steady())
 
     def suspects(self, nodes: Sequence[NodeRecord], me: int) -> list[NodeRecord]:
-        """Those whose lock is free."""
+        """Return the nodes whose lock is free."""
         return [node for node in nodes if node.id != me and self._wakeups.lock_is_free(node)]
 
     def declare_dead(self, node: int, judge: Judge) -> list[JobId]:
-        """Declare `node` dead and take over what it held, up to ORPHANS jobs a call."""
+        """Declare `node` dead and take over its jobs, up to ORPHANS_PER_CALL."""
         with self._db.transaction() as tx:
             if tx.one("set_node_state", id=node, state="dead", hungry=False):
                 self._tell(tx, "node_lost", node)
             return self._take_over(tx, node, judge)
 
     def take_over_jobs(self, node: int, judge: Judge) -> list[JobId]:
-        """Take over what a node left behind when it was declared dead."""
+        """Take over jobs that a node still held when it was declared dead."""
         with self._db.transaction() as tx:
             return self._take_over(tx, node, judge)
 
     def left_behind(self) -> list[int]:
-        """Nodes that are dead, or gone from the table, and still hold jobs."""
+        """Return nodes that are dead, or deleted from the table, and still hold jobs."""
         with self._db.statement() as tx:
             rows = [
                 *tx.all("dead_nodes_with_jobs", namespace=self._namespace),
@@ -351,7 +359,7 @@ class Nodes:
             return tx.run("forget_nodes", namespace=self._namespace, before=before)
 
     def known_tasks(self) -> set[str]:
-        """Names that some live node can run."""
+        """Return the tasks that some living node can run."""
         return {name for node in self.live() for name in node.knows}
 
     def _tell(self, tx: Transaction, kind: str, node: int, **more: Any) -> None:

@@ -1,4 +1,7 @@
-"""Dead nodes are buried: by the keepers of the living, and by clients in whose way their jobs are."""
+"""Declare dead nodes dead and take over their jobs.
+
+Done by the maintenance of living nodes, and by clients that wait for a lock of such a job.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import socket
 from collections.abc import Collection
 from typing import NamedTuple
 
-from genba.storage.clients.sessions import boot_id, born
+from genba.storage.clients.sessions import boot_id, process_start
 from genba.storage.jobs.judge import judge_lost_job
 from genba.storage.nodes.dead_nodes import find_dead_nodes
 from genba.storage.nodes.leftover_processes import INCARNATION, end_leftovers
@@ -18,50 +21,56 @@ from genba.storage.records import Ending, JobId, Micros, NodeRecord
 
 class TakenOverNode(NamedTuple):
     node: NodeRecord
-    taken: list[JobId]
-    ended: int  # processes that it had left on this machine
+    jobs: list[JobId]
+    ended_processes: int  # that it had left on this machine
 
 
 class TakeOverResult(NamedTuple):
-    suspects: bool  # somebody should be looked at again soon
-    here: frozenset[int]  # who lived on this machine, before that
-    buried: list[TakenOverNode]
+    has_suspects: bool  # then look again soon
+    on_this_machine: frozenset[int]  # nodes that were alive here before
+    taken_over: list[TakenOverNode]
 
 
 def take_over_dead_nodes(
-    members: Nodes,
+    nodes: Nodes,
     me: int,
     boot: str | None,
-    lasted: Micros,
+    in_contact: Micros,
     only: Collection[int] | None = None,
 ) -> TakeOverResult:
-    """Bury who is dead, and take over its jobs; `lasted` is how long we have seen the database without a break."""
-    living = members.live()
-    silence = members.silence(living)
-    nodes = [node for node in living if only is None or node.id in only]
-    suspects = {node.id for node in members.suspects(nodes, me)}
+    """Declare dead nodes dead, and take over their jobs.
+
+    `in_contact` is how long we have reached the database without a break.
+    """
+    living = nodes.live()
+    silence = nodes.silence(living)
+    candidates = [node for node in living if only is None or node.id in only]
+    suspects = {node.id for node in nodes.suspects(candidates, me)}
     gone = {
-        node.id for node in nodes if node.host == socket.gethostname() and born(node.pid) is None
+        node.id
+        for node in candidates
+        if node.host == socket.gethostname() and process_start(node.pid) is None
     }
-    found = find_dead_nodes(nodes, suspects, me, boot, lasted, gone, silence)
-    here = frozenset(node.id for node in living if _is_here(node))
-    return TakeOverResult(
-        bool(suspects), here, [_bury(members, node, here) for node in found if not _is_above(node)]
-    )
+    dead = find_dead_nodes(candidates, suspects, me, boot, in_contact, gone, silence)
+    on_this_machine = frozenset(node.id for node in living if _is_on_this_machine(node))
+    taken_over = [
+        _take_over(nodes, node, on_this_machine) for node in dead if not _runs_this_process(node)
+    ]
+    return TakeOverResult(bool(suspects), on_this_machine, taken_over)
 
 
-def _bury(members: Nodes, node: NodeRecord, here: Collection[int]) -> TakenOverNode:
-    """First ends what its guard would have ended, had it not been killed, too: its jobs are let go with the burial."""
-    ended = end_leftovers([node.id]) if node.id in here else 0
-    return TakenOverNode(node, members.declare_dead(node.id, judge_with_jitter), ended)
+def _take_over(nodes: Nodes, node: NodeRecord, on_this_machine: Collection[int]) -> TakenOverNode:
+    """First end what its guard would have ended, because its jobs may start again afterwards."""
+    ended = end_leftovers([node.id]) if node.id in on_this_machine else 0
+    return TakenOverNode(node, nodes.declare_dead(node.id, judge_with_jitter), ended)
 
 
-def _is_here(node: NodeRecord) -> bool:
+def _is_on_this_machine(node: NodeRecord) -> bool:
     return node.host == socket.gethostname() and node.boot_id == boot_id()
 
 
-def _is_above(node: NodeRecord) -> bool:
-    """We belong to one of its jobs, and should be ended with it: so others bury it."""
+def _runs_this_process(node: NodeRecord) -> bool:
+    """Whether we belong to one of its jobs and would be ended with it: another process does it."""
     return os.environ.get(INCARNATION) == str(node.id)
 
 

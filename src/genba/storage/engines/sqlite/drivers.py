@@ -13,7 +13,7 @@ log = logging.getLogger("genba")
 
 
 class ApswDriver:
-    """apsw, which brings its own SQLite: newer than that of most systems, and without known bugs."""
+    """apsw, which brings its own SQLite, newer and sounder than that of most systems."""
 
     def __init__(self) -> None:
         import apsw

@@ -40,7 +40,8 @@ class SqliteSchema:
             for statement in split_script(script):
                 self._conn.execute(statement.replace("genba.", "genba_"))
             self._conn.execute(
-                "INSERT INTO genba_migration (version, name, applied_at, serves) VALUES (?, ?, ?, ?)",
+                "INSERT INTO genba_migration (version, name, applied_at, serves) "
+                "VALUES (?, ?, ?, ?)",
                 (version, name, self._clock.now(), serves),
             )
             self._conn.execute("COMMIT")

@@ -45,10 +45,13 @@ class SqliteTransaction:
         return values
 
     def all(self, name: str, /, **values: Any) -> list[Row]:
-        return self._conn.execute(self._sql[name].text, self._bound(values)).fetchall()  # type: ignore[no-any-return]
+        rows: list[Row] = self._conn.execute(self._sql[name].text, self._bound(values)).fetchall()
+        return rows
 
     def one(self, name: str, /, **values: Any) -> Row | None:
-        return self._conn.execute(self._sql[name].text, self._bound(values)).fetchone()  # type: ignore[no-any-return]
+        # No variable keeps the cursor: COMMIT fails while its statement is unfinished.
+        row: Row | None = self._conn.execute(self._sql[name].text, self._bound(values)).fetchone()
+        return row
 
     def run(self, name: str, /, **values: Any) -> int:
         if not self._sql[name].text:
@@ -157,7 +160,8 @@ class SqliteTransaction:
                 for row in rows
             ]
         marks = ", ".join("?" * len(columns))
-        text = f"INSERT INTO genba_job ({', '.join(columns)}) VALUES ({marks})"  # noqa: S608  our own column names
+        names = ", ".join(columns)  # our own column names
+        text = f"INSERT INTO genba_job ({names}) VALUES ({marks})"  # noqa: S608
         self._driver.batch(self._conn, text, rows)
 
     def insert_uniform_jobs(
@@ -172,7 +176,8 @@ class SqliteTransaction:
     # values
 
     def select(self, text: str, /, **values: Any) -> list[Row]:
-        return self._conn.execute(text.replace("genba.", "genba_"), values).fetchall()  # type: ignore[no-any-return]
+        rows: list[Row] = self._conn.execute(text.replace("genba.", "genba_"), values).fetchall()
+        return rows
 
     def names(self, values: Sequence[str]) -> Any:
         return _json.encode(values).decode()

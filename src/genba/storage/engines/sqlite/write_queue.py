@@ -165,7 +165,7 @@ class WriteQueue:
         return pid if kind != fcntl.F_UNLCK and pid > 0 else None
 
     def held_since_last_check(self) -> bool:
-        """Test whether one of our threads has held the lock, or waited, ever since the last call."""
+        """Test whether one of our threads has had the lock, or waited, since the last call."""
         before, self._acquired_at_last_check = self._acquired_at_last_check, self._acquired
         return self._mine.locked() and before == self._acquired
 

@@ -1,11 +1,11 @@
--- The whole model of genba. Times are microseconds since 1970, UTC, by the server's clock.
+-- All tables of genba. Times are microseconds since 1970, UTC, by the server's clock.
 -- No foreign keys on the hot path: they would cost a look-up for every row in and out.
--- Names are compared byte by byte, as SQLite does: quicker, and no index is wrong after the system's rules of sorting have changed.
+-- Names are compared byte by byte, as SQLite does: faster, and a change of the system's collation breaks no index.
 
 CREATE TABLE genba.namespace (
     name  text COLLATE "C" PRIMARY KEY,
-    epoch bigint NOT NULL DEFAULT 0,         -- grows with every operator's change; a claim shows the one it knows
-    pruned bigint NOT NULL DEFAULT 0         -- the last event that is gone
+    epoch bigint NOT NULL DEFAULT 0,         -- grows with every operator's change; a claim states the one it knows
+    pruned bigint NOT NULL DEFAULT 0         -- the last event that was pruned
 );
 
 -- Clients take blocks of ids, so that they know a job's id before they write it.
@@ -16,14 +16,14 @@ CREATE TABLE genba.job (
     id               bigint NOT NULL,
     rank             bigint NOT NULL,         -- smaller starts first
     due_at           bigint NOT NULL,
-    due_from         bigint,                  -- when due_at was counted; NULL: with created_at; 0: somebody has named due_at
+    due_from         bigint,                  -- the moment that due_at was counted from; NULL: created_at; 0: due_at was given
     created_at       bigint NOT NULL,
-    claim_id         bigint,                  -- (id, attempt, claim_id) is the fence; NULL: nobody runs it
+    claim_id         bigint,                  -- (id, attempt, claim_id) is the fence; NULL: not running
     node             bigint,
     claimed_at       bigint,
     started_mark     bigint,
     finished_at      bigint,
-    ran_on           bigint,                  -- this and the next five: the record of the last attempt, if it returned. It needs no other row
+    ran_on           bigint,                  -- this and the next five: the record of the last attempt, if it returned, without a row of its own
     ran_from         bigint,
     ran_until        bigint,
     ran_cpu          bigint,
@@ -48,13 +48,13 @@ CREATE TABLE genba.job (
     queue            text COLLATE "C" NOT NULL,
     task             text COLLATE "C" NOT NULL,
     state            text COLLATE "C" NOT NULL,
-    parked_on        text COLLATE "C",                    -- what keeps a waiting job out of the claim index
+    parked_on        text COLLATE "C",                    -- the reason that keeps a waiting job out of the claim index
     cancel_requested text,
     reason           text,
     key              text COLLATE "C",
     key_hash         text COLLATE "C",
     buckets          text,                    -- JSON: name, template and kind of each bucket it needs a slot of
-    fair_key         text COLLATE "C",                    -- of a fair queue: who takes turns with others
+    fair_key         text COLLATE "C",                    -- in a fair queue: jobs with this key take turns with other keys
     tags             text,
     options          text,                    -- JSON; only what differs from the defaults
     progress         text,
@@ -63,7 +63,7 @@ CREATE TABLE genba.job (
     result           bytea,
     saved            bytea,
     CONSTRAINT job_pkey PRIMARY KEY (id) WITH (fillfactor = 50),  -- room for the new versions of its rows: a sixth less CPU of an end
-    -- What is counted with these must fit: one row that does not would keep a statement about many from being done.
+    -- Values that statements compute with must be in range: one bad row would make a statement for many rows fail.
     CHECK (due_at BETWEEN -1400000000000000000 AND 1400000000000000000
        AND created_at BETWEEN -1000000000000000000 AND 1000000000000000000
        AND COALESCE(due_from, 0) BETWEEN -1000000000000000000 AND 1000000000000000000
@@ -71,7 +71,7 @@ CREATE TABLE genba.job (
        AND retries BETWEEN -1000000000 AND 1000000000 AND crashes BETWEEN -1000000 AND 1000000
        AND losses BETWEEN -1000000000 AND 1000000000 AND open_deps BETWEEN -1000000000 AND 1000000000)
 ) WITH (
-    fillfactor = 50,                          -- a claim and an end write the row anew: on its page, a tenth less CPU and log
+    fillfactor = 50,                          -- a claim and an end rewrite the row: on the same page, a tenth less CPU and log
     autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 5000,
     autovacuum_vacuum_insert_scale_factor = 0.1, autovacuum_analyze_scale_factor = 0.1
 );
@@ -103,7 +103,7 @@ CREATE TABLE genba.tag (
 );
 CREATE INDEX tag_job ON genba.tag (job_id);
 
--- Of attempts that returned the job's own row tells, until it is tried again.
+-- An attempt that returned is recorded in the job's own row, until the job runs again.
 CREATE TABLE genba.attempt (
     job_id     bigint NOT NULL,
     claimed_at bigint,
@@ -120,13 +120,13 @@ CREATE TABLE genba.attempt (
     PRIMARY KEY (job_id, attempt)
 );
 
--- xid stands before seq: a transaction has its number before it takes one here, which readers rely on.
+-- xid comes before seq: a transaction has its own number before it takes a seq, which readers rely on.
 CREATE TABLE genba.event (
     xid       xid8 NOT NULL DEFAULT pg_current_xact_id(),
     seq       bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     at        bigint NOT NULL,
-    job_id    bigint,                         -- NULL: of many jobs, listed in data, or of none
-    node      bigint,                         -- whose doing it was; NULL: a client's
+    job_id    bigint,                         -- NULL: about several jobs, listed in data, or about none
+    node      bigint,                         -- the node that wrote it; NULL: a client
     namespace text COLLATE "C" NOT NULL,
     kind      text COLLATE "C" NOT NULL,
     data      bytea
@@ -142,7 +142,7 @@ CREATE TABLE genba.dependency (
 CREATE INDEX dependency_parent ON genba.dependency (parent_id) WHERE state = 'open';
 CREATE INDEX dependency_all ON genba.dependency (parent_id);
 
--- Parents whose children must be looked at; written with what made it so, emptied by any node.
+-- Parents whose dependents must be settled; inserted with the change that caused it, deleted by any node.
 CREATE TABLE genba.unsettled (
     seq       bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     parent_id bigint NOT NULL,
@@ -150,36 +150,36 @@ CREATE TABLE genba.unsettled (
 );
 CREATE INDEX unsettled_namespace ON genba.unsettled (namespace, seq);
 
--- What must be answered with yes before any job that is parked on it may start; equal ones are asked once for all.
+-- Conditions that must hold before a job that is parked on them may start; equal ones are checked once for all jobs.
 CREATE TABLE genba.question (
     namespace  text COLLATE "C" NOT NULL,
     key        text COLLATE "C" NOT NULL,
     task       text COLLATE "C" NOT NULL,
     conditions text NOT NULL,                 -- JSON: their names
     look_at    bigint NOT NULL,
-    looks      integer NOT NULL DEFAULT 0,    -- that were answered with no, in a row
-    raised     integer NOT NULL DEFAULT 0,    -- that raised, in a row
-    scout      bigint,                        -- the job that is to be asked for all
-    said       text,                          -- why not, in words
+    looks      integer NOT NULL DEFAULT 0,    -- checks in a row that said no
+    raised     integer NOT NULL DEFAULT 0,    -- checks in a row that raised
+    scout      bigint,                        -- the job that is checked for all
+    said       text,                          -- the reason that the check gave
     said_at    bigint,
     PRIMARY KEY (namespace, key)
 );
 CREATE INDEX question_look ON genba.question (namespace, look_at);
 
--- What holds for all buckets of a template; an operator's n wins until it is removed.
+-- The limit of all buckets of a template; an operator's n wins until it is removed.
 CREATE TABLE genba.bucket_limit (
     namespace text COLLATE "C" NOT NULL,
     template  text COLLATE "C" NOT NULL,
     n         bigint NOT NULL,
     override  bigint,
-    most      bigint NOT NULL DEFAULT 0,        -- the greatest n that held before this one
+    most      bigint NOT NULL DEFAULT 0,        -- the greatest n that applied before this one
     ordered   boolean NOT NULL DEFAULT false,
-    per       bigint,                         -- n starts in so much time; NULL: n at a time
+    per       bigint,                         -- n starts in that time; NULL: n at a time
     burst     bigint,
     PRIMARY KEY (namespace, template)
 );
 
--- One row per bucket that somebody uses or waits for. Its lock is the right to take, free and hand on its slots.
+-- One row per bucket that is used or waited for. A transaction locks it before it takes, frees or passes on slots.
 CREATE TABLE genba.bucket (
     namespace text COLLATE "C" NOT NULL,
     name      text COLLATE "C" NOT NULL,
@@ -189,32 +189,32 @@ CREATE TABLE genba.bucket (
     per       bigint,
     burst     bigint,
     taken     bigint NOT NULL DEFAULT 0,
-    owner     bigint,                         -- of an ordered one: the job whose turn it is
-    full_at   bigint,                         -- of a rate: when as many as the burst may start again
-    next_at   bigint,                         -- of a rate that jobs wait for: when the next may start
-    PRIMARY KEY (name, namespace)             -- the name first: by the namespace alone the planner would read them all
+    owner     bigint,                         -- of an ordered limit: the job whose turn it is
+    full_at   bigint,                         -- of a rate: when a whole burst may start again
+    next_at   bigint,                         -- of a rate that jobs wait for: when the next job may start
+    PRIMARY KEY (name, namespace)             -- the name first: with the namespace first, the planner would read all of them
 ) WITH (fillfactor = 50);
 CREATE INDEX bucket_next ON genba.bucket (namespace, next_at) WHERE next_at IS NOT NULL;
 
--- Buckets whose line must be looked at; written by those who could not look themselves, emptied by any node.
+-- Buckets whose parked jobs must be checked; inserted by transactions that could not do it, deleted by any node.
 CREATE TABLE genba.recheck (
     seq       bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     namespace text COLLATE "C" NOT NULL,
     name      text COLLATE "C" NOT NULL,
     template  text COLLATE "C" NOT NULL,
-    n         bigint,                         -- with the four below: what its template means, if nobody has said yet
+    n         bigint,                         -- with the four below: the rule of its template, if no task has declared it yet
     ordered   bigint,
     per       bigint,
     burst     bigint
 );
 CREATE INDEX recheck_namespace ON genba.recheck (namespace, seq);
 
--- Whoever takes or frees a lock of a name stands in line for that name first. The owner is an attempt or a session.
+-- A transaction that takes or frees a lock first serializes on its name. The owner is an attempt or a session.
 CREATE TABLE genba.lock (
     namespace  text COLLATE "C" NOT NULL,
     name       text COLLATE "C" NOT NULL,
     place      integer NOT NULL DEFAULT 0,
-    n          integer NOT NULL,                -- places in all: 1 for a mutex
+    n          integer NOT NULL,                -- number of places: 1 for a mutex
     token      bigint NOT NULL,                 -- grows with every grant, of whatever name
     job_id     bigint,
     attempt    integer,
@@ -237,9 +237,9 @@ CREATE TABLE genba.waiter (
     claim_id   bigint,
     session_id bigint,
     pid        integer NOT NULL,
-    bell       bigint NOT NULL,                 -- where it hears that it is its turn
+    bell       bigint NOT NULL,                 -- the receiver of its wake-ups
     since      bigint NOT NULL,
-    called_at  bigint                           -- since when it has been its turn
+    called_at  bigint                           -- since when it may take the lock
 );
 CREATE INDEX waiter_name ON genba.waiter (namespace, name, seq);
 CREATE INDEX waiter_job ON genba.waiter (job_id) WHERE job_id IS NOT NULL;
@@ -260,18 +260,18 @@ CREATE TABLE genba.schedule (
     failures   integer NOT NULL DEFAULT 0,
     version    integer NOT NULL DEFAULT 0,
     seen_at    bigint,                        -- when a node last declared it
-    deleted    boolean NOT NULL DEFAULT false,    -- stays, so that its ticks stay unique if it comes again
+    deleted    boolean NOT NULL DEFAULT false,    -- the row stays, so that its ticks stay unique if the schedule is declared again
     UNIQUE (namespace, name)
 );
 CREATE INDEX schedule_next ON genba.schedule (namespace, next_at) WHERE next_at IS NOT NULL AND NOT paused;
 
--- Outlives its job: a tick happens once, whatever is pruned.
+-- Outlives its job, so that a tick happens once even after pruning.
 CREATE TABLE genba.tick (
     schedule_id bigint NOT NULL,
     moment      bigint NOT NULL,
     job_id      bigint,
     skipped     text,                     -- why it made no job
-    last_moment bigint,                   -- of many that were skipped together, and how many
+    last_moment bigint,                   -- of several skipped together: the last moment, and how many
     count       bigint,
     at          bigint NOT NULL,
     PRIMARY KEY (schedule_id, moment)
@@ -281,8 +281,8 @@ CREATE TABLE genba.task (
     namespace  text COLLATE "C" NOT NULL,
     name       text COLLATE "C" NOT NULL,
     title      text,
-    definition text NOT NULL,                 -- what the code says
-    override   text,                          -- what an operator says; wins until it is removed
+    definition text NOT NULL,                 -- the definition in the code
+    override   text,                          -- set by an operator; wins until it is removed
     enabled    boolean NOT NULL DEFAULT true,
     changed_at bigint NOT NULL,
     changed_by text,
@@ -301,7 +301,7 @@ CREATE TABLE genba.queue (
     PRIMARY KEY (namespace, name)
 );
 
--- The clocks of fair queues: the virtual start of the last job of each key.
+-- The virtual times of fair queues: the virtual start of the last job of each key.
 CREATE TABLE genba.fair (
     namespace text COLLATE "C" NOT NULL,
     queue     text COLLATE "C" NOT NULL,
@@ -310,7 +310,7 @@ CREATE TABLE genba.fair (
     PRIMARY KEY (namespace, queue, key)
 ) WITH (fillfactor = 70);
 
--- One row per start of a node: an incarnation. A job's lease is its node's.
+-- One row per start of a node (an incarnation). A job's lease is that of its node.
 CREATE TABLE genba.node (
     id          bigint PRIMARY KEY,
     started_at  bigint NOT NULL,
@@ -329,7 +329,7 @@ CREATE TABLE genba.node (
     version     text NOT NULL,
     queues      text NOT NULL,
     tasks       text NOT NULL,
-    pool        text                          -- JSON: pool, min and max, for those who change them
+    pool        text                          -- JSON: pool, min and max, for operators who change them
 ) WITH (fillfactor = 50);
 CREATE UNIQUE INDEX node_name ON genba.node (namespace, name) WHERE state IN ('live', 'draining');
 
@@ -367,11 +367,11 @@ CREATE TABLE genba.session (
     born        bigint NOT NULL,                -- when the process began, as its machine counts
     namespace   text COLLATE "C" NOT NULL,
     host        text NOT NULL,
-    machine     text NOT NULL                 -- its boot, and the space in which its pid counts
+    machine     text NOT NULL                 -- its boot, and its pid namespace
 );
 CREATE INDEX session_namespace ON genba.session (namespace, id);
 
--- Who hears a topic, or waits for messages to a job.
+-- Clients that have subscribed to a topic, or wait for messages to a job.
 CREATE TABLE genba.listener (
     id         bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     namespace  text COLLATE "C" NOT NULL,
@@ -379,7 +379,7 @@ CREATE TABLE genba.listener (
     job_id     bigint,
     session_id bigint,
     bell       bigint NOT NULL,
-    passed     bigint NOT NULL                  -- the last message it has heard
+    passed     bigint NOT NULL                  -- the last message it has read
 );
 CREATE INDEX listener_topic ON genba.listener (namespace, topic) WHERE topic IS NOT NULL;
 CREATE INDEX listener_job ON genba.listener (job_id) WHERE job_id IS NOT NULL;

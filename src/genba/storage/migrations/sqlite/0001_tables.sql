@@ -1,13 +1,13 @@
--- The whole model of genba. Times are microseconds since 1970, UTC; leases and beats count since the machine's boot.
+-- All tables of genba. Times are microseconds since 1970, UTC; leases and renewals count since the machine's boot.
 -- No foreign keys on the hot path: they would cost a look-up for every row in and out.
 
 CREATE TABLE genba.namespace (
     name  TEXT PRIMARY KEY,
-    epoch INTEGER NOT NULL DEFAULT 0,         -- grows with every operator's change, a claim shows the one it knows
-    pruned INTEGER NOT NULL DEFAULT 0         -- the last event that is gone
+    epoch INTEGER NOT NULL DEFAULT 0,         -- grows with every operator's change, a claim states the one it knows
+    pruned INTEGER NOT NULL DEFAULT 0         -- the last event that was pruned
 ) STRICT;
 
--- Ids are handed out inside the transaction that uses them.
+-- Ids are allocated inside the transaction that uses them.
 CREATE TABLE genba.sequence (
     name  TEXT PRIMARY KEY,
     value INTEGER NOT NULL
@@ -18,14 +18,14 @@ CREATE TABLE genba.job (
     id               INTEGER PRIMARY KEY,
     rank             INTEGER NOT NULL,         -- smaller starts first
     due_at           INTEGER NOT NULL,
-    due_from         INTEGER,                  -- when due_at was counted; NULL: with created_at; 0: somebody has named due_at
+    due_from         INTEGER,                  -- the moment that due_at was counted from; NULL: created_at; 0: due_at was given
     created_at       INTEGER NOT NULL,
-    claim_id         INTEGER,                  -- (id, attempt, claim_id) is the fence; NULL: nobody runs it
+    claim_id         INTEGER,                  -- (id, attempt, claim_id) is the fence; NULL: not running
     node             INTEGER,
     claimed_at       INTEGER,
     started_mark     INTEGER,
     finished_at      INTEGER,
-    ran_on           INTEGER,                  -- this and the next five: the record of the last attempt, if it returned. It needs no other row
+    ran_on           INTEGER,                  -- this and the next five: the record of the last attempt, if it returned, without a row of its own
     ran_from         INTEGER,
     ran_until        INTEGER,
     ran_cpu          INTEGER,
@@ -50,21 +50,21 @@ CREATE TABLE genba.job (
     queue            TEXT NOT NULL,
     task             TEXT NOT NULL,
     state            TEXT NOT NULL,
-    parked_on        TEXT,                    -- what keeps a waiting job out of the claim index
+    parked_on        TEXT,                    -- the reason that keeps a waiting job out of the claim index
     cancel_requested TEXT,
     reason           TEXT,
     key              TEXT,
     key_hash         TEXT,
     buckets          TEXT,                    -- JSON: name, template and kind of each bucket it needs a slot of
-    fair_key         TEXT,                    -- of a fair queue: who takes turns with others
+    fair_key         TEXT,                    -- in a fair queue: jobs with this key take turns with other keys
     tags             TEXT,
     options          TEXT,                    -- JSON; only what differs from the defaults
     progress         TEXT,
     error            TEXT,
-    args             BLOB NOT NULL,           -- empty: they are long, and in the table of arguments
+    args             BLOB NOT NULL,           -- empty if they are long: then they are in the table argument
     result           BLOB,
     saved            BLOB,
-    -- What is counted with these must fit: one row that does not would keep a statement about many from being done.
+    -- Values that statements compute with must be in range: one bad row would make a statement for many rows fail.
     CHECK (due_at BETWEEN -1400000000000000000 AND 1400000000000000000
        AND created_at BETWEEN -1000000000000000000 AND 1000000000000000000
        AND COALESCE(due_from, 0) BETWEEN -1000000000000000000 AND 1000000000000000000
@@ -73,14 +73,14 @@ CREATE TABLE genba.job (
        AND losses BETWEEN -1000000000 AND 1000000000 AND open_deps BETWEEN -1000000000 AND 1000000000)
 ) STRICT;
 
--- An update of SQLite writes the whole row anew, and a job is updated twice: what is long is written once, beside it.
+-- SQLite rewrites the whole row on update, and a job is updated twice: long arguments are written once, here.
 CREATE TABLE genba.argument (
     job_id INTEGER PRIMARY KEY,
     args   BLOB NOT NULL
 ) STRICT;
 
--- All are partial: an update writes only into the indexes that its new row belongs to.  It asks each of them, though: the rare
--- states are by the alphabet (blocked, cancelled, failed, held) since IN with five words cost a seventh of all that a job's end costs.
+-- All are partial: an update writes only into the indexes that its new row belongs to. It tests each of them, though: the rare
+-- states are compared as a range (blocked, cancelled, failed, held), because IN with five words cost a seventh of a job's end.
 CREATE INDEX genba.job_claim    ON genba.job (namespace, queue, rank, id) WHERE state = 'waiting' AND parked_on IS NULL;
 CREATE INDEX genba.job_parked   ON genba.job (namespace, parked_on, rank, id) WHERE parked_on IS NOT NULL;
 CREATE INDEX genba.job_granted  ON genba.job (namespace, granted_at) WHERE granted_at IS NOT NULL AND claim_id IS NULL AND finished_at IS NULL;
@@ -107,7 +107,7 @@ CREATE TABLE genba.tag (
 ) WITHOUT ROWID, STRICT;
 CREATE INDEX genba.tag_job ON genba.tag (job_id);
 
--- Of attempts that returned the job's own row tells, until it is tried again.
+-- An attempt that returned is recorded in the job's own row, until the job runs again.
 CREATE TABLE genba.attempt (
     job_id     INTEGER NOT NULL,
     claimed_at INTEGER,
@@ -127,8 +127,8 @@ CREATE TABLE genba.attempt (
 CREATE TABLE genba.event (
     seq       INTEGER PRIMARY KEY,
     at        INTEGER NOT NULL,
-    job_id    INTEGER,                         -- NULL: of many jobs, listed in data, or of none
-    node      INTEGER,                         -- whose doing it was, NULL: a client's
+    job_id    INTEGER,                         -- NULL: about several jobs, listed in data, or about none
+    node      INTEGER,                         -- the node that wrote it, NULL: a client
     namespace TEXT NOT NULL,
     kind      TEXT NOT NULL,
     data      BLOB
@@ -144,7 +144,7 @@ CREATE TABLE genba.dependency (
 CREATE INDEX genba.dependency_parent ON genba.dependency (parent_id) WHERE state = 'open';
 CREATE INDEX genba.dependency_all ON genba.dependency (parent_id);
 
--- Parents whose children must be looked at; written with what made it so, emptied by any node.
+-- Parents whose dependents must be settled; inserted with the change that caused it, deleted by any node.
 CREATE TABLE genba.unsettled (
     seq       INTEGER PRIMARY KEY AUTOINCREMENT,
     parent_id INTEGER NOT NULL,
@@ -152,36 +152,36 @@ CREATE TABLE genba.unsettled (
 ) STRICT;
 CREATE INDEX genba.unsettled_namespace ON genba.unsettled (namespace, seq);
 
--- What must be answered with yes before any job that is parked on it may start; equal ones are asked once for all.
+-- Conditions that must hold before a job that is parked on them may start; equal ones are checked once for all jobs.
 CREATE TABLE genba.question (
     namespace  TEXT NOT NULL,
     key        TEXT NOT NULL,
     task       TEXT NOT NULL,
     conditions TEXT NOT NULL,                 -- JSON: their names
     look_at    INTEGER NOT NULL,
-    looks      INTEGER NOT NULL DEFAULT 0,    -- that were answered with no, in a row
-    raised     INTEGER NOT NULL DEFAULT 0,    -- that raised, in a row
-    scout      INTEGER,                        -- the job that is to be asked for all
-    said       TEXT,                          -- why not, in words
+    looks      INTEGER NOT NULL DEFAULT 0,    -- checks in a row that said no
+    raised     INTEGER NOT NULL DEFAULT 0,    -- checks in a row that raised
+    scout      INTEGER,                        -- the job that is checked for all
+    said       TEXT,                          -- the reason that the check gave
     said_at    INTEGER,
     PRIMARY KEY (namespace, key)
 ) WITHOUT ROWID, STRICT;
 CREATE INDEX genba.question_look ON genba.question (namespace, look_at);
 
--- What holds for all buckets of a template; an operator's n wins until it is removed.
+-- The limit of all buckets of a template; an operator's n wins until it is removed.
 CREATE TABLE genba.bucket_limit (
     namespace TEXT NOT NULL,
     template  TEXT NOT NULL,
     n         INTEGER NOT NULL,
     override  INTEGER,
-    most      INTEGER NOT NULL DEFAULT 0,        -- the greatest n that held before this one
+    most      INTEGER NOT NULL DEFAULT 0,        -- the greatest n that applied before this one
     ordered   INTEGER NOT NULL DEFAULT 0,
-    per       INTEGER,                         -- n starts in so much time; NULL: n at a time
+    per       INTEGER,                         -- n starts in that time; NULL: n at a time
     burst     INTEGER,
     PRIMARY KEY (namespace, template)
 ) WITHOUT ROWID, STRICT;
 
--- One row per bucket that somebody uses or waits for. Its lock is the right to take, free and hand on its slots.
+-- One row per bucket that is used or waited for. A transaction locks it before it takes, frees or passes on slots.
 CREATE TABLE genba.bucket (
     namespace TEXT NOT NULL,
     name      TEXT NOT NULL,
@@ -191,32 +191,32 @@ CREATE TABLE genba.bucket (
     per       INTEGER,
     burst     INTEGER,
     taken     INTEGER NOT NULL DEFAULT 0,
-    owner     INTEGER,                         -- of an ordered one: the job whose turn it is
-    full_at   INTEGER,                         -- of a rate: when as many as the burst may start again
-    next_at   INTEGER,                         -- of a rate that jobs wait for: when the next may start
+    owner     INTEGER,                         -- of an ordered limit: the job whose turn it is
+    full_at   INTEGER,                         -- of a rate: when a whole burst may start again
+    next_at   INTEGER,                         -- of a rate that jobs wait for: when the next job may start
     PRIMARY KEY (namespace, name)
 ) WITHOUT ROWID, STRICT;
 CREATE INDEX genba.bucket_next ON genba.bucket (namespace, next_at) WHERE next_at IS NOT NULL;
 
--- Buckets whose line must be looked at; written by those who could not look themselves, emptied by any node.
+-- Buckets whose parked jobs must be checked; inserted by transactions that could not do it, deleted by any node.
 CREATE TABLE genba.recheck (
     seq       INTEGER PRIMARY KEY AUTOINCREMENT,
     namespace TEXT NOT NULL,
     name      TEXT NOT NULL,
     template  TEXT NOT NULL,
-    n         INTEGER,                         -- with the four below: what its template means, if nobody has said yet
+    n         INTEGER,                         -- with the four below: the rule of its template, if no task has declared it yet
     ordered   INTEGER,
     per       INTEGER,
     burst     INTEGER
 ) STRICT;
 CREATE INDEX genba.recheck_namespace ON genba.recheck (namespace, seq);
 
--- Whoever takes or frees a lock of a name stands in line for that name first. The owner is an attempt or a session.
+-- A transaction that takes or frees a lock first serializes on its name. The owner is an attempt or a session.
 CREATE TABLE genba.lock (
     namespace  TEXT NOT NULL,
     name       TEXT NOT NULL,
     place      INTEGER NOT NULL DEFAULT 0,
-    n          INTEGER NOT NULL,                -- places in all: 1 for a mutex
+    n          INTEGER NOT NULL,                -- number of places: 1 for a mutex
     token      INTEGER NOT NULL,                 -- grows with every grant, of whatever name
     job_id     INTEGER,
     attempt    INTEGER,
@@ -239,9 +239,9 @@ CREATE TABLE genba.waiter (
     claim_id   INTEGER,
     session_id INTEGER,
     pid        INTEGER NOT NULL,
-    bell       INTEGER NOT NULL,                 -- where it hears that it is its turn
+    bell       INTEGER NOT NULL,                 -- the receiver of its wake-ups
     since      INTEGER NOT NULL,
-    called_at  INTEGER                           -- since when it has been its turn
+    called_at  INTEGER                           -- since when it may take the lock
 ) STRICT;
 CREATE INDEX genba.waiter_name ON genba.waiter (namespace, name, seq);
 CREATE INDEX genba.waiter_job ON genba.waiter (job_id) WHERE job_id IS NOT NULL;
@@ -262,18 +262,18 @@ CREATE TABLE genba.schedule (
     failures   INTEGER NOT NULL DEFAULT 0,
     version    INTEGER NOT NULL DEFAULT 0,
     seen_at    INTEGER,                        -- when a node last declared it
-    deleted    INTEGER NOT NULL DEFAULT 0,    -- stays, so that its ticks stay unique if it comes again
+    deleted    INTEGER NOT NULL DEFAULT 0,    -- the row stays, so that its ticks stay unique if the schedule is declared again
     UNIQUE (namespace, name)
 ) STRICT;
 CREATE INDEX genba.schedule_next ON genba.schedule (namespace, next_at) WHERE next_at IS NOT NULL AND NOT paused;
 
--- Outlives its job: a tick happens once, whatever is pruned.
+-- Outlives its job, so that a tick happens once even after pruning.
 CREATE TABLE genba.tick (
     schedule_id INTEGER NOT NULL,
     moment      INTEGER NOT NULL,
     job_id      INTEGER,
     skipped     TEXT,                     -- why it made no job
-    last_moment INTEGER,                   -- of many that were skipped together, and how many
+    last_moment INTEGER,                   -- of several skipped together: the last moment, and how many
     count       INTEGER,
     at          INTEGER NOT NULL,
     PRIMARY KEY (schedule_id, moment)
@@ -283,8 +283,8 @@ CREATE TABLE genba.task (
     namespace  TEXT NOT NULL,
     name       TEXT NOT NULL,
     title      TEXT,
-    definition TEXT NOT NULL,                 -- what the code says
-    override   TEXT,                          -- what an operator says; wins until it is removed
+    definition TEXT NOT NULL,                 -- the definition in the code
+    override   TEXT,                          -- set by an operator; wins until it is removed
     enabled    INTEGER NOT NULL DEFAULT 1,
     changed_at INTEGER NOT NULL,
     changed_by TEXT,
@@ -303,7 +303,7 @@ CREATE TABLE genba.queue (
     PRIMARY KEY (namespace, name)
 ) STRICT;
 
--- The clocks of fair queues: the virtual start of the last job of each key.
+-- The virtual times of fair queues: the virtual start of the last job of each key.
 CREATE TABLE genba.fair (
     namespace TEXT NOT NULL,
     queue     TEXT NOT NULL,
@@ -312,7 +312,7 @@ CREATE TABLE genba.fair (
     PRIMARY KEY (namespace, queue, key)
 ) WITHOUT ROWID, STRICT;
 
--- One row per start of a node: an incarnation. A job's lease is its node's.
+-- One row per start of a node (an incarnation). A job's lease is that of its node.
 CREATE TABLE genba.node (
     id          INTEGER PRIMARY KEY,
     started_at  INTEGER NOT NULL,
@@ -331,7 +331,7 @@ CREATE TABLE genba.node (
     version     TEXT NOT NULL,
     queues      TEXT NOT NULL,
     tasks       TEXT NOT NULL,
-    pool        TEXT                          -- JSON: pool, min and max, for those who change them
+    pool        TEXT                          -- JSON: pool, min and max, for operators who change them
 ) STRICT;
 CREATE UNIQUE INDEX genba.node_name ON genba.node (namespace, name) WHERE state IN ('live', 'draining');
 
@@ -368,11 +368,11 @@ CREATE TABLE genba.session (
     born        INTEGER NOT NULL,                -- when the process began, as its machine counts
     namespace   TEXT NOT NULL,
     host        TEXT NOT NULL,
-    machine     TEXT NOT NULL                 -- its boot, and the space in which its pid counts
+    machine     TEXT NOT NULL                 -- its boot, and its pid namespace
 ) STRICT;
 CREATE INDEX genba.session_namespace ON genba.session (namespace, id);
 
--- Who hears a topic, or waits for messages to a job.
+-- Clients that have subscribed to a topic, or wait for messages to a job.
 CREATE TABLE genba.listener (
     id         INTEGER PRIMARY KEY AUTOINCREMENT,
     namespace  TEXT NOT NULL,
@@ -380,7 +380,7 @@ CREATE TABLE genba.listener (
     job_id     INTEGER,
     session_id INTEGER,
     bell       INTEGER NOT NULL,
-    passed     INTEGER NOT NULL                  -- the last message it has heard
+    passed     INTEGER NOT NULL                  -- the last message it has read
 ) STRICT;
 CREATE INDEX genba.listener_topic ON genba.listener (namespace, topic) WHERE topic IS NOT NULL;
 CREATE INDEX genba.listener_job ON genba.listener (job_id) WHERE job_id IS NOT NULL;
