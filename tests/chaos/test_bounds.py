@@ -221,7 +221,7 @@ if "genba.cli" in " ".join(sys.orig_argv):
 def test_a_node_that_cannot_keep_the_queue_is_red_within_thirty_seconds(
     jobs, url, start_node, tmp_path
 ):
-    """A chore of its keeper raises, in every round: /readyz says so, and is green again when it is over."""
+    """Its maintenance raises in every round: /readyz says so, and is green again when it is over."""
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(STUMBLES)
     sign = tmp_path / "now"
@@ -238,7 +238,7 @@ def test_a_node_that_cannot_keep_the_queue_is_red_within_thirty_seconds(
     sign.unlink()
     eventually(lambda: _status(port) == 200, within=60)
 
-    print(f"{url.partition(':')[0]}: a node whose keeper stumbled was red after {took:.1f} s")
+    print(f"{url.partition(':')[0]}: a node whose maintenance failed was red after {took:.1f} s")
     assert took < 30
 
 

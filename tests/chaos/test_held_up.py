@@ -106,7 +106,7 @@ def test_a_full_disk_below_postgresql_loses_nothing_and_all_goes_on_when_it_is_f
     eventually(lambda: app.app.count(state="succeeded") == promised + 2, within=60)
     assert len(lines(effects)) >= promised + 2
     assert app.app.verify().faults == []
-    assert said <= 4  # one for each of its threads: three desks and the keeper
+    assert said <= 4  # one for each of its threads: three writers and maintenance
     app.app.close()
 
 

@@ -106,7 +106,7 @@ def test_a_pooler_of_which_nobody_has_spoken_is_found(url, tmp_path, start_node,
             n + 1 for n in range(5)
         ]
         assert module.app.verify().faults == []
-        assert node.log.count("behind a pooler nobody can wake a node") == 1
+        assert node.log.count("behind a pooler no process can wake a node") == 1
         assert "listener" in {found.kind for found in module.app.doctor()}
     finally:
         module.app.close()
@@ -124,7 +124,7 @@ def test_jobs_come_and_run_behind_pgbouncer(pgbouncer, tmp_path, start_node):
             ]
         assert module.app.verify().faults == []
         assert module.app.count(state="succeeded") == 305
-        assert ("behind a pooler nobody can wake a node" in node.log) == (
+        assert ("behind a pooler no process can wake a node" in node.log) == (
             "pooler=" not in pgbouncer
         )
     finally:

@@ -1145,12 +1145,12 @@ def test_a_node_that_starts_declares_what_operators_say(url):
     app.tasks["often"].set(every=None)
     seen = [(one.name, one.record.version) for one in app.schedules()]
     clock = SystemClock()
-    keeper = Maintenance(
+    maintenance = Maintenance(
         app.store, 1, lease=15_000_000, poll=1_000_000, queues=["default"], tasks=sorted(app.task_table()), keep={},
         conditions=[], schedules=app.declared_schedules(), boot_id=None, clock=clock, lost_claims=LostClaims(clock),
         post=lambda what: None,
     )  # fmt: skip
-    keeper.step()
+    maintenance.step()
 
     assert [
         (one.name, one.record.version) for one in app.schedules()
@@ -1163,7 +1163,7 @@ def test_a_node_that_starts_declares_what_operators_say(url):
     )  # and dies before the schedule is written
     policy.override("nightly", lambda old: {"cron": None}, "somebody", None)
     for _ in range(2):
-        keeper.step()
+        maintenance.step()
     assert [(one.name, one.rule.words()) for one in app.schedules()] == [("often", "every 1h")]
     app.close()
     other.close()

@@ -1,4 +1,4 @@
-"""A node whose brain, writer, keeper and store are the real ones, and whose loop, guard and workers are played."""
+"""A node whose brain, writer, maintenance and store are the real ones, and whose loop, guard and workers are played."""
 
 from __future__ import annotations
 
@@ -431,15 +431,15 @@ class SimNode(Process):
                     worker = self._workers[slot] = Worker(world, self, slot)
                     world.at(5 * MS, partial(self._ready, worker), self)
                 case do.GiveJobs(slot, serial, jobs):
-                    if (hand := self._at(slot)) is not None:
-                        hand.give(serial, jobs)
+                    if (target := self._at(slot)) is not None:
+                        target.give(serial, jobs)
                 case do.SetSeats(slot, seats):
                     if slot in self._workers:
                         world.hits.add("in company")
                         self._workers[slot].share(seats)
                 case do.StopSeat(seat):
-                    if (hand := self._at(seat)) is not None:
-                        hand.term()
+                    if (target := self._at(seat)) is not None:
+                        target.term()
                 case do.CheckConditions(slot, serial):
                     if slot in self._workers:
                         self._workers[slot].ask(serial)

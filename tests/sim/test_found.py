@@ -65,5 +65,5 @@ def test_a_job_given_back_twice_and_ended_in_the_same_breath_has_one_end():
 
 
 def test_a_claim_without_an_answer_is_looked_for_until_somebody_could_look():
-    """Seed 1146: no round of the keeper came so far for thirty seconds, and then nobody asked any more."""
+    """Seed 1146: no round of maintenance came so far for thirty seconds, and then nobody asked any more."""
     play(Stage(), 1146)

@@ -1,4 +1,4 @@
-"""A world in one thread: the real Store on SQLite in memory, real brains, desks and keepers; all else is played.
+"""A world in one thread: the real Store on SQLite in memory, real brains, writers and maintenance; all else is played.
 
 Played are the clock, the network between nodes and database, the bells, the processes below a node, and whatever
 goes wrong with them, all of it out of one seed: the same seed gives the same history, up to the names of claims.
@@ -297,7 +297,7 @@ class Stage:
         with self._database.transaction() as tx:
             for table in sorted(TABLES - {"migration", "sequence", "namespace"}):
                 tx.select(f"DELETE FROM genba.{table}")
-        random.seed(seed)  # keepers and rescuers take theirs from here
+        random.seed(seed)  # maintenance takes theirs from here
         clock = Time(START)
         self._database.clock = clock
         return World(

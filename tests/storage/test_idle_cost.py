@@ -136,7 +136,7 @@ def pages(url: str) -> tuple[int, int]:
 
 
 def an_idle_while(url: str, node: int) -> Counted:
-    """A keeper of a node that has nothing to do, until its lease was renewed three times."""
+    """Run maintenance of a node that has nothing to do, until its lease was renewed three times."""
     beats, done = 0, threading.Event()
     with counted(url) as found, closing(open_store(url)) as store:
         joined(store, node)
@@ -147,14 +147,14 @@ def an_idle_while(url: str, node: int) -> Counted:
             if beats == 3:
                 done.set()
 
-        keeper = Maintenance(
+        maintenance = Maintenance(
             store, node, lease=2 * SECOND, poll=SECOND // 20, queues=["default"], tasks=[TASK], conditions=[],
             keep={TASK: 0}, schedules=[], boot_id=None, clock=SystemClock(),
             lost_claims=LostClaims(SystemClock()), post=post,
         )  # fmt: skip
-        keeper.start()
+        maintenance.start()
         assert done.wait(30)
-        keeper.finish(10)
+        maintenance.finish(10)
         store.nodes.leave(node)
     return found
 

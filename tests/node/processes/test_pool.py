@@ -128,7 +128,7 @@ for event in coming:
 
 
 @dataclass
-class Desk:
+class DrivenPool:
     """A pool, the events it has given, and our ends of the workers' sockets."""
 
     pool: Pool
@@ -193,26 +193,26 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def open_desk(place: Path) -> Iterator[Callable[..., Desk]]:
-    desks: list[Desk] = []
+def open_pool(place: Path) -> Iterator[Callable[..., DrivenPool]]:
+    driven: list[DrivenPool] = []
 
-    def open_one(target: str = "shop:app", **more: str) -> Desk:
+    def open_one(target: str = "shop:app", **more: str) -> DrivenPool:
         pool = Pool(target, env=environment(**more), node_title="/node[8]", zygote=["zygote.py"])
-        desks.append(Desk(pool))
+        driven.append(DrivenPool(pool))
         pool.start()
-        return desks[-1]
+        return driven[-1]
 
     yield open_one
-    for desk in desks:
-        desk.close()
+    for driven_pool in driven:
+        driven_pool.close()
     linux.adopt_orphans(False)
 
 
 @pytest.fixture
-def desk(open_desk: Callable[..., Desk]) -> Desk:
-    desk = open_desk()
-    desk.next(AppImported)
-    return desk
+def driven_pool(open_pool: Callable[..., DrivenPool]) -> DrivenPool:
+    driven_pool = open_pool()
+    driven_pool.next(AppImported)
+    return driven_pool
 
 
 class NodeRun:
@@ -288,8 +288,8 @@ def title_of(pid: int) -> str:
 # The zygote
 
 
-def test_the_zygote_says_hello_with_what_the_app_says(open_desk: Callable[..., Desk]) -> None:
-    hello = open_desk("shop").next(AppImported)
+def test_the_zygote_says_hello_with_what_the_app_says(open_pool: Callable[..., DrivenPool]) -> None:
+    hello = open_pool("shop").next(AppImported)
 
     assert hello.contents == {
         "url": "sqlite:///jobs.db",
@@ -300,19 +300,23 @@ def test_the_zygote_says_hello_with_what_the_app_says(open_desk: Callable[..., D
     }
 
 
-def test_a_hello_may_be_larger_than_a_packet(open_desk: Callable[..., Desk], place: Path) -> None:
+def test_a_hello_may_be_larger_than_a_packet(
+    open_pool: Callable[..., DrivenPool], place: Path
+) -> None:
     (place / "large.py").write_text(APP.replace("[]", "['x' * 3_000_000]"))
 
-    hello = open_desk("large").next(AppImported)
+    hello = open_pool("large").next(AppImported)
 
     assert len(hello.contents["tasks"][0]) == 3_000_000
 
 
-def test_threads_left_by_the_import_are_named(open_desk: Callable[..., Desk], place: Path) -> None:
+def test_threads_left_by_the_import_are_named(
+    open_pool: Callable[..., DrivenPool], place: Path
+) -> None:
     thread = "import threading\nthreading.Thread(target=threading.Event().wait, name='poller', daemon=True).start()"
     (place / "threaded.py").write_text(thread + APP)
 
-    assert open_desk("threaded").next(AppImported).contents["threads"] == ["poller"]
+    assert open_pool("threaded").next(AppImported).contents["threads"] == ["poller"]
 
 
 @pytest.mark.parametrize(
@@ -330,28 +334,28 @@ def test_threads_left_by_the_import_are_named(open_desk: Callable[..., Desk], pl
     ],
 )
 def test_an_app_that_cannot_be_imported_is_explained(
-    open_desk: Callable[..., Desk], place: Path, source: str, target: str, text: str
+    open_pool: Callable[..., DrivenPool], place: Path, source: str, target: str, text: str
 ) -> None:
     (place / "broken.py").write_text(source)
-    desk = open_desk(target)
+    driven_pool = open_pool(target)
 
-    assert text in desk.next(ImportFailed).message
-    assert os.waitstatus_to_exitcode(desk.next(ZygoteDied).status) == 3
+    assert text in driven_pool.next(ImportFailed).message
+    assert os.waitstatus_to_exitcode(driven_pool.next(ZygoteDied).status) == 3
 
 
-def test_a_worker_is_a_clean_process_of_its_own(open_desk: Callable[..., Desk]) -> None:
-    desk = open_desk(GENBA_INCARNATION="i-1")
-    desk.next(AppImported)
-    worker = desk.spawn(5)
+def test_a_worker_is_a_clean_process_of_its_own(open_pool: Callable[..., DrivenPool]) -> None:
+    driven_pool = open_pool(GENBA_INCARNATION="i-1")
+    driven_pool.next(AppImported)
+    worker = driven_pool.spawn(5)
 
-    assert desk.ask("os.getpid(), os.getpgrp(), slot", 5) == (worker.pid, worker.pid, 5)
-    assert desk.ask("signal.getsignal(signal.SIGTERM) is signal.SIG_DFL", 5)
-    assert desk.ask("signal.pthread_sigmask(signal.SIG_BLOCK, ())", 5) == set()
-    assert desk.ask("os.environ['GENBA_WORKER']", 5) == "1"
+    assert driven_pool.ask("os.getpid(), os.getpgrp(), slot", 5) == (worker.pid, worker.pid, 5)
+    assert driven_pool.ask("signal.getsignal(signal.SIGTERM) is signal.SIG_DFL", 5)
+    assert driven_pool.ask("signal.pthread_sigmask(signal.SIG_BLOCK, ())", 5) == set()
+    assert driven_pool.ask("os.environ['GENBA_WORKER']", 5) == "1"
     # stdin, stdout, stderr, its three, and the one that lists.
-    assert desk.ask("len(os.listdir('/proc/self/fd'))", 5) == 7
-    assert desk.pool.zygote_pid
-    assert title_of(desk.pool.zygote_pid) == "genba-shop: /node[8]/zygote"
+    assert driven_pool.ask("len(os.listdir('/proc/self/fd'))", 5) == 7
+    assert driven_pool.pool.zygote_pid
+    assert title_of(driven_pool.pool.zygote_pid) == "genba-shop: /node[8]/zygote"
     assert title_of(worker.pid) == "genba-shop: /node[8]/worker[5]"
     assert b"GENBA_INCARNATION=i-1" in Path(f"/proc/{worker.pid}/environ").read_bytes().split(b"\0")
 
@@ -370,14 +374,14 @@ def test_a_worker_is_a_clean_process_of_its_own(open_desk: Callable[..., Desk]) 
     ],
 )
 def test_the_end_of_a_worker_is_reported_with_what_it_used(
-    desk: Desk, code: str, status: int
+    driven_pool: DrivenPool, code: str, status: int
 ) -> None:
-    worker = desk.spawn()
-    desk.tell(
+    worker = driven_pool.spawn()
+    driven_pool.tell(
         f"import time\nwhile time.process_time() < 0.05: pass\nkept = b'x' * 50_000_000\n{code}"
     )
 
-    ended = desk.next(WorkerEnded)
+    ended = driven_pool.next(WorkerEnded)
 
     assert (ended.slot, ended.pid) == (0, worker.pid)
     assert ended.status is not None
@@ -386,43 +390,43 @@ def test_the_end_of_a_worker_is_reported_with_what_it_used(
     assert ended.peak_kb > 50_000
 
 
-def test_a_worker_whose_socket_is_closed_returns(desk: Desk) -> None:
-    desk.spawn()
-    desk.workers[0].close()
+def test_a_worker_whose_socket_is_closed_returns(driven_pool: DrivenPool) -> None:
+    driven_pool.spawn()
+    driven_pool.workers[0].close()
 
-    assert desk.next(WorkerEnded).status == 0
-
-
-def test_a_signal_reaches_a_worker_while_it_lives(desk: Desk) -> None:
-    desk.spawn()
-
-    assert desk.pool.signal(0, signal.SIGTERM)
-    assert desk.next(WorkerEnded).status == signal.SIGTERM
-    assert not desk.pool.signal(0, signal.SIGTERM)
+    assert driven_pool.next(WorkerEnded).status == 0
 
 
-def test_a_slot_has_one_worker(desk: Desk) -> None:
-    desk.spawn()
+def test_a_signal_reaches_a_worker_while_it_lives(driven_pool: DrivenPool) -> None:
+    driven_pool.spawn()
+
+    assert driven_pool.pool.signal(0, signal.SIGTERM)
+    assert driven_pool.next(WorkerEnded).status == signal.SIGTERM
+    assert not driven_pool.pool.signal(0, signal.SIGTERM)
+
+
+def test_a_slot_has_one_worker(driven_pool: DrivenPool) -> None:
+    driven_pool.spawn()
 
     with pytest.raises(ValueError, match="slot 0"):
-        desk.pool.spawn(0, desk.workers[0], 0, 0)
+        driven_pool.pool.spawn(0, driven_pool.workers[0], 0, 0)
 
 
 def test_a_worker_comes_in_milliseconds_and_leaves_no_descriptor_behind(
-    desk: Desk, capsys: pytest.CaptureFixture[str]
+    driven_pool: DrivenPool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert desk.pool.guard_pid
-    assert desk.pool.zygote_pid
-    pids = (os.getpid(), desk.pool.guard_pid, desk.pool.zygote_pid)
+    assert driven_pool.pool.guard_pid
+    assert driven_pool.pool.zygote_pid
+    pids = (os.getpid(), driven_pool.pool.guard_pid, driven_pool.pool.zygote_pid)
 
     def cycle() -> float:
         asked = time.perf_counter()
-        desk.spawn()
+        driven_pool.spawn()
         took = time.perf_counter() - asked
-        desk.workers.pop(0).close()
-        desk.next(WorkerEnded)
-        desk.pool.sweep(1)
-        desk.next(LeftoversSwept)
+        driven_pool.workers.pop(0).close()
+        driven_pool.next(WorkerEnded)
+        driven_pool.pool.sweep(1)
+        driven_pool.next(LeftoversSwept)
         return took
 
     cycle()
@@ -436,201 +440,214 @@ def test_a_worker_comes_in_milliseconds_and_leaves_no_descriptor_behind(
         )
 
 
-def test_many_workers_asked_for_at_once_all_come(desk: Desk) -> None:
+def test_many_workers_asked_for_at_once_all_come(driven_pool: DrivenPool) -> None:
     for slot in range(50):
-        desk.ask_for(slot)
+        driven_pool.ask_for(slot)
 
-    assert len({desk.next(WorkerStarted).pid for _ in range(50)}) == 50
+    assert len({driven_pool.next(WorkerStarted).pid for _ in range(50)}) == 50
 
 
 # Sweeping
 
 
-def test_a_sweep_ends_what_a_dead_worker_left_and_spares_the_others(desk: Desk) -> None:
-    desk.spawn(0)
-    desk.spawn(1)
-    strays = watch(desk.ask("stray()", 0), desk.ask("stray()", 0))
-    spared = desk.ask("stray()", 1)
-    desk.pool.signal(0, signal.SIGKILL)
-    desk.next(WorkerEnded)
+def test_a_sweep_ends_what_a_dead_worker_left_and_spares_the_others(
+    driven_pool: DrivenPool,
+) -> None:
+    driven_pool.spawn(0)
+    driven_pool.spawn(1)
+    strays = watch(driven_pool.ask("stray()", 0), driven_pool.ask("stray()", 0))
+    spared = driven_pool.ask("stray()", 1)
+    driven_pool.pool.signal(0, signal.SIGKILL)
+    driven_pool.next(WorkerEnded)
 
-    desk.pool.sweep(77)
-    swept = desk.next(LeftoversSwept)
+    driven_pool.pool.sweep(77)
+    swept = driven_pool.next(LeftoversSwept)
 
     assert (swept.token, swept.killed, swept.unkillable) == (77, 2, 0)
     assert deaths(strays, within=0) == set(strays)
     assert deaths(watch(spared), within=0) == set()
-    assert desk.ask("os.getpid()", 1)
+    assert driven_pool.ask("os.getpid()", 1)
 
 
-def test_a_sweep_ends_deep_trees_and_those_that_keep_forking(desk: Desk) -> None:
-    desk.spawn()
-    deep = desk.ask(
+def test_a_sweep_ends_deep_trees_and_those_that_keep_forking(driven_pool: DrivenPool) -> None:
+    driven_pool.spawn()
+    deep = driven_pool.ask(
         "stray(lambda: (os.fork() == 0 and (os.fork() == 0 and signal.pause(), signal.pause())))"
     )
-    desk.ask("[stray(hop) for _ in range(3)]")
-    desk.pool.signal(0, signal.SIGKILL)
-    desk.next(WorkerEnded)
+    driven_pool.ask("[stray(hop) for _ in range(3)]")
+    driven_pool.pool.signal(0, signal.SIGKILL)
+    driven_pool.next(WorkerEnded)
     watched = watch(deep)
 
-    desk.pool.sweep(1)
+    driven_pool.pool.sweep(1)
 
-    assert desk.next(LeftoversSwept).killed > 4
+    assert driven_pool.next(LeftoversSwept).killed > 4
     assert deaths(watched, within=0) == {deep}
-    assert desk.pool.guard_pid
-    assert guard.children(desk.pool.guard_pid) == [desk.pool.zygote_pid]
+    assert driven_pool.pool.guard_pid
+    assert guard.children(driven_pool.pool.guard_pid) == [driven_pool.pool.zygote_pid]
 
 
-def test_both_ways_to_list_children_agree(desk: Desk) -> None:
+def test_both_ways_to_list_children_agree(driven_pool: DrivenPool) -> None:
     for slot in range(3):
-        desk.spawn(slot)
-    assert desk.pool.zygote_pid
+        driven_pool.spawn(slot)
+    assert driven_pool.pool.zygote_pid
 
-    assert len(guard.children(desk.pool.zygote_pid)) == 3
-    assert sorted(guard.children(desk.pool.zygote_pid)) == sorted(
-        guard.children_by_scan(desk.pool.zygote_pid)
+    assert len(guard.children(driven_pool.pool.zygote_pid)) == 3
+    assert sorted(guard.children(driven_pool.pool.zygote_pid)) == sorted(
+        guard.children_by_scan(driven_pool.pool.zygote_pid)
     )
 
 
 # A dead zygote
 
 
-def test_workers_outlive_the_zygote_and_a_new_one_joins_them(desk: Desk) -> None:
-    old, second = desk.spawn(0), desk.spawn(1)
-    assert desk.pool.zygote_pid
-    os.kill(desk.pool.zygote_pid, signal.SIGKILL)
+def test_workers_outlive_the_zygote_and_a_new_one_joins_them(driven_pool: DrivenPool) -> None:
+    old, second = driven_pool.spawn(0), driven_pool.spawn(1)
+    assert driven_pool.pool.zygote_pid
+    os.kill(driven_pool.pool.zygote_pid, signal.SIGKILL)
 
-    assert desk.next(ZygoteDied) == ZygoteDied(signal.SIGKILL, restarting=False)
-    assert not desk.pool.spawn(2, desk.workers[0], 0, 0)
-    desk.pool.sweep(1)
-    desk.next(LeftoversSwept)
-    assert desk.ask("os.getpid()") == old.pid
-    desk.tell("os._exit(5)")
-    assert desk.next(WorkerEnded).status == 5 << 8
+    assert driven_pool.next(ZygoteDied) == ZygoteDied(signal.SIGKILL, restarting=False)
+    assert not driven_pool.pool.spawn(2, driven_pool.workers[0], 0, 0)
+    driven_pool.pool.sweep(1)
+    driven_pool.next(LeftoversSwept)
+    assert driven_pool.ask("os.getpid()") == old.pid
+    driven_pool.tell("os._exit(5)")
+    assert driven_pool.next(WorkerEnded).status == 5 << 8
 
-    desk.pool.restart_zygote()
-    desk.next(AppImported)
-    assert desk.spawn(0).pid != old.pid
-    assert desk.ask("os.getpid()", 1) == second.pid
-    desk.pool.signal(1, signal.SIGKILL)
-    ended = desk.next(WorkerEnded)
+    driven_pool.pool.restart_zygote()
+    driven_pool.next(AppImported)
+    assert driven_pool.spawn(0).pid != old.pid
+    assert driven_pool.ask("os.getpid()", 1) == second.pid
+    driven_pool.pool.signal(1, signal.SIGKILL)
+    ended = driven_pool.next(WorkerEnded)
     assert (ended.pid, ended.status) == (second.pid, signal.SIGKILL)
 
 
-def test_a_living_zygote_can_be_replaced(desk: Desk, place: Path) -> None:
-    worker = desk.spawn(0)
+def test_a_living_zygote_can_be_replaced(driven_pool: DrivenPool, place: Path) -> None:
+    worker = driven_pool.spawn(0)
     (place / "shop.py").write_text(APP.replace('"shop"', '"newer shop"'))
 
-    desk.pool.restart_zygote()
+    driven_pool.pool.restart_zygote()
 
-    assert desk.next(ZygoteDied).restarting
-    assert desk.next(AppImported).contents["namespace"] == "newer shop"
-    assert desk.ask("os.getpid()") == worker.pid
-    assert desk.spawn(1).pid
-
-
-def test_workers_that_a_dead_zygote_owed_are_reported(desk: Desk) -> None:
-    assert desk.pool.zygote_pid
-    os.kill(desk.pool.zygote_pid, signal.SIGSTOP)
-    desk.ask_for(3)
-    desk.ask_for(4)
-    os.kill(desk.pool.zygote_pid, signal.SIGKILL)
-
-    assert desk.next(SpawnFailed).slot == 3
-    assert desk.next(SpawnFailed).slot == 4
-    desk.next(ZygoteDied)
-    desk.pool.restart_zygote()
-    desk.next(AppImported)
-    assert desk.spawn(3).pid
+    assert driven_pool.next(ZygoteDied).restarting
+    assert driven_pool.next(AppImported).contents["namespace"] == "newer shop"
+    assert driven_pool.ask("os.getpid()") == worker.pid
+    assert driven_pool.spawn(1).pid
 
 
-def test_a_zygote_and_its_workers_killed_at_once_are_each_reported_once(desk: Desk) -> None:
-    pids = [desk.spawn(slot).pid for slot in range(8)]
-    assert desk.pool.zygote_pid
-    for pid in [*pids[:4], desk.pool.zygote_pid, *pids[4:]]:
+def test_workers_that_a_dead_zygote_owed_are_reported(driven_pool: DrivenPool) -> None:
+    assert driven_pool.pool.zygote_pid
+    os.kill(driven_pool.pool.zygote_pid, signal.SIGSTOP)
+    driven_pool.ask_for(3)
+    driven_pool.ask_for(4)
+    os.kill(driven_pool.pool.zygote_pid, signal.SIGKILL)
+
+    assert driven_pool.next(SpawnFailed).slot == 3
+    assert driven_pool.next(SpawnFailed).slot == 4
+    driven_pool.next(ZygoteDied)
+    driven_pool.pool.restart_zygote()
+    driven_pool.next(AppImported)
+    assert driven_pool.spawn(3).pid
+
+
+def test_a_zygote_and_its_workers_killed_at_once_are_each_reported_once(
+    driven_pool: DrivenPool,
+) -> None:
+    pids = [driven_pool.spawn(slot).pid for slot in range(8)]
+    assert driven_pool.pool.zygote_pid
+    for pid in [*pids[:4], driven_pool.pool.zygote_pid, *pids[4:]]:
         os.kill(pid, signal.SIGKILL)
 
-    desk.next(ZygoteDied)
-    ended = [desk.next(WorkerEnded) for _ in pids]
-    desk.pool.sweep(1)
-    desk.next(LeftoversSwept)
+    driven_pool.next(ZygoteDied)
+    ended = [driven_pool.next(WorkerEnded) for _ in pids]
+    driven_pool.pool.sweep(1)
+    driven_pool.next(LeftoversSwept)
 
     assert sorted(event.pid for event in ended) == sorted(pids)
     assert {event.status for event in ended} <= {signal.SIGKILL, None}
-    assert desk.events == []
+    assert driven_pool.events == []
 
 
-def test_a_zygote_that_does_not_read_is_killed_instead_of_waited_for(desk: Desk) -> None:
-    assert desk.pool.zygote_pid
-    os.kill(desk.pool.zygote_pid, signal.SIGSTOP)
+def test_a_zygote_that_does_not_read_is_killed_instead_of_waited_for(
+    driven_pool: DrivenPool,
+) -> None:
+    assert driven_pool.pool.zygote_pid
+    os.kill(driven_pool.pool.zygote_pid, signal.SIGSTOP)
     ours, theirs = socket.socketpair()
     with ours, theirs:
         slots = 0
-        while desk.pool.spawn(slots, theirs, theirs.fileno(), theirs.fileno()):
+        while driven_pool.pool.spawn(slots, theirs, theirs.fileno(), theirs.fileno()):
             slots += 1
             assert slots < 5000
 
-    desk.next(ZygoteDied)
-    assert all(desk.next(SpawnFailed).slot == slot for slot in range(slots))
+    driven_pool.next(ZygoteDied)
+    assert all(driven_pool.next(SpawnFailed).slot == slot for slot in range(slots))
 
 
 # A dead guard, a dead node
 
 
-def test_a_missed_beat_ends_everything(desk: Desk) -> None:
-    worker = desk.spawn()
-    watched = watch(worker.pid, desk.ask("stray()"))
-    desk.pool.beat(30)
-    desk.pool.beat(0.2)
+def test_a_missed_beat_ends_everything(driven_pool: DrivenPool) -> None:
+    worker = driven_pool.spawn()
+    watched = watch(worker.pid, driven_pool.ask("stray()"))
+    driven_pool.pool.beat(30)
+    driven_pool.pool.beat(0.2)
 
-    died = desk.next(GuardDied)
+    died = driven_pool.next(GuardDied)
 
     assert os.waitstatus_to_exitcode(died.status) == guard.MISSED_BEAT
     assert died.slots == (0,)
     assert deaths(watched, within=0) == set(watched)
-    desk.pool.start()
-    desk.next(AppImported)
-    assert desk.spawn().pid
+    driven_pool.pool.start()
+    driven_pool.next(AppImported)
+    assert driven_pool.spawn().pid
 
 
-def test_a_beat_can_be_taken_back(desk: Desk) -> None:
-    desk.pool.beat(0.3)
-    desk.pool.beat(0)
+def test_a_beat_can_be_taken_back(driven_pool: DrivenPool) -> None:
+    driven_pool.pool.beat(0.3)
+    driven_pool.pool.beat(0)
     select.select([], [], [], 0.6)  # what must not happen has no event to wait for
 
-    assert desk.pool.ready() == []
-    assert desk.spawn().pid
+    assert driven_pool.pool.ready() == []
+    assert driven_pool.spawn().pid
 
 
-def test_the_guard_ignores_the_signals_of_a_terminal_and_a_service_manager(desk: Desk) -> None:
-    assert desk.pool.guard_pid
-    assert desk.pool.zygote_pid
+def test_the_guard_ignores_the_signals_of_a_terminal_and_a_service_manager(
+    driven_pool: DrivenPool,
+) -> None:
+    assert driven_pool.pool.guard_pid
+    assert driven_pool.pool.zygote_pid
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        os.kill(desk.pool.guard_pid, number)
-        os.kill(desk.pool.zygote_pid, number)
+        os.kill(driven_pool.pool.guard_pid, number)
+        os.kill(driven_pool.pool.zygote_pid, number)
 
-    assert desk.spawn().pid
+    assert driven_pool.spawn().pid
 
 
-def test_end_leaves_nothing(desk: Desk) -> None:
-    worker = desk.spawn()
-    assert desk.pool.guard_pid
-    assert desk.pool.zygote_pid
-    watched = watch(worker.pid, desk.ask("stray()"), desk.pool.guard_pid, desk.pool.zygote_pid)
+def test_end_leaves_nothing(driven_pool: DrivenPool) -> None:
+    worker = driven_pool.spawn()
+    assert driven_pool.pool.guard_pid
+    assert driven_pool.pool.zygote_pid
+    watched = watch(
+        worker.pid,
+        driven_pool.ask("stray()"),
+        driven_pool.pool.guard_pid,
+        driven_pool.pool.zygote_pid,
+    )
 
-    assert desk.pool.end() == 0
+    assert driven_pool.pool.end() == 0
 
     assert deaths(watched, within=0) == set(watched)
-    assert desk.pool.end() == 0
+    assert driven_pool.pool.end() == 0
 
 
-def test_a_stopped_guard_does_not_keep_the_node_from_ending(desk: Desk) -> None:
-    worker = desk.spawn()
+def test_a_stopped_guard_does_not_keep_the_node_from_ending(driven_pool: DrivenPool) -> None:
+    worker = driven_pool.spawn()
     watched = watch(worker.pid)
-    assert desk.pool.guard_pid
-    os.kill(desk.pool.guard_pid, signal.SIGSTOP)
+    assert driven_pool.pool.guard_pid
+    os.kill(driven_pool.pool.guard_pid, signal.SIGSTOP)
 
-    assert desk.pool.end(within=0.2) == 0
+    assert driven_pool.pool.end(within=0.2) == 0
 
     assert deaths(watched, within=0) == {worker.pid}
 

@@ -69,7 +69,7 @@ def test_a_node_leaves_in_time_though_its_database_does_not_answer_and_its_jobs_
 
     assert took < BOUND + SLACK
     assert code == 1  # something was left undone
-    assert "others take over" in first.log
+    assert "other nodes take over" in first.log
     eventually(lambda: first.tree() == [], within=30)  # its guard sees to that
     way.open()
     Path(f"{path}.never").touch()

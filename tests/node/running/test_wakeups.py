@@ -45,5 +45,5 @@ def test_a_job_for_idle_nodes_is_asked_for_twice_by_each_that_is_woken(jobs, url
     asked = [claims(node) - was for node, was in zip(nodes, before, strict=True)]
     print(f"{JOBS} jobs, one at a time, {NODES} nodes of {WORKERS} idle workers: claims {asked}")
     woken = NODES if url.startswith("sqlite") else 1
-    looks = NODES * (time.monotonic() - began + 1)  # of keepers, once a second
+    looks = NODES * (time.monotonic() - began + 1)  # of maintenance, once a second
     assert sum(asked) <= 2 * (JOBS * woken + looks)

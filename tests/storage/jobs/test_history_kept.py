@@ -1,4 +1,4 @@
-"""A keeper does many chores; one that goes wrong must not cost the node its lease, nor the others their turn."""
+"""Maintenance does many chores; one that goes wrong must not cost the node its lease, nor the others their turn."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_a_chore_that_breaks_is_told_and_the_next_round_goes_on(
 ):
     joined(store)
     posted: list[Any] = []
-    keeper = Maintenance(
+    maintenance = Maintenance(
         store, 1, lease=2 * SECOND, poll=SECOND, queues=["default"], tasks=[TASK], conditions=[], keep={},
         schedules=[], boot_id=None, clock=clock, lost_claims=LostClaims(clock), post=posted.append,
     )  # fmt: skip
@@ -34,8 +34,8 @@ def test_a_chore_that_breaks_is_told_and_the_next_round_goes_on(
         patch.setattr(getattr(store, part), chore, break_down)
         troubles = []
         for _ in range(5):
-            assert keeper.step() <= 1
-            troubles.append(keeper.trouble)
+            assert maintenance.step() <= 1
+            troubles.append(maintenance.trouble)
             clock.advance(1)
         assert "a bug of ours" in troubles
     assert (
@@ -43,6 +43,6 @@ def test_a_chore_that_breaks_is_told_and_the_next_round_goes_on(
     )  # the lease was never in danger
 
     for _ in range(5):
-        keeper.step()
+        maintenance.step()
         clock.advance(1)
-    assert keeper.trouble is None
+    assert maintenance.trouble is None

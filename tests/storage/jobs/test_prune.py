@@ -35,7 +35,7 @@ def finished(store: Store, end: str = "succeeded", **given: Any) -> int:
 
 
 def sweep(store: Store, keeps: Mapping[str, Any]) -> int:
-    """What a keeper does once a minute; how many went."""
+    """Prune, as maintenance does once a minute; how many went."""
     store.pruner.begin(keeps, store.now())
     gone = 0
     while (some := store.pruner.step()) is not None:

@@ -234,13 +234,13 @@ def test_thousands_that_a_dead_node_held_are_offered_without_a_pause_and_spread_
     store.mark_started([(id, 1, CLAIM, 5) for id in ids[:1000]])
     store.nodes.declare_dead(1, judge_with_jitter)
     joined(store, 2)
-    keeper = Maintenance(
+    maintenance = Maintenance(
         store, 2, lease=15 * SECOND, poll=SECOND, queues=["default"], tasks=[TASK], conditions=[], keep={},
         schedules=[], boot_id=None, clock=clock, lost_claims=LostClaims(clock), post=lambda what: None,
     )  # fmt: skip
 
     for _ in range(4):
-        keeper.step()  # no time passes between them
+        maintenance.step()  # no time passes between them
 
     jobs = [store.job(id) for id in ids]
     assert [job.state for job in jobs] == ["scheduled"] * 1000 + ["waiting"] * 1200
@@ -436,15 +436,15 @@ def test_on_postgres_a_desk_that_finds_nothing_looks_again(store, engine):
         pytest.skip("whoever enqueues there rings after the commit, always")
     posts: queue.Queue = queue.Queue()
     joined(store, 1)
-    desk = Writer("claimer", store, 1, [TASK], LostClaims(SystemClock()), posts.put)
-    desk.start()
+    writer = Writer("claimer", store, 1, [TASK], LostClaims(SystemClock()), posts.put)
+    writer.start()
     try:
-        desk.claim({"default": 1})
+        writer.claim({"default": 1})
         assert posts.get(timeout=10).jobs == []
         assert isinstance(posts.get(timeout=10), WorkAvailable)
         assert [seen.hungry for seen in store.nodes.live()] == [True]
     finally:
-        desk.finish(10)
+        writer.finish(10)
 
 
 # what operators want, and what is told

@@ -62,7 +62,7 @@ def due_after(store: Store) -> int:
 
 
 def turn(store: Store) -> None:
-    """What a keeper does."""
+    """Prune, as maintenance does."""
     while store.ticks.fire():
         pass
     store.promote()
@@ -617,22 +617,22 @@ def test_a_keeper_gives_others_time_to_declare_theirs_when_the_clock_was_set(
 ):
     joined(store, 2)
     store.schedules.declare([wanted(cron="0 * * * *")])  # by another node
-    keeper = Maintenance(
+    maintenance = Maintenance(
         store, 2, lease=15 * SECOND, poll=SECOND, queues=["default"], tasks=[TASK], conditions=[], keep={},
         schedules=[], boot_id=None, clock=clock, lost_claims=LostClaims(clock), post=lambda what: None,
     )  # fmt: skip
-    keeper.step()
+    maintenance.step()
     clock.set(clock.now() + DAY)
 
     for _ in range(4):
         clock.advance("1m")
-        keeper.step()
+        maintenance.step()
     assert not store.schedules.named("s").paused
     if declared:
         store.schedules.still_declared(["s"])
     for _ in range(3):
         clock.advance("1m")
-        keeper.step()
+        maintenance.step()
     assert store.schedules.named("s").paused is not declared
 
 
