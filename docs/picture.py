@@ -1,4 +1,5 @@
-"""Draw docs/demo.svg, top.svg and look.svg: `genba demo` as a terminal shows it, a few seconds after its start, and
+"""Draw docs/demo.svg, top.svg and look.svg: `genba demo` as a terminal shows it, a few seconds
+after its start, and
 what `genba top`, `job ls` and `doctor` show at that moment.
 
     python docs/picture.py

@@ -1,1 +1,3 @@
-"""genba beside its peers: what installs, starts, measures and tells.  The peers themselves are in `peers`."""
+"""genba beside its peers: what installs, starts, measures and tells.  The peers themselves are in
+`peers`.
+"""

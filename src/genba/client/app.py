@@ -144,8 +144,8 @@ class Genba(Client):
     def testing(self) -> Testing:
         """Make an empty queue with its own clock for a test: `with app.testing() as q:`.
 
-        It runs jobs when the test calls `q.run()`.  It has the schedules that the code declares, as a
-        node would have written them.
+        It runs jobs when the test calls `q.run()`.  It has the schedules that the code declares, as
+        a node would have written them.
         """
         testing: Testing = import_module("genba.testing").InProcessTesting(self)
         return testing

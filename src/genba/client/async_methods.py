@@ -32,6 +32,7 @@ def async_method(
 
     @wraps(method)
     async def in_thread(self: C, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        return await self._connection.threads(method, self, *args, **kwargs)  # type: ignore[no-any-return]
+        result: R = await self._connection.threads(method, self, *args, **kwargs)
+        return result
 
     return in_thread

@@ -336,7 +336,8 @@ class RunningJob:
             request = OutcomeRequest(wants="succeed", result=b"null", reason=request.reason)
         if request.wants == "succeed" and self.clones:
             request = replace(request, clones=tuple(self.clones))
-        return request, self._host.report(self.progress_json), random.random()  # noqa: S311  spreads retries
+        spread = random.random()  # noqa: S311  spreads retries
+        return request, self._host.report(self.progress_json), spread
 
     def transaction(self) -> OwnTransaction:
         """Commit your writes, new jobs and the end of this job together: `with … as conn:`.

@@ -37,8 +37,8 @@ def use_huge_pages(within: float) -> int:
     """Move large pieces of memory to huge pages; return how many pages were made.
 
     A fork copies one entry for each page: 200 MB take 10 ms, and 2 ms with huge pages.  What a
-    child writes to is still copied in small pages.  All of it is copied once here, which takes 4 ms for a
-    small app, and stops after `within` seconds.
+    child writes to is still copied in small pages.  All of it is copied once here, which takes
+    4 ms for a small app, and stops after `within` seconds.
     """
     deadline = time.monotonic() + within
     made = 0

@@ -78,7 +78,7 @@ def _overrides_of(
 
 
 class Maintenance(threading.Thread):
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the node names each once, by keyword
         self,
         store: Store,
         node: int,

@@ -6,8 +6,8 @@ A query is written once, with `:name` parameters and the tables as `genba.job`:
     -- literal: limit                 a parameter that is written into the text, for the planner
 
 `/* now */` is the store's wall clock, `/* boot */` its clock for leases, `/* lock */` locks the
-rows that no other transaction has locked, `/* args */` are the arguments of a job, wherever they are
-stored. A folder named like the engine may override a query, with a reason beside it.
+rows that no other transaction has locked, `/* args */` are the arguments of a job, wherever they
+are stored. A folder named like the engine may override a query, with a reason beside it.
 """
 
 from __future__ import annotations

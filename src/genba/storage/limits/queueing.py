@@ -174,7 +174,8 @@ class BucketQueues:
     def _recheck_missing(self, tx: Transaction, needs: Sequence[SlotNeed]) -> None:
         """Have those of these buckets made again that have no row, by a recheck.
 
-        An insert here could wait for another transaction that makes the same bucket, while we hold others.
+        An insert here could wait for another transaction that makes the same bucket, while we hold
+        others.
         """
         names = [(need.name,) for need in needs]
         existing = {

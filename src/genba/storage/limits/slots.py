@@ -354,7 +354,10 @@ class LimitSlots:
             return len(unneeded)
 
     def _unneeded(self, tx: Transaction, names: Sequence[Sequence[str]]) -> list[tuple[str]]:
-        """Take away the buckets that a parked job needs; all of them, if too many jobs are parked to tell."""
+        """Take away the buckets that parked jobs need.
+
+        With too many parked jobs to read, take away all of them.
+        """
         if not names:
             return []
         parked = tx.all(
