@@ -199,7 +199,7 @@ def test_a_key_that_is_taken_gives_the_job_that_has_it(genba: Command) -> None:
     again = genba("job", "enqueue", "t", "--key", "k")
 
     assert int(again.out) == id
-    assert "no second one" in again.err
+    assert "no new job was enqueued" in again.err
     assert genba("job", "enqueue", "t", "--key", "k", "--json").json == {"id": id, "created": False}
     assert genba("job", "show", "--key", "k", "--json").json["id"] == id
 
@@ -281,7 +281,7 @@ def test_ls_shows_open_jobs_the_newest_first_and_filters(genba: Command) -> None
 
 
 def test_ls_for_people_is_a_table_that_tells_how_to_go_on(genba: Command) -> None:
-    assert genba("job", "ls").err == "no job\n"
+    assert genba("job", "ls").err == "no jobs\n"
     ids = [genba.id("tasks.add", i) for i in range(3)]
 
     ran = genba("job", "ls", "--limit", "2")
@@ -326,7 +326,7 @@ def test_jobs_are_held_resumed_cancelled_and_requeued(genba: Command) -> None:
 
     assert genba("job", "hold", one, two, "--reason", "ask Ann").out == f"{one} held\n{two} held\n"
     assert "ask Ann" in genba("job", "show", one).out
-    assert "only what has not started" in genba("job", "hold", one, code=1).err
+    assert "only a job that has not started" in genba("job", "hold", one, code=1).err
     assert genba("job", "resume", one).out == f"{one} waiting\n"
     assert "it is not held" in genba("job", "resume", one, two, code=1).err
     assert genba("job", "cancel", one, "--json").json == [
@@ -668,14 +668,14 @@ def test_a_node_whose_database_cannot_be_reached_ends_with_code_3(
     [
         (["tasks.py"], "tasks:app"),
         (["./my/tasks.py:app"], "my.tasks:app"),
-        (["tasks:app:x"], "module:app"),
+        (["tasks:app:x"], "module:attribute"),
         (["tasks:app", "-q", "a:0"], "at least 1 slot"),
         (["tasks:app", "-q", "a,a"], "twice"),
         (["tasks:app", "-q", "no queue"], "no queue"),
         (["tasks:app", "-q", ","], "at least one queue"),
         (["tasks:app", "--pool", "big"], "ondemand"),
         (["tasks:app", "--min", "5", "--max", "2"], "greater than max"),
-        (["tasks:app", "--max", "0"], "1 (max)"),
+        (["tasks:app", "--max", "0"], "max at least 1"),
         (["tasks:app", "--grace", "long"], "long"),
         (["tasks:app", "--name", " "], "--name"),
         ([], "TARGET"),

@@ -95,7 +95,7 @@ def test_the_demo_ends_by_itself_with_every_job_as_it_should(demo: Demo) -> None
 
     assert running.returncode == 0, out
     assert demo.seconds < 30
-    assert f"{len(cases())} jobs have ended as they should" in out
+    assert f"{len(cases())} jobs have ended as expected" in out
     for title in SHOWN:
         assert title in out
     for word in (
@@ -121,7 +121,7 @@ def test_on_a_terminal_the_demo_shows_a_table_with_progress_bars(demo: Demo) -> 
     assert re.search(r"slow, with progress +running +[━╸╺-]+", plain)
     assert re.search(r"fails twice, then works +scheduled +exception", plain)
     assert re.search(r"crashes always: SIGKILL +held +signal 9", plain)
-    assert "jobs have ended as they should" in plain
+    assert "jobs have ended as expected" in plain
     assert demo.has_left_nothing()
 
 

@@ -12,7 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from genba import wire
+from genba.node.processes import guard
 from genba.wire import Frames, SharedMemory
+from genba.worker import zygote
 
 items = st.recursive(
     st.none()
@@ -372,3 +374,8 @@ def test_what_a_log_says_can_be_stored_whatever_it_is(
     worker.write(b"a\0b\xff")
 
     assert node.log() == "a\ufffdb\ufffd"
+
+
+def test_the_guard_and_the_zygote_ignore_the_signal_that_stops_a_job() -> None:
+    assert wire.STOP_SIGNAL in guard._IGNORED
+    assert wire.STOP_SIGNAL in zygote._IGNORED

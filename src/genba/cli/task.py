@@ -147,7 +147,7 @@ def limit(invocation: Invocation, template: str, n: int | None, reset: bool) -> 
 @click.argument("words", nargs=-1, metavar="[OPTION=VALUE]…")
 @click.option(
     "--reset",
-    "back",
+    "reset_names",
     multiple=True,
     metavar="OPTION",
     help="Use the value of the code again; repeatable.",

@@ -206,7 +206,7 @@ def escalate(
         if worker.host is not None:
             actions.append(StopSeat(worker.slot, stop.place))
         else:
-            actions.append(SignalWorker(worker.slot, signal.SIGTERM))
+            actions.append(SignalWorker(worker.slot, wire.STOP_SIGNAL))
 
 
 def _kill(
@@ -224,7 +224,7 @@ def _kill(
     if view.pid and now < stop.kill_at + KILL_BY_WORKER_US:
         # The worker has forked for this job.  It kills that process and dies in the same way, so
         # that what the job has used is known.
-        actions += [KillJobProcess(slot, stop.place), SignalWorker(slot, signal.SIGTERM)]
+        actions += [KillJobProcess(slot, stop.place), SignalWorker(slot, wire.STOP_SIGNAL)]
     else:
         actions.append(SignalWorker(slot, signal.SIGKILL))
 

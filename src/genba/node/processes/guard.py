@@ -40,6 +40,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 _RESCAN_MS = 20  # deaths wake the guard; this is for processes adopted between two looks
 _LONGEST_NAP_MS = 500  # poll() does not count suspended time, the beat does
+# They must include wire.STOP_SIGNAL, which the guard cannot import; a test compares the two.
 _IGNORED = (
     signal.SIGTERM,
     signal.SIGINT,
