@@ -136,9 +136,8 @@ def _is_dead(
         return False
     if suspect and gone:
         return True
-    renewal_overdue = (
-        node.lease // NODE_RENEWALS_PER_LEASE * 6 // 5
-    )  # the renewal interval, and its tolerance
+    # The renewal interval, and its tolerance.
+    renewal_overdue = node.lease // NODE_RENEWALS_PER_LEASE * 6 // 5
     if suspect and silent >= renewal_overdue and in_contact >= silent:
         return True
     return silent >= node.lease and in_contact >= node.lease
