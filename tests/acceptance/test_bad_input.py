@@ -259,7 +259,7 @@ def test_arguments_that_no_longer_fit_are_held_for_a_person(shop):
 # databases
 
 
-def test_an_unreachable_server_is_told_at_once_and_without_the_password(tmp_path):
+def test_an_unreachable_server_is_an_error_at_once_and_without_the_password(tmp_path):
     url = "postgresql://me:secret@127.0.0.1:1/nothing"
     with closing(Genba(url)) as app, pytest.raises(StoreUnreachable) as caught:
         app.enqueue("a.b")
@@ -273,7 +273,7 @@ def test_an_unreachable_server_is_told_at_once_and_without_the_password(tmp_path
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere: see the next test")
-def test_a_read_only_folder_is_told(tmp_path):
+def test_a_read_only_folder_is_an_error(tmp_path):
     folder = tmp_path / "locked"
     folder.mkdir(mode=0o500)
     with (
@@ -284,7 +284,7 @@ def test_a_read_only_folder_is_told(tmp_path):
 
 
 @pytest.mark.parametrize("place", ["/proc/genba.db", "/no/such/folder/genba.db"])
-def test_a_folder_in_which_nothing_can_be_made_is_told(tmp_path, place):
+def test_a_folder_in_which_nothing_can_be_made_is_an_error(tmp_path, place):
     with closing(Genba(f"sqlite:///{place}")) as app, pytest.raises(StoreError, match=place):
         app.enqueue("a.b")
     ran = run_genba(f"sqlite:///{place}", "job", "ls", cwd=tmp_path)
@@ -292,7 +292,7 @@ def test_a_folder_in_which_nothing_can_be_made_is_told(tmp_path, place):
     assert place in ran.stderr
 
 
-def test_a_file_that_is_no_database_is_told_and_left_alone(tmp_path):
+def test_a_file_that_is_no_database_is_refused_and_left_alone(tmp_path):
     file = tmp_path / "letter.txt"
     file.write_text("Dear reader, " * 1000)
     with (
@@ -306,7 +306,7 @@ def test_a_file_that_is_no_database_is_told_and_left_alone(tmp_path):
 @pytest.mark.parametrize(
     "url", ["mysql://x/y", "genba.db", "sqlite://genba.db", "sqlite:///a.db?driver=odbc"]
 )
-def test_a_url_that_is_none_is_told(url):
+def test_a_bad_url_is_an_error(url):
     with closing(Genba(url)) as app, pytest.raises(BadOption, match="sqlite"):
         app.enqueue("a.b")
 

@@ -151,7 +151,7 @@ def test_a_queue_that_is_new_after_a_change_is_served(desk, tmp_path):
     )
 
 
-def test_a_change_that_breaks_the_app_is_told_and_mended_by_the_next(desk, tmp_path):
+def test_a_change_that_breaks_the_app_is_reported_and_mended_by_the_next(desk, tmp_path):
     node = desk.start("--reload", "--max", "1")
     assert desk.say.enqueue().result(timeout=10) == "one"
     write(tmp_path / "work.py", _FIRST + "\nthis is no python\n")
@@ -233,7 +233,7 @@ def test_an_exception_in_the_foreground_is_written_like_any_other(desk, genba):
         ("lose", "there is no job {id}"),
     ],
 )
-def test_what_cannot_be_run_here_is_told_why(desk, genba, bring, words):
+def test_a_job_that_cannot_be_run_here_gets_a_reason(desk, genba, bring, words):
     job = desk.say.enqueue()
     if bring == "run":
         genba("job", "run", str(job.id), "--here", "--app", "work:app")

@@ -35,7 +35,7 @@ def test_the_command_of_the_pod_is_one_that_a_node_understands():
     assert parsed.params["metrics"].endswith(f":{port}")
 
 
-def test_every_probe_and_every_metric_is_told():
+def test_every_probe_and_every_metric_is_documented():
     port = MetricsServer(("127.0.0.1", 0), "n1", 2)
     try:
         for path in re.findall(r"path: (/\w+)", DOCUMENT):

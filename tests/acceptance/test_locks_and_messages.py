@@ -66,7 +66,7 @@ def genba(url: str, *words: str) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
-def test_the_command_line_shows_who_holds_a_lock_and_takes_it_away(url: str) -> None:
+def test_the_command_line_shows_the_holder_of_a_lock_and_takes_it_away(url: str) -> None:
     with closing(Genba(url)) as app:
         lock = app.mutex("stock/7")
         lock.acquire()

@@ -185,9 +185,7 @@ HOSTILE = [
 ]
 
 
-def test_rows_that_somebody_has_written_by_hand_run_nothing_and_crash_nothing(
-    jobs, url, start_node, tmp_path
-):
+def test_rows_written_by_hand_run_nothing_and_crash_nothing(jobs, url, start_node, tmp_path):
     touched = tmp_path / "touched"
     jobs.app.install()
     dot = "." if url.startswith("postgres") else "_"

@@ -69,7 +69,7 @@ def at_rest(jobs):
     )
 
 
-def test_usecase_42_an_error_deep_in_user_code_is_told_well_and_the_pool_stays_healthy(office):
+def test_usecase_42_an_error_deep_in_user_code_is_reported_well_and_the_pool_stays_healthy(office):
     module, _ = office
     jobs = module.app.enqueue_many([module.consume.call(n) for n in range(20)])
     at_rest(jobs)

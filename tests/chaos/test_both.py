@@ -116,7 +116,7 @@ def test_what_a_node_and_guard_killed_at_once_left_is_gone_before_its_job_starts
     assert app.app.verify().faults == []
 
 
-def test_what_they_left_is_ended_also_if_somebody_elsewhere_has_buried_the_node(
+def test_leftover_processes_are_ended_also_if_another_machine_has_declared_the_node_dead(
     app, begun, url, start_node
 ):
     _, node, path = begun

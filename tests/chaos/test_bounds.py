@@ -187,7 +187,7 @@ def _time_of_a_job(jobs: Any) -> float:
     return time.monotonic() - began
 
 
-def test_a_task_that_nobody_knows_is_told_of_within_a_minute(shop):
+def test_a_job_of_an_unknown_task_is_parked_within_a_minute(shop):
     """It is put aside, and `explain` says why; no attempt is used."""
     began = time.monotonic()
     job = shop.app.enqueue("nobody.knows")

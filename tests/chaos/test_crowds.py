@@ -61,7 +61,7 @@ def produce(url: str, folder: Path, count: int, each: int) -> list[float]:
 
 @pytest.mark.parametrize("engine", ["sqlite"])
 @pytest.mark.parametrize("each", [25, pytest.param(500, marks=pytest.mark.soak)])
-def test_sixteen_writers_and_two_nodes_share_one_file_and_nobody_hears_that_it_is_locked(
+def test_sixteen_writers_and_two_nodes_share_one_file_without_a_locked_error(
     jobs, url, start_node, tmp_path, each
 ):
     nodes = [start_node("jobs:app", url, "--max", "2") for _ in "ab"]

@@ -138,7 +138,7 @@ def paused(app, url, tmp_path):
 
 
 @pytest.mark.parametrize("engine", ["sqlite"])
-def test_while_a_producer_is_paused_in_a_sqlite_write_others_wait_or_hear_who_it_is(
+def test_while_a_producer_is_paused_in_a_sqlite_write_others_wait_or_get_its_pid(
     app, paused, tmp_path, monkeypatch
 ):
     eventually(lambda: any(finding.kind == "writer" for finding in examine(app.app.store)))
@@ -306,7 +306,7 @@ def test_a_job_that_is_stopped_in_a_sqlite_write_is_ended_and_all_others_go_on(
 
 
 @pytest.mark.parametrize("engine", ["sqlite"])
-def test_beside_a_producer_stopped_in_a_sqlite_write_new_processes_read_at_once_and_hear_who_it_is(
+def test_beside_a_producer_stopped_in_a_sqlite_write_new_processes_read_at_once_and_get_its_pid(
     app, stop_a_producer, url, tmp_path
 ):
     stopped = stop_a_producer()
@@ -336,7 +336,7 @@ def test_beside_a_producer_stopped_in_a_sqlite_write_new_processes_read_at_once_
 
 
 @pytest.mark.parametrize("engine", ["postgres"])
-def test_a_producer_paused_with_row_locks_holds_up_only_who_wants_the_same_row(
+def test_a_producer_paused_with_row_locks_holds_up_only_writers_of_the_same_row(
     app, paused, tmp_path
 ):
     effects = str(tmp_path / "effects")
@@ -358,9 +358,7 @@ def test_a_producer_paused_with_row_locks_holds_up_only_who_wants_the_same_row(
 
 @pytest.mark.soak
 @pytest.mark.parametrize("engine", ["postgres"])
-def test_the_rows_of_one_who_is_suspended_in_a_transaction_of_ours_are_free_in_ten_seconds(
-    store, url
-):
+def test_rows_locked_by_a_suspended_process_are_free_in_ten_seconds(store, url):
     one(store)
     with psycopg.connect(url) as other, suppress(StoreError), store._db.transaction() as tx:
         tx.select("SELECT id FROM genba.job FOR UPDATE")

@@ -43,7 +43,7 @@ def pooled(pooler, tmp_path):
     module.app.close()
 
 
-def test_the_pooler_of_these_tests_forgets_what_a_session_was_told(pooler):
+def test_the_pooler_of_these_tests_forgets_the_settings_of_a_session(pooler):
     direct = pooler.url.partition("?")[0]
     with psycopg.connect(direct, autocommit=True, prepare_threshold=None) as conn:
         conn.execute("SET statement_timeout = '1s'")
@@ -96,7 +96,7 @@ def test_behind_a_pooler_the_jobs_of_a_killed_node_are_taken_over_after_its_leas
 
 
 @pytest.mark.parametrize("strict", [True, False], ids=["refuses settings", "ignores settings"])
-def test_a_pooler_of_which_nobody_has_spoken_is_found(url, tmp_path, start_node, strict):
+def test_a_pooler_that_is_not_configured_is_found(url, tmp_path, start_node, strict):
     pooler = Pooler(url, strict=strict, said=False)
     module = load_jobs(pooler.url, tmp_path)
     try:

@@ -152,7 +152,7 @@ def test_after_a_power_cut_a_sqlite_file_has_all_that_was_promised(disk, tmp_pat
     print(f"{checked} power cuts while {len(told.promised)} jobs came and ended: nothing lost")
 
 
-def test_who_finds_a_job_there_has_it_on_the_disk_too(monkeypatch, tmp_path):
+def test_a_reader_that_finds_a_job_finds_it_on_the_disk_too(monkeypatch, tmp_path):
     with closing(open_store(sqlite_url(tmp_path))) as store:
         first = one(store, identity="the same")
         synced: list[str] = []

@@ -246,7 +246,7 @@ def test_with_the_app_arguments_are_checked(genba: Command) -> None:
 
 
 @pytest.mark.usefixtures("imported_anew")
-def test_an_app_that_cannot_be_imported_is_told_once(anywhere: Command, tmp_path: Path) -> None:
+def test_an_app_that_cannot_be_imported_is_reported_once(anywhere: Command, tmp_path: Path) -> None:
     (tmp_path / "tasks.py").write_text("import no_such_module")
 
     ran = anywhere("job", "enqueue", "t", "--app", "tasks:app", code=2)
@@ -508,7 +508,7 @@ def test_uninstall_removes_exactly_what_it_lists_and_nothing_of_others(
     assert "applied tables" in bare("db", "install").out
 
 
-def test_uninstall_without_anybody_to_ask_does_nothing(
+def test_uninstall_without_a_terminal_to_ask_does_nothing(
     bare: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bare("db", "install")
@@ -681,7 +681,7 @@ def test_a_node_whose_database_cannot_be_reached_ends_with_code_3(
         ([], "TARGET"),
     ],
 )
-def test_a_node_that_is_told_nonsense_does_not_start(
+def test_a_node_with_nonsense_for_options_does_not_start(
     anywhere: Command, words: list[str], part: str
 ) -> None:
     ran = anywhere("node", "start", *words, code=2)

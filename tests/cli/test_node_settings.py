@@ -68,9 +68,7 @@ app.recur("nightly", plain.using(queue="slow").call(1), every="1h", start="+1 ho
 
 
 @pytest.mark.parametrize("said", [(), ("-q", "default:1")], ids=["nothing is said", "one is said"])
-def test_a_node_serves_what_its_app_names_unless_told_otherwise(
-    url, start_node, tmp_path, said
-) -> None:
+def test_a_node_serves_the_queues_of_its_app_by_default(url, start_node, tmp_path, said) -> None:
     (tmp_path / "work.py").write_text(_APP)
     app = load_module("work", tmp_path, url).app
     jobs = [app.enqueue("work.render", 1), app.enqueue("work.plain", 2)]

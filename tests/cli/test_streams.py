@@ -30,7 +30,7 @@ def test_a_disk_that_is_full_is_one_sentence(tmp_path, words):
     )
 
 
-def test_a_disk_that_is_full_is_told_as_json_too(tmp_path):
+def test_a_disk_that_is_full_is_reported_as_json_too(tmp_path):
     ran = sh(tmp_path, "> /dev/full", "node", "ls", "--json")
 
     assert ran.returncode == 1

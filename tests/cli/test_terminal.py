@@ -143,7 +143,7 @@ def test_top_pauses_a_queue_and_is_interrupted(shop, home):
         assert "code 130" in screen.text
 
 
-def test_top_follows_the_size_of_the_terminal_and_ends_when_told(shop, home):
+def test_top_follows_the_size_of_the_terminal_and_ends_by_a_signal(shop, home):
     if not home[0].startswith("sqlite"):
         pytest.skip("one engine is enough: this is about the terminal")
     with terminal(shop.url, "top", "--every", "200ms", shell=_AROUND) as screen:

@@ -50,7 +50,7 @@ def test_flush_leaves_what_runs_unless_it_is_asked_for(shop: Any, path: Any) -> 
     assert done.refresh().state == "succeeded"
 
 
-def test_flush_deletes_who_waits_for_others_too_however_many_there_are(jobs: Any) -> None:
+def test_flush_deletes_jobs_that_wait_for_others_too_however_many_there_are(jobs: Any) -> None:
     calls = [jobs.add.call(i) for i in range(BATCH + 1)]
     jobs.app.enqueue_many(
         [*calls, jobs.add.using(after=calls[:1]).call(0), jobs.add.using(after=calls[-1:]).call(0)]

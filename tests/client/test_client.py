@@ -1169,7 +1169,7 @@ def test_a_node_that_starts_declares_what_operators_say(url):
     other.close()
 
 
-def test_operators_change_who_takes_turns_and_who_is_told(url):
+def test_operators_change_fairness_and_the_hook(url):
     app = _with_tasks(url)
     render = app.task_table()["render"]
     app.tasks["render"].set(fair_by="tenant", on_final="told", concurrency=8)

@@ -139,7 +139,7 @@ def test_regression_04_cancel_is_not_timeout_and_all_gets_both(shop, path):
     eventually(lambda: {("cancelled", slow.id), ("timed_out", late.id)} <= set(by_name["*"]))
 
 
-def test_a_handler_that_raises_harms_nobody(shop, caplog):
+def test_a_handler_that_raises_harms_no_other(shop, caplog):
     seen: list[int] = []
 
     @shop.app.on("taskscheduler.onDone")
@@ -154,7 +154,7 @@ def test_a_handler_that_raises_harms_nobody(shop, caplog):
     assert "broken handler" in caplog.text
 
 
-def test_nodes_and_workers_are_told_of(shop):
+def test_nodes_and_workers_have_events(shop):
     shop.jobs.add.enqueue(1).wait(LONG)
     (joined,) = shop.app.events(kinds="node_joined")
     assert (joined.job, joined.data["name"]) == (None, "shop")
@@ -190,7 +190,7 @@ NAMES = {
 }
 
 
-def test_everything_that_has_a_name_is_told_of_by_it_and_heard_by_all(tmp_path, path, start_node):
+def test_named_things_have_events_with_their_name_for_all_readers(tmp_path, path, start_node):
     jobs = load_jobs(sqlite_url(tmp_path), tmp_path)
     app, heard = jobs.app, set()
     app.on("*", lambda event: heard.add(event.kind))
@@ -227,7 +227,7 @@ def test_everything_that_has_a_name_is_told_of_by_it_and_heard_by_all(tmp_path, 
     app.close()
 
 
-def test_who_changed_a_job_and_why_is_in_its_history(jobs):
+def test_the_actor_and_reason_of_a_change_are_in_the_history_of_a_job(jobs):
     job = jobs.add.using(delay="1h").enqueue(1)
     job.hold("stock-taking")
     job.resume()
@@ -402,7 +402,7 @@ def test_event_tail_and_job_tail_print_what_happened(shop, tmp_path):
     assert said("event", "tail", "--new") == ""
 
 
-def test_handlers_of_the_apps_module_are_not_for_those_who_import_it(tmp_path: Path):
+def test_handlers_of_the_apps_module_do_not_run_in_programs_that_import_it(tmp_path: Path):
     (tmp_path / "handled.py").write_text(
         "from genba import Genba\napp = Genba('sqlite:///handled.db')\n"
         "@app.on('done')\ndef note(event): pass\n"
@@ -415,7 +415,7 @@ def test_handlers_of_the_apps_module_are_not_for_those_who_import_it(tmp_path: P
     assert not set(threading.enumerate()) - before
 
 
-def test_who_imports_the_module_and_has_handlers_of_its_own_gets_events_for_these_alone(
+def test_a_program_that_imports_the_module_gets_events_for_its_own_handlers_alone(
     url, tmp_path: Path
 ):
     (tmp_path / "handled.py").write_text(

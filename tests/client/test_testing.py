@@ -32,7 +32,7 @@ def app(tmp_path: Path) -> Genba:
     return Genba(f"sqlite:///{tmp_path}/real.db")
 
 
-def test_jobs_run_when_they_are_told_to_and_the_real_database_is_not_touched(app, tmp_path):
+def test_jobs_run_on_demand_and_the_real_database_is_not_touched(app, tmp_path):
     @app.task(name="add")
     def add(x: int, y: int = 1) -> int:
         return x + y
@@ -49,7 +49,7 @@ def test_jobs_run_when_they_are_told_to_and_the_real_database_is_not_touched(app
     assert app.count(state="any") == 0
 
 
-def test_time_passes_by_hand_and_nobody_sleeps(app):
+def test_time_passes_by_hand_and_nothing_sleeps(app):
     tries: list[int] = []
 
     @app.task(name="flaky", retry=Retry(times=3, delay="10m", backoff=2))
@@ -326,7 +326,7 @@ def test_schedules_in_code_are_there_as_a_node_would_have_written_them(tmp_path)
             assert {job.args["month"] for job in q.enqueued("report")} == {2}
 
 
-def test_schedules_in_code_run_as_time_passes_and_keep_nobody_waiting(tmp_path):
+def test_schedules_in_code_run_as_time_passes_and_hold_up_nothing(tmp_path):
     (tmp_path / "planned.py").write_text(_SCHEDULED)
     planned = load_module("planned", tmp_path, "sqlite:///never.db")
 
@@ -449,7 +449,7 @@ def test_a_task_may_take_what_its_module_defines_after_it(app, monkeypatch):
         assert send.enqueue(Parcel(7)).result() == 7
 
 
-def test_why_a_job_does_not_run_is_told_without_a_word_about_nodes(app):
+def test_explain_does_not_mention_nodes(app):
     @app.task(name="mail", limits=[Limit("post", 1)])
     def mail(more: bool = False) -> str:
         return str(mail.enqueue().explain()) if more else ""

@@ -35,7 +35,7 @@ def test_a_process_whose_answer_is_lost_while_it_takes_a_lock_does_not_wait_for_
     assert len(world.holds) == 2
 
 
-def test_one_who_waits_for_a_lock_and_is_suspended_in_an_outage_buries_nobody():
+def test_a_process_suspended_in_an_outage_while_it_waits_for_a_lock_declares_none_dead():
     story = a_calm_story(2)
     world = story.world
     one = Asked(1, "locking")
@@ -64,6 +64,6 @@ def test_a_job_given_back_twice_and_ended_in_the_same_breath_has_one_end():
     play(Stage(), 23869, early=True)
 
 
-def test_a_claim_without_an_answer_is_looked_for_until_somebody_could_look():
+def test_a_claim_without_an_answer_is_looked_for_until_the_database_answers():
     """Seed 1146: no round of maintenance came so far for thirty seconds, and then nobody asked any more."""
     play(Stage(), 1146)

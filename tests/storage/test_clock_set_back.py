@@ -182,7 +182,7 @@ def test_a_requeued_job_does_not_either(store, clock):
     assert state(store, id) == "waiting"
 
 
-def test_what_waits_is_not_passed_by_all_who_come_after(store, clock):
+def test_a_waiting_job_is_not_overtaken_by_all_later_jobs(store, clock):
     joined(store)
     ids = enqueued(store, 3)
     clock.advance("1m")

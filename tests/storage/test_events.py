@@ -49,7 +49,7 @@ def test_each_job_of_a_batch_has_events_of_its_own(store):
         assert kinds(store, id) == ["waiting", "running", "succeeded"]
 
 
-def test_a_start_that_was_told_is_not_told_again_with_the_end(store):
+def test_a_start_that_has_an_event_gets_no_second_one_with_the_end(store):
     joined(store)
     job = running(store)
     store.mark_started([(job.id, 1, CLAIM, 5)])
@@ -84,7 +84,7 @@ def test_every_state_that_a_job_comes_into_is_an_event(store, clock):
     ]
 
 
-def test_an_operators_change_tells_who_and_why(store):
+def test_an_operators_change_records_actor_and_reason(store):
     job = one(store)
     store.changed_by = lambda: "ann@desk"
     store.hold(job, "stock-taking")
@@ -182,7 +182,7 @@ def test_a_reader_at_the_end_does_not_care_what_is_pruned_behind_it(store):
     assert passes(store, at)[0] == []
 
 
-def test_of_a_task_that_keeps_final_states_only_nothing_else_is_told(store):
+def test_a_task_that_keeps_final_states_only_has_no_other_events(store):
     joined(store)
     quiet = '{"history":"final"}'
     ids = [one(store, options=quiet), *enqueued(store, 2, options=quiet)]

@@ -110,9 +110,7 @@ def test_a_start_that_is_marked_again_because_the_answer_was_lost_is_ours_both_t
 
 
 @pytest.mark.parametrize("verb", ["hold", "resume", "requeue"])
-def test_what_is_done_is_not_said_to_have_failed_because_nobody_could_be_called(
-    store, monkeypatch, verb
-):
+def test_a_commit_does_not_fail_because_no_node_could_be_woken(store, monkeypatch, verb):
     joined(store)
     id = one(store)
     if verb == "resume":

@@ -75,9 +75,7 @@ def test_what_becomes_due_of_a_disabled_task_is_not_claimed_and_a_keeper_parks_i
     assert {job.id for job in claimed(store, 8)} == {later, running}
 
 
-def test_who_has_not_heard_of_a_change_neither_claims_nor_enqueues_by_the_old_rules(
-    store, url, clock
-):
+def test_a_process_with_old_rules_neither_claims_nor_enqueues_by_them(store, url, clock):
     joined(store)
     one(store)
     old = store.operators.rules().epoch
@@ -135,7 +133,7 @@ def test_a_pause_for_a_time_ends_by_itself(store, clock):
     assert len(claimed(store)) == 1
 
 
-def test_every_change_tells_who_made_it(store, url):
+def test_every_change_records_its_actor(store, url):
     joined(store)
     switch(store, False)
     switch(store, True)
@@ -158,7 +156,7 @@ def test_every_change_tells_who_made_it(store, url):
     assert said[2][1]["changes"] == {"timeout": 5}
 
 
-def test_a_task_that_nobody_knows_cannot_be_switched(store):
+def test_an_unknown_task_cannot_be_switched(store):
     with pytest.raises(UnknownTask, match=r"no node has declared a task 'shop\.pay'"):
         switch(store, False)
 

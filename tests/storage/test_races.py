@@ -15,7 +15,7 @@ from genba.storage.store import open_store
 
 
 @pytest.mark.parametrize("engine", ["postgres"], indirect=True)
-def test_who_settles_waits_for_the_other_settler_and_not_for_its_rows(store, url):
+def test_settling_waits_for_the_other_settler_and_not_for_its_rows(store, url):
     """Or two of them take the rows of shared children in different orders, and each waits for the other."""
     joined(store)
     parents = [one(store), one(store)]

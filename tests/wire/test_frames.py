@@ -168,7 +168,7 @@ def test_a_drain_stops_every_job(both_ends: tuple[SharedMemory, SharedMemory]) -
     assert worker.asked_to_stop() is None
 
 
-def test_who_has_taken_locks_is_known(both_ends: tuple[SharedMemory, SharedMemory]) -> None:
+def test_a_job_that_has_taken_locks_is_known(both_ends: tuple[SharedMemory, SharedMemory]) -> None:
     node, worker = both_ends
     place = wire.place(3, 1)
     assert not node.locked(place)
@@ -178,7 +178,9 @@ def test_who_has_taken_locks_is_known(both_ends: tuple[SharedMemory, SharedMemor
     assert not node.locked(wire.place(3, 2))
 
 
-def test_who_has_looked_at_the_flag_is_known(both_ends: tuple[SharedMemory, SharedMemory]) -> None:
+def test_a_job_that_has_read_the_stop_flag_is_known(
+    both_ends: tuple[SharedMemory, SharedMemory],
+) -> None:
     worker, node = both_ends
     place = wire.place(0, 0)
     assert not node.has_checked_stop(place)

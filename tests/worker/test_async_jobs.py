@@ -255,7 +255,7 @@ def test_to_force_one_out_ends_the_worker_and_its_neighbours_are_released_uncoun
     assert (other.record.retries, other.record.crashes, other.record.losses) == (0, 0, 0)
 
 
-def test_after_a_crash_each_runs_alone_until_it_is_known_who_it_was(shop, tmp_path):
+def test_after_a_crash_each_runs_alone_until_the_culprit_is_known(shop, tmp_path):
     shop.start("--max", "1")
     group = [shop.dies.enqueue("live"), shop.dies.enqueue("live")]
     started(tmp_path, 2)
@@ -295,7 +295,7 @@ def test_other_tasks_run_in_a_worker_that_was_shared_before(shop):
         assert shop.plain.enqueue().result(timeout=10) == pid
 
 
-def test_at_most_once_shares_with_nobody(shop):
+def test_at_most_once_shares_no_worker(shop):
     shop.start("--max", "1")
     jobs = [shop.once.enqueue() for _ in range(2)] + [shop.fetch.enqueue(n) for n in range(4)]
 

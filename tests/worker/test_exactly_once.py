@@ -63,7 +63,7 @@ def test_an_async_job_has_it_by_async_with(shop, ledger, how, state, booked):
     assert state == "failed" or job.result() == "paid one"
 
 
-def test_an_exception_after_it_changes_nothing_but_is_told(shop, ledger):
+def test_an_exception_after_it_changes_nothing_but_is_logged(shop, ledger):
     job = ended(shop.jobs.pay.enqueue("one", "raise after"))
 
     assert (job.state, job.result()) == ("succeeded", "paid one")

@@ -214,7 +214,7 @@ def test_a_signal_to_the_worker_stops_the_job_and_the_next_one_runs(ward):
     assert ward.ended().status == 0
 
 
-def test_a_doomed_job_is_killed_by_its_worker_who_tells_what_it_has_used(ward):
+def test_a_doomed_job_is_killed_by_its_worker_which_reports_its_usage(ward):
     ward.run(("work", {}), ("who", {}))
     pid = ward.runs(0)
     deadline = time.monotonic() + WITHIN
@@ -241,7 +241,7 @@ def test_the_job_of_a_killed_worker_goes_with_the_sweep(ward):
     assert reaped(pid)
 
 
-def test_what_a_forked_job_leaves_behind_is_killed_before_its_result_is_told(ward):
+def test_leftover_processes_of_a_forked_job_are_killed_before_its_result_is_sent(ward):
     ward.run(("leave_behind", {}), ("who", {}))
     first = ward.until(1)[0]
 
@@ -265,7 +265,7 @@ def test_results_of_any_size_come_with_what_was_printed(ward):
     assert {result.extra["log"] for result in results} == {"so many\n"}
 
 
-def test_an_app_that_wants_to_be_told_of_forks_is_told(tmp_path):
+def test_fork_handlers_of_an_app_run(tmp_path):
     watchful = Ward(tmp_path, WATCHFUL)
     with watchful.worker() as ward:
         ward.run(*[("heard", {})] * 4)

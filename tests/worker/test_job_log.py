@@ -38,7 +38,7 @@ def test_of_a_long_log_the_beginning_and_the_end_are_kept(shop):
     assert "left out]" in log
 
 
-def test_a_job_that_prints_a_gigabyte_harms_nobody(shop):
+def test_a_job_that_prints_a_gigabyte_harms_no_other(shop):
     began = time.monotonic()
     before = len(shop.node.log)
     job = ended(shop.jobs.talk.enqueue(1_000_000_000))
@@ -157,7 +157,7 @@ def test_progress_is_written_while_the_job_runs_twice_a_second_at_most(shop, pat
     assert ended(job).progress == 100
 
 
-def test_a_job_is_told_to_run_before_it_is_told_how_far_it_is(shop, path):
+def test_the_running_event_comes_before_the_progress_events(shop, path):
     job = shop.jobs.count_on.enqueue(str(path))
     eventually(lambda: job.refresh().progress.done, within=30)
     path.touch()

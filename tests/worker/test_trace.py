@@ -137,7 +137,7 @@ def test_the_context_goes_with_a_job_and_with_those_that_it_enqueues(shop, kind)
     )
 
 
-def test_what_nobody_traces_has_no_context(shop, kind):
+def test_an_untraced_job_has_no_context(shop, kind):
     module, spans = shop
     job = module.outer.enqueue(False)
 
@@ -178,7 +178,7 @@ def test_a_bulk_has_it_and_a_second_run_keeps_it(shop):
     assert [job.result() for job in group] == [[written(request)]] * 3
 
 
-def test_a_schedule_does_not_keep_the_trace_of_who_declared_it(shop):
+def test_a_schedule_does_not_keep_the_trace_of_its_declaration(shop):
     module, _ = shop
     with tracer.start_as_current_span("a request"):
         module.app.recur("traced", module.inner.call(), cron="0 3 1 1 *")

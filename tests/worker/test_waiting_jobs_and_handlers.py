@@ -76,7 +76,7 @@ def test_regression_25_nested_waits_with_one_slot_do_not_deadlock(company):
         module.greedy.enqueue(1).result(timeout=30)
 
 
-def test_a_hook_is_told_of_every_end_and_handlers_run_with_the_node(company):
+def test_a_hook_gets_every_end_and_handlers_run_with_the_node(company):
     module, node, folder = company
     fine, bad, never = (
         module.hooked.enqueue("fine"),

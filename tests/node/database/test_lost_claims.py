@@ -41,7 +41,7 @@ def test_a_doubt_is_looked_at_until_it_cannot_happen_any_more():
     assert lost_claims.open() == []
 
 
-def test_a_doubt_outlives_an_outage_in_which_nobody_could_look():
+def test_a_doubt_outlives_an_outage_in_which_the_database_cannot_be_asked():
     clock = ManualClock(0)
     lost_claims = LostClaims(clock)
     lost_claims.note(7)

@@ -57,7 +57,7 @@ def test_successes_that_can_wait_are_written_with_the_next_that_cannot(store, wr
     assert posts.empty()  # it was one commit
 
 
-def test_one_that_cannot_wait_does_not_wait_for_those_who_can(store, posts):
+def test_an_urgent_write_does_not_wait_for_those_that_can_wait(store, posts):
     joined(store, 1)
     enqueued(store, 2)
     first, second = ends(store, 2)
@@ -90,7 +90,7 @@ def test_nor_longer_than_it_takes_to_have_many(store, writer, posts):
     assert isinstance(posts.get(timeout=SOON), EndingsWritten)
 
 
-def test_whoever_wants_work_does_not_wait_for_them(store, writer, posts):
+def test_a_claim_does_not_wait_for_them(store, writer, posts):
     enqueued(store, 2)
 
     writer.write_successes(ends(store, 1), patience=LONG)

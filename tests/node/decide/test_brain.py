@@ -430,7 +430,7 @@ def test_a_job_that_is_watched_has_its_worker_for_itself(options: dict[str, int]
     assert stage.given() == [2, 3, 4, 5, 6, 7, 8, 9]
 
 
-def test_nobody_has_to_wait_behind_a_job_that_takes_longer_than_all_in_hand_should() -> None:
+def test_no_job_waits_behind_one_that_takes_longer_than_expected() -> None:
     stage = a_stage(1, mean=MS, pool="dynamic", max=2)
     stage.claimed(a_job(1))
     stage.start(1)
@@ -533,7 +533,7 @@ def test_after_a_claim_that_found_nothing_it_waits_to_be_rung() -> None:
     ]
 
 
-def test_who_is_rung_while_it_claims_claims_once_more() -> None:
+def test_a_node_woken_while_it_claims_claims_once_more() -> None:
     """The answer may be older than what it was rung for."""
     stage = a_stage()
     assert of(do.ClaimJobs, stage.perform(stage.brain.on_wakeup(stage.now))) == []
@@ -630,7 +630,7 @@ def exited(code: int) -> int:
         (None, "collateral", "waiting"),
     ],
 )
-def test_the_running_job_of_a_dead_worker_is_told_what_it_died_of(
+def test_the_running_job_of_a_dead_worker_gets_the_cause_of_the_death(
     status: int | None, cause: str, state: str
 ) -> None:
     stage = a_stage()
@@ -646,7 +646,7 @@ def test_the_running_job_of_a_dead_worker_is_told_what_it_died_of(
     assert os.WIFSIGNALED(status or 0) == cause.startswith("signal")
 
 
-def test_what_a_worker_used_between_earlier_jobs_is_not_told_of_the_one_that_it_died_of() -> None:
+def test_usage_of_earlier_jobs_is_not_counted_for_the_job_that_killed_the_worker() -> None:
     stage = a_stage(mean=20)
     stage.claimed(a_job(1))
     stage.start()
@@ -846,7 +846,7 @@ def test_a_job_that_is_ready_is_cancelled_at_once_and_leaves_no_attempt() -> Non
 
 
 @pytest.mark.parametrize("how", ["cancel", "kill"])
-def test_a_job_given_in_advance_comes_back_by_its_token_and_nobody_is_stopped(how: str) -> None:
+def test_a_job_given_in_advance_comes_back_by_its_token_and_no_worker_is_stopped(how: str) -> None:
     stage = a_stage(mean=MS)
     stage.claimed(*jobs(1, 5))
     stage.start()
@@ -903,7 +903,7 @@ def test_a_job_that_looks_at_the_flag_has_half_of_its_grace_before_sigterm() -> 
     assert worker.signals == [signal.SIGTERM, signal.SIGKILL]
 
 
-def test_a_kill_asks_nobody() -> None:
+def test_a_kill_does_not_ask_the_job() -> None:
     stage = a_stage()
     stage.claimed(a_job(1))
     stage.start()
@@ -930,7 +930,7 @@ def test_a_kill_asks_nobody() -> None:
         ([("cancel", "enough"), ("kill", "now")], "now"),
     ],
 )
-def test_the_reason_of_a_kill_is_what_somebody_said_or_that_it_was_killed(
+def test_the_reason_of_a_kill_is_the_given_one_or_that_it_was_killed(
     asked: list[tuple[str, str | None]], reason: str
 ) -> None:
     stage = a_stage()
@@ -1133,7 +1133,7 @@ def test_progress_is_written_at_most_every_half_second_and_with_the_end() -> Non
     assert stage.ending(1).progress == '[20.0,100.0,""]'
 
 
-def test_who_tells_of_progress_is_marked_as_running_before() -> None:
+def test_a_job_that_reports_progress_is_marked_as_running_before() -> None:
     stage = a_stage()
     stage.claimed(a_job(1))
     stage.start()
@@ -1254,7 +1254,7 @@ def test_a_second_signal_hurries() -> None:
     )
 
 
-def test_a_worker_that_was_told_to_go_has_a_second_more_than_the_grace_of_a_drain() -> None:
+def test_a_worker_asked_to_exit_has_a_second_more_than_the_grace_of_a_drain() -> None:
     stage = a_stage(grace=3 * SECOND)
     stage.claimed(a_job(1))
     stage.start()
@@ -1540,7 +1540,7 @@ def test_a_return_is_a_success_with_its_times_by_the_clock_of_the_store() -> Non
     )
 
 
-def test_a_result_that_is_told_twice_counts_once() -> None:
+def test_a_result_that_is_reported_twice_counts_once() -> None:
     stage = a_stage()
     stage.claimed(a_job(1))
     stage.start()
@@ -1592,7 +1592,7 @@ def test_an_exception_uses_the_budget_and_leaves_its_headline() -> None:
     assert ending.error == an_error("too bad").decode()
 
 
-def test_an_exception_without_a_message_is_told_by_its_name() -> None:
+def test_an_exception_without_a_message_is_reported_by_its_name() -> None:
     stage = a_stage()
     stage.claimed(a_job(1))
     stage.start()

@@ -116,7 +116,7 @@ def test_plain_jobs_go_on_beside_a_question():
     assert given(stage.brain.on_claimed([a_job(2)], CLAIM, stage.now)) == [2]
 
 
-def test_who_does_not_answer_within_a_second_is_killed_and_counts_as_raised():
+def test_a_condition_without_an_answer_within_a_second_is_killed_and_counts_as_raised():
     stage = Asked()
     (ask,) = of(do.CheckConditions, stage.claimed(1))
     assert of(do.SignalWorker, stage.tick(900 * MS)) == []

@@ -77,7 +77,7 @@ def test_a_job_above_its_cpu_time_gets_its_grace_and_counts_as_a_crash() -> None
     assert (stage.ending(1).cause, stage.ending(1).crashes) == ("cpu limit", 1)
 
 
-def test_nobody_is_weighed_without_need() -> None:
+def test_no_worker_is_weighed_without_need() -> None:
     stage = at_work(timeout=SECOND)
     assert stage.brain.measured == []
 

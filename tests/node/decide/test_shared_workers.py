@@ -213,7 +213,7 @@ def test_short_ones_are_claimed_by_as_many_as_a_worker_may_have_in_hand():
     assert of(do.ClaimJobs, done) == [do.ClaimJobs({"default": 17}, ("fetch",))]
 
 
-def test_every_free_seat_is_taken_before_anybody_has_jobs_to_spare():
+def test_every_free_seat_is_taken_before_a_worker_gets_jobs_in_advance():
     brain = a_brain_that_knows(10_000, workers=2)
     done = brain.on_claimed([a_job(n) for n in range(2, 9)], CLAIM, 3)
     slots = list(given(done).values())

@@ -311,7 +311,7 @@ def test_a_worker_leaves_when_the_node_hangs_up_also_in_the_middle_of_things() -
 # how a call ends
 
 
-def test_what_a_task_raises_is_told() -> None:
+def test_an_exception_of_a_task_is_reported() -> None:
     def fail(message: str) -> None:
         raise ValueError(message)
 
@@ -360,7 +360,7 @@ def test_a_wish_that_makes_no_sense_is_an_exception_and_not_the_end_of_the_worke
     assert after.payload == b"2"
 
 
-def test_arguments_that_no_longer_fit_are_told_apart() -> None:
+def test_arguments_that_no_longer_fit_have_a_cause_of_their_own() -> None:
     with in_thread(add) as end:
         result = end.run("add", z=1)
 
@@ -389,7 +389,7 @@ def test_a_result_that_cannot_be_kept_is_still_a_success() -> None:
 @pytest.mark.parametrize(
     "way_out", [SystemExit, KeyboardInterrupt, GeneratorExit, Stopped, asyncio.CancelledError]
 )
-def test_a_way_out_that_nobody_asked_for_is_an_exception(way_out: type[BaseException]) -> None:
+def test_an_unexpected_exit_is_an_exception(way_out: type[BaseException]) -> None:
     def leave() -> None:
         raise way_out
 
@@ -480,7 +480,7 @@ def test_sigterm_stops_the_job_that_was_asked_to_and_the_worker_goes_on(task: st
     assert after.payload == b"2"
 
 
-def test_a_sigterm_that_comes_too_late_hits_nobody_else() -> None:
+def test_a_sigterm_that_comes_too_late_hits_no_other_job() -> None:
     def nap() -> str:
         time.sleep(0.1)
         return "slept"
@@ -539,7 +539,7 @@ def test_what_a_dead_worker_had_done_and_what_it_was_doing_can_still_be_read() -
     assert left == 1
 
 
-def test_processes_that_a_job_leaves_behind_are_ended_before_its_result_is_told() -> None:
+def test_processes_that_a_job_leaves_behind_are_ended_before_its_result_is_sent() -> None:
     def leave() -> int:
         return subprocess.Popen(["sleep", "60"]).pid
 
@@ -628,7 +628,7 @@ class Rude(Exception):
 
 
 @pytest.mark.parametrize("kind", [Mute, Rude])
-def test_an_exception_that_cannot_tell_its_text_is_told_of(kind: type[Exception]) -> None:
+def test_an_exception_without_a_readable_text_is_reported(kind: type[Exception]) -> None:
     told = told_of(kind())
 
     assert told["type"] == kind.__name__
@@ -636,7 +636,7 @@ def test_an_exception_that_cannot_tell_its_text_is_told_of(kind: type[Exception]
     assert "told_of" in told["traceback"]
 
 
-def test_a_chain_of_causes_is_told_up_to_a_limit() -> None:
+def test_a_chain_of_causes_is_reported_up_to_a_limit() -> None:
     error: Exception = ValueError("root")
     for n in range(1000):
         outer = RuntimeError(f"layer {n}")
@@ -660,7 +660,7 @@ def test_causes_that_form_a_ring_come_to_an_end() -> None:
     assert [cause["message"] for cause in told["causes"]][:2] == ["b", "a"]
 
 
-def test_a_context_that_was_suppressed_is_not_told() -> None:
+def test_a_suppressed_context_is_not_reported() -> None:
     try:
         try:
             raise KeyError("hidden")
@@ -680,7 +680,7 @@ def test_a_huge_message_is_cut() -> None:
 
 
 @pytest.mark.parametrize("text", ["\ud800", "a\udcffb", "\0", "\x1b[31m", "é😀"])
-def test_any_text_can_be_told_and_stored(text: str) -> None:
+def test_any_text_can_be_reported_and_stored(text: str) -> None:
     error = ValueError(text)
     error.__cause__ = KeyError(text)
 
@@ -692,7 +692,7 @@ def test_any_text_can_be_told_and_stored(text: str) -> None:
     assert all(isinstance(value, str) for value in told["causes"][0].values())
 
 
-def test_a_recursion_without_end_is_told() -> None:
+def test_a_recursion_without_end_is_reported() -> None:
     def deeper() -> None:
         deeper()
 
@@ -741,7 +741,7 @@ def told_of_itself() -> int:
     return current_job.current_job()._host.report(None).cpu or 0
 
 
-def test_a_job_that_ends_itself_is_told_its_own_cpu_time_too() -> None:
+def test_a_job_that_ends_itself_reports_its_own_cpu_time_too() -> None:
     with in_process(add, told_of_itself) as (end, _):
         end.give(1, *[("add", {"x": 1})] * 3000, ("told_of_itself", {}))
         *_, last = end.hear(3001)

@@ -20,7 +20,7 @@ LAST = Path(
 
 
 @pytest.mark.parametrize("rounds", [25, pytest.param(5_000, marks=pytest.mark.soak)])
-def test_who_has_got_the_number_of_a_dead_worker_is_not_signalled(rounds):
+def test_a_process_with_the_pid_of_a_dead_worker_is_not_signalled(rounds):
     inside = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
     if (
         os.geteuid()

@@ -712,7 +712,7 @@ def bare_guard() -> Iterator[socket.socket]:
     assert os.waitpid(pid, 0)[1] == 0
 
 
-def test_a_worker_that_nobody_reaped_in_public_is_reported_gone(bare_guard: socket.socket) -> None:
+def test_a_worker_that_was_never_reaped_is_reported_gone(bare_guard: socket.socket) -> None:
     gone = subprocess.Popen(["true"])
     gone.wait()
 

@@ -36,7 +36,7 @@ def work(path: str, seconds: float = 0.02) -> str:
 
 
 @pytest.mark.parametrize("seconds", [0.002, 0.02, 2.0])
-def test_what_a_worker_has_begun_that_nobody_was_told_of_is_not_run_again_as_the_same_attempt(
+def test_a_start_that_was_not_reported_is_not_run_again_as_the_same_attempt(
     url, tmp_path, start_node, seconds
 ):
     (tmp_path / "untold.py").write_text(APP)

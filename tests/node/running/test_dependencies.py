@@ -217,7 +217,7 @@ def test_several_conditions_must_all_hold_also_after_other_jobs(dependent_tasks,
 
 
 @pytest.mark.parametrize("mood", ["raise", "hang", "die"])
-def test_a_condition_that_raises_hangs_or_dies_hurts_nobody(dependent_tasks, tmp_path, mood):
+def test_a_condition_that_raises_hangs_or_dies_hurts_no_other(dependent_tasks, tmp_path, mood):
     path = tmp_path / "mood"
     path.write_text(mood)
     job = dependent_tasks.go.using(ready=["moody"]).enqueue(str(path))

@@ -160,7 +160,7 @@ def test_a_task_that_no_node_knows_waits_and_says_so_and_starts_when_one_knows_i
 # stopping one job
 
 
-def test_a_node_whose_code_says_something_else_of_its_tasks_tells_so_once(jobs, node, tmp_path):
+def test_a_node_whose_code_has_changed_task_definitions_logs_it_once(jobs, node, tmp_path):
     code = _OTHER.replace('"nobody.knows"', '"nobody.knows", timeout="5s"')
     (tmp_path / "other.py").write_text(_OTHER)
     first = node(target="other:app")

@@ -182,7 +182,7 @@ def test_of_several_nodes_one_runs_a_dedicated_job(jobs, node, url, start_node, 
     )
 
 
-def test_dedicated_jobs_beyond_their_cap_wait_and_block_nobody(jobs, node, path):
+def test_dedicated_jobs_beyond_their_cap_wait_and_block_no_other(jobs, node, path):
     node("--max", "1", "--max-dedicated", "1")
     first, second = (jobs.wait_for.using(dedicated=True).enqueue(str(path)) for _ in range(2))
     started(path)
@@ -229,7 +229,7 @@ def test_sighup_reads_the_pool_from_the_project(jobs, node, tmp_path):
     assert jobs.add.enqueue(1).result(timeout=10) == 2
 
 
-def test_a_node_drains_at_once_when_it_is_told_to(jobs, node, genba, path):
+def test_a_node_drains_at_once_on_command(jobs, node, genba, path):
     one = node("--max", "2")
     job = jobs.stop_when_asked.enqueue(str(path))
     started(path)

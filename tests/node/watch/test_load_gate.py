@@ -47,7 +47,7 @@ def test_a_closed_gate_opens_only_when_it_is_clearly_better() -> None:
     assert gate.closed(LoadReading(1.7, 2 * GB), True) is None
 
 
-def test_it_is_told_when_a_gate_closes_and_when_it_opens_and_not_in_between() -> None:
+def test_a_gate_is_logged_when_it_closes_and_when_it_opens_and_not_in_between() -> None:
     monitor = Monitor()
     closed, wide = LoadGate(min_free_memory=GB * GB), LoadGate(min_free_memory=1)
 
@@ -170,7 +170,7 @@ def test_with_a_quota_the_part_of_it_in_use_is_the_load_if_that_is_more(
 
 
 @pytest.mark.parametrize("version", ["first", "second"])
-def test_a_kill_by_the_kernel_is_told_once_and_an_old_one_never(
+def test_a_kill_by_the_kernel_is_reported_once_and_an_old_one_never(
     version: str, proc: Path, request: pytest.FixtureRequest
 ) -> None:
     place = request.getfixturevalue(version)

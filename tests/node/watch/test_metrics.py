@@ -90,7 +90,7 @@ def test_attempts_are_counted_by_what_the_job_came_to():
     assert told['genba_deaths_total{cause="signal 9"}'] == 1
 
 
-def test_what_waits_is_told_by_queue_with_the_age_of_the_oldest():
+def test_waiting_jobs_are_reported_by_queue_with_the_age_of_the_oldest():
     seen = levels(
         StateCount("waiting", "slow", "a", 3, 40 * SECOND),
         StateCount("waiting", "slow", "b", 2, 70 * SECOND),

@@ -73,7 +73,7 @@ def test_one_has_it_and_the_others_get_it_in_the_order_of_asking(store: Store) -
     assert take(store, third, seq=waiting[1].seq).token > second.token
 
 
-def test_who_was_called_and_does_not_come_is_passed_and_keeps_its_place(
+def test_a_waiter_that_was_called_and_does_not_come_is_passed_and_keeps_its_place(
     store: Store, clock: ManualClock
 ) -> None:
     me, sleeper, third = (session(store, id) for id in (1, 2, 3))
@@ -324,7 +324,7 @@ def test_tokens_only_grow_and_no_more_than_n_are_held(
             last = got.token
 
 
-def test_who_holds_and_who_waits_can_be_seen(store: Store) -> None:
+def test_holders_and_waiters_can_be_seen(store: Store) -> None:
     joined(store, lease=LEASE)
     job = running(store)
     take(store, owner_of(job, pid=77))

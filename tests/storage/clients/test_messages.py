@@ -91,7 +91,9 @@ def test_messages_go_with_their_job(store: Store, clock: ManualClock, url: str) 
     assert rows(url, "SELECT * FROM genba.message") == []
 
 
-def test_all_who_listen_hear_all_in_order_and_nobody_else_does(store: Store, url: str) -> None:
+def test_listeners_get_all_messages_in_order_and_no_other_client_does(
+    store: Store, url: str
+) -> None:
     store.sessions.open(1)
     assert store.messages.publish("t", b"gone") == 0
     early = store.messages.subscribe("t", 1, 5)
@@ -149,7 +151,7 @@ def test_one_that_does_not_listen_any_more_keeps_nothing_back(
     assert rows(url, "SELECT * FROM genba.listener") == []
 
 
-def test_what_nobody_hears_any_more_is_swept(store: Store, url: str) -> None:
+def test_messages_without_listeners_are_swept(store: Store, url: str) -> None:
     joined(store)
     store.sessions.open(1)
     store.messages.subscribe("t", 1, 5)

@@ -286,7 +286,7 @@ def waiting_thread() -> int | None:
     )
 
 
-def test_one_thread_waits_for_all_who_come_soon_and_goes_when_nobody_does(path, monkeypatch):
+def test_one_thread_waits_for_all_turns_that_come_soon_and_ends_after_the_last(path, monkeypatch):
     eventually(lambda: waiting_thread() is None)  # that of a test before
     turns, seen = WriteQueue.of(path), set()
     for rest in (60.0, 60.0, 0.01):
@@ -301,7 +301,7 @@ def test_one_thread_waits_for_all_who_come_soon_and_goes_when_nobody_does(path, 
     eventually(lambda: waiting_thread() is None)
 
 
-def test_who_has_waited_too_long_is_told_who_writes_and_does_not_get_the_turn_later(path):
+def test_a_writer_that_waits_too_long_gets_the_pid_of_the_holder_and_no_turn_later(path):
     turns = WriteQueue.of(path)
     with another_has_the_turn(path) as other, pytest.raises(StoreUnreachable, match=str(other.pid)):
         turns.acquire(0.1)
@@ -310,7 +310,7 @@ def test_who_has_waited_too_long_is_told_who_writes_and_does_not_get_the_turn_la
     turns.release()
 
 
-def test_who_is_stopped_while_waiting_for_the_turn_does_not_keep_it_when_it_comes(path):
+def test_a_writer_stopped_while_it_waits_for_the_turn_does_not_keep_it_when_it_comes(path):
     """The worker of a cancelled job lives on, and with the turn in its hands nobody else could write."""
 
     class Stop(BaseException):
@@ -359,7 +359,7 @@ def test_a_child_process_uses_connections_of_its_own(store):
 
 
 @pytest.mark.parametrize("engine", ["sqlite"], indirect=True)
-def test_who_polls_sees_whether_anything_was_written(store, url):
+def test_a_poll_sees_whether_anything_was_written(store, url):
     one(store)
     before = store.write_marker()
 
@@ -449,7 +449,7 @@ def test_the_sqlite_that_is_used_without_asking_is_sound(path, caplog):
     assert caplog.records == []
 
 
-def test_the_look_at_who_writes_reads_all_locks_of_the_machine_only_if_we_are_held_up(
+def test_the_search_for_the_writer_reads_all_locks_of_the_machine_only_if_we_are_held_up(
     path, monkeypatch
 ):
     """While they are read nobody can take one, for some 15 ms."""

@@ -193,7 +193,7 @@ def test_a_copy_of_the_file_is_a_database_of_its_own(tmp_path):
 
 
 @pytest.mark.parametrize("engine", ["postgres"], indirect=True)
-def test_a_user_who_may_not_create_is_told_so(empty_url, engine):
+def test_a_user_without_the_right_to_create_gets_an_error(empty_url, engine):
     with connection(empty_url) as conn:
         conn.execute("CREATE ROLE genba_poor LOGIN")
     try:

@@ -320,7 +320,7 @@ def test_a_role_that_is_granted_anew_keeps_no_other_right(stores, databases, tem
             _forget(url, role)
 
 
-def test_what_is_no_kind_no_role_or_no_server_is_told(databases, template, tmp_path):
+def test_an_unknown_kind_role_or_server_is_an_error(databases, template, tmp_path):
     with databases.fresh(template) as name:
         with pytest.raises(BadOption, match="producer, worker, reader, admin"):
             grant(databases.url(name), "x", "king")

@@ -119,7 +119,7 @@ def test_several_queues_are_claimed_at_once(store):
     assert [job.id for job in got] == ids[:3]
 
 
-def test_who_does_not_know_a_task_does_not_claim_it(store):
+def test_a_node_that_does_not_know_a_task_does_not_claim_it(store):
     other, known = one(store, task="other"), one(store)
 
     assert [job.id for job in claimed(store, 2)] == [known]
@@ -542,9 +542,7 @@ def test_regression_03_jobs_that_wait_longer_than_any_watchdog_are_not_failed(st
     assert set(states(store, ids)) == {"waiting"}
 
 
-def test_what_was_given_back_and_is_told_again_does_not_end_a_second_time_with_the_next_claim(
-    store, url
-):
+def test_a_release_that_is_sent_again_does_not_end_the_next_claim(store, url):
     id = one(store)
     (job,) = claimed(store)
     back = ending(job, "waiting", "drain", happened=False)

@@ -117,7 +117,7 @@ def test_a_yes_lets_all_start_and_leaves_nothing_behind(store):
     assert store.conditions.check(key()) is None
 
 
-def test_five_that_raise_in_a_row_hold_all_who_ask_the_same(store, clock, url):
+def test_five_errors_in_a_row_hold_all_jobs_with_the_same_condition(store, clock, url):
     ids = asking(store, 3)
     for _ in range(5):
         assert set(states(store, ids)) == {"waiting"}
@@ -143,7 +143,7 @@ def test_an_answer_between_raises_begins_the_count_anew(store, clock):
     assert store.conditions.check(key()).raised == 4
 
 
-def test_a_scout_that_nobody_has_claimed_is_not_followed_by_others(store, clock):
+def test_a_scout_that_is_not_claimed_is_not_followed_by_others(store, clock):
     asking(store, 3)
     assert store.conditions.send_scouts()[0] == 1
     clock.advance(10)
@@ -172,7 +172,7 @@ def test_a_job_that_was_cancelled_while_it_was_asked_is_cancelled(store):
     assert (store.job(id).state, store.job(id).parked_on) == ("cancelled", None)
 
 
-def test_a_question_that_nobody_asks_any_more_is_forgotten(store):
+def test_a_condition_without_jobs_is_forgotten(store):
     (id,) = asking(store)
     store.cancel(id, None)
     assert store.conditions.send_scouts() == (0, None)

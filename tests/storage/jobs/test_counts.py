@@ -48,7 +48,7 @@ def test_the_oldest_is_the_one_that_was_due_first(store, clock):
     assert {(row.jobs, look.now - row.oldest) for row in look.jobs} == {(4, 90 * SECOND)}
 
 
-def test_of_much_only_the_first_are_counted_and_that_is_told(store, monkeypatch):
+def test_only_the_first_of_many_are_counted_and_the_answer_says_so(store, monkeypatch):
     monkeypatch.setattr(counts, "MOST", 5)
     enqueued(store, 9)
     enqueued(store, 2, queue="slow")

@@ -274,7 +274,7 @@ def test_one_requeued_parent_of_two_failed_is_not_enough(store):
     assert state(store, child) == "waiting"
 
 
-def test_a_child_that_somebody_cancelled_is_not_brought_back(store):
+def test_a_cancelled_child_is_not_brought_back(store):
     parent = one(store)
     child = one(store, after=after(parent), options=policy("hold"))
     finish(store, parent, "failed")
@@ -286,7 +286,7 @@ def test_a_child_that_somebody_cancelled_is_not_brought_back(store):
     assert state(store, child) == "cancelled"
 
 
-def test_a_parent_that_somebody_waits_for_is_not_pruned(store, clock):
+def test_a_parent_that_other_jobs_wait_for_is_not_pruned(store, clock):
     parent = one(store)
     child = one(store, after=after(parent))
     finish(store, parent)
@@ -381,7 +381,7 @@ def test_parents_that_end_while_children_come_release_them_all(store):
     assert set(states(store, children)) == {"waiting"}
 
 
-def test_many_who_settle_shared_children_do_not_block_each_other(store):
+def test_processes_that_settle_shared_children_do_not_block_each_other(store):
     parents = enqueued(store, 24)
     children = [one(store, after=after(*parents[:: -1 if i % 2 else 1])) for i in range(12)]
     jobs = claimed(store, 16) + claimed(store, 8)

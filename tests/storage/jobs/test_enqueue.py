@@ -353,7 +353,7 @@ def test_a_job_unique_while_it_waits_makes_room_when_it_starts(store):
     assert states(store, [first, second.id]) == ["running", "waiting"]
 
 
-def test_who_minds_only_what_waits_does_not_mind_a_running_job_that_would_have_minded(store):
+def test_a_call_that_is_once_while_waiting_ignores_a_running_job(store):
     joined(store)
     old = running(store, identity="i")
     assert store.enqueue([a_job(identity="i")]) == [(old.id, False)]
@@ -448,7 +448,7 @@ def test_eight_processes_of_six_threads_make_one_job(store, url):
     ("producers", "inserts", "keys"),
     [(8, 12, 5), pytest.param(32, 1_000, 50, marks=pytest.mark.soak)],
 )
-def test_of_many_producers_of_the_same_jobs_some_of_whom_roll_back_none_is_told_of_a_job_that_is_not_there(
+def test_producers_of_the_same_jobs_that_partly_roll_back_never_get_a_job_that_is_not_there(
     store, url, producers, inserts, keys
 ):
     """FAULTS F35: who was refused because of a job that was then rolled back has made one of its own."""

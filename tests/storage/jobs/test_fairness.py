@@ -53,12 +53,12 @@ def late_wait(store: Store, url: str, flooding: int, late: int) -> float:
     return places[late // 2] / flooding
 
 
-def test_who_comes_after_a_flood_is_served_at_once(store, url):
+def test_a_tenant_that_comes_after_a_flood_is_served_at_once(store, url):
     assert late_wait(store, url, 50_000 // TENTH // 2, 100 // TENTH // 2) < 0.02
 
 
 @pytest.mark.soak
-def test_who_comes_after_a_flood_of_fifty_thousand_is_served_at_once(store, url):
+def test_a_tenant_that_comes_after_a_flood_of_fifty_thousand_is_served_at_once(store, url):
     assert late_wait(store, url, 50_000, 100) < 0.02
 
 
@@ -72,7 +72,7 @@ def test_four_tenants_of_equal_weight_get_equal_shares_at_every_moment(store, ur
         assert jain([shares[key] for key in "ABCD"]) >= 0.95
 
 
-def test_who_was_away_has_saved_up_nothing(store, url):
+def test_a_tenant_that_was_away_has_saved_up_nothing(store, url):
     joined(store)
     flood(store, "A", 1)
     flood(store, "B", 100)

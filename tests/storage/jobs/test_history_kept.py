@@ -17,7 +17,7 @@ SECOND = 1_000_000
 @pytest.mark.parametrize(
     ("part", "chore"), [("schedules", "declare"), ("nodes", "due_work"), ("nodes", "live")]
 )
-def test_a_chore_that_breaks_is_told_and_the_next_round_goes_on(
+def test_a_chore_that_breaks_is_logged_and_the_next_round_goes_on(
     store, clock, monkeypatch, part, chore
 ):
     joined(store)

@@ -46,7 +46,7 @@ on_sqlite = pytest.mark.parametrize(
     [LONG_ARGUMENTS_BYTES - 1, LONG_ARGUMENTS_BYTES, LONG_ARGUMENTS_BYTES + 1, 5_000, 1_000_000],
 )
 @pytest.mark.parametrize("together", [False, True])
-def test_whoever_claims_or_reads_a_job_has_its_arguments(store, size, together):
+def test_every_claim_or_read_of_a_job_has_its_arguments(store, size, together):
     args = b"x" * size
     if together:
         ids = [

@@ -153,7 +153,7 @@ def test_children_of_a_job_that_ends_itself_are_let_go(store: Store, job: Claime
     assert state(store, child) == "waiting"
 
 
-def test_what_comes_after_the_end_is_told_and_changes_nothing(store: Store, job: Claimed) -> None:
+def test_a_write_after_the_end_is_refused_and_changes_nothing(store: Store, job: Claimed) -> None:
     store.own_writes.end(fence(job), DONE, REPORT, 0.0)
 
     store.own_writes.afterwards(

@@ -71,7 +71,7 @@ def test_each_task_and_each_outcome_is_kept_for_its_own_time(store, clock):
     assert list(store.states([gone, hour, month, ever])) == [ever]
 
 
-def test_who_does_not_know_a_task_does_not_judge_how_long_it_is_kept(store, clock):
+def test_a_node_that_does_not_know_a_task_does_not_prune_its_jobs(store, clock):
     joined(store)
     finished(store, task="other")
     clock.advance("800h")

@@ -332,7 +332,7 @@ def test_a_rate_lets_its_burst_go_and_then_one_at_a_time(store, clock):
     assert [job.id for job in go(store)] == ids[2:3]
 
 
-def test_what_a_rate_has_let_go_does_not_pile_up_while_nobody_takes_it(store, clock):
+def test_starts_that_a_rate_allows_do_not_pile_up_while_they_are_unused(store, clock):
     joined(store)
     enqueued(store, 20, **rated(2, SECOND))
     for _ in range(20):
@@ -342,7 +342,7 @@ def test_what_a_rate_has_let_go_does_not_pile_up_while_nobody_takes_it(store, cl
     assert len(go(store)) == 2
 
 
-def test_an_operators_n_holds_at_once_and_stops_nobody(store, url):
+def test_an_operators_n_holds_at_once_and_stops_no_running_job(store, url):
     joined(store)
     enqueued(store, 6, **limited(3))
     jobs = go(store)
@@ -372,7 +372,7 @@ def test_jobs_of_the_callers_own_transaction_get_their_slots_after_its_commit(st
     assert [job.id for job in go(store)] == [made[0].id]
 
 
-def test_a_slot_that_nobody_claims_goes_to_a_job_of_another_queue(store, clock):
+def test_an_unclaimed_slot_goes_to_a_job_of_another_queue(store, clock):
     joined(store, queues=("default", "fast"))
     slow = one(store, **limited(1))
     fast = one(store, queue="fast", **limited(1))
@@ -390,7 +390,7 @@ def test_a_slot_that_nobody_claims_goes_to_a_job_of_another_queue(store, clock):
     assert [job.id for job in go(store)] == [slow]
 
 
-def test_the_slot_of_a_job_that_nobody_can_run_goes_to_the_next(store, clock, url):
+def test_the_slot_of_a_job_that_no_node_can_run_goes_to_the_next(store, clock, url):
     joined(store)
     unknown = one(store, task="x.y", **limited(1))
     known = one(store, **limited(1))
@@ -424,7 +424,7 @@ def test_the_sweep_finds_a_line_that_was_forgotten(store, url):
     assert late in [job.id for job in go(store)]
 
 
-def test_buckets_that_nobody_uses_are_forgotten(store, url):
+def test_unused_buckets_are_forgotten(store, url):
     joined(store)
     enqueued(store, 2, **limited(1))
     assert store.limits.prune() == 0
@@ -455,7 +455,7 @@ def test_max_waiting_refuses_a_batch_as_a_whole_and_never_what_comes_back(store)
         one(store, **capped)
 
 
-def test_max_waiting_holds_for_many_who_enqueue_at_once(store):
+def test_max_waiting_holds_for_many_enqueues_at_once(store):
     def enqueue(_):
         try:
             return one(store, capped=True, max_waiting=5)
@@ -466,7 +466,7 @@ def test_max_waiting_holds_for_many_who_enqueue_at_once(store):
     assert sum(made is not None for made in together(12, enqueue)) == 5
 
 
-def test_who_returns_an_open_job_is_not_refused(store):
+def test_a_call_that_returns_an_open_job_is_not_refused(store):
     capped = {"capped": True, "max_waiting": 1, "identity": "same"}
 
     assert one(store, **capped) == one(store, **capped)
@@ -495,7 +495,7 @@ def test_a_running_job_takes_slots_of_buckets_named_at_run_time(store, url):
     assert taken(url) == {"x": 0, "y": 0}
 
 
-def test_a_line_tells_who_has_the_slot_and_who_is_before(store):
+def test_a_limit_shows_the_holder_of_the_slot_and_the_jobs_before(store):
     joined(store)
     ids = enqueued(store, 4, **limited(1))
     go(store)
@@ -507,7 +507,7 @@ def test_a_line_tells_who_has_the_slot_and_who_is_before(store):
     assert [(holder.job, holder.node) for holder in line.holders] == [(ids[0], "node-1")]
 
 
-def test_many_who_finish_and_enqueue_at_once_never_exceed_the_limit(store, url):
+def test_many_ends_and_enqueues_at_once_never_exceed_the_limit(store, url):
     """Threads with connections of their own; every one of them sees at most n running."""
     joined(store)
     names = [f"b{i}" for i in range(4)]

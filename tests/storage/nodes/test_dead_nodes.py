@@ -62,7 +62,7 @@ def test_a_node_whose_lease_is_over_is_dead() -> None:
     assert is_dead(a_node(silent=LEASE))
 
 
-def test_nobody_buries_himself() -> None:
+def test_a_node_never_declares_itself_dead() -> None:
     assert not is_dead(a_node(silent=10 * LEASE, id=ME), suspect=True)
 
 
@@ -84,7 +84,7 @@ def test_not_even_a_very_short_lease_lets_a_node_die_sooner() -> None:
     assert is_dead(a_node(silent=2 * SECOND, lease=SECOND // 2))
 
 
-def test_after_an_outage_of_the_database_nobody_is_dead_before_one_full_lease() -> None:
+def test_after_an_outage_of_the_database_no_node_is_dead_before_one_full_lease() -> None:
     patience = DatabaseContact()
     patience.confirm(0)
     patience.lose()
@@ -98,7 +98,7 @@ def test_after_an_outage_of_the_database_nobody_is_dead_before_one_full_lease() 
     assert is_dead(silent, lasted=patience.duration(100 * SECOND + LEASE))
 
 
-def test_who_was_suspended_has_not_watched_meanwhile_and_buries_nobody_right_after() -> None:
+def test_a_node_that_was_suspended_declares_none_dead_right_after() -> None:
     """As when a laptop wakes: whoever is the first to look must not bury the others, who could not renew either."""
     patience = DatabaseContact(LEASE // 2)
     for second in range(20):
@@ -112,14 +112,14 @@ def test_who_was_suspended_has_not_watched_meanwhile_and_buries_nobody_right_aft
     assert patience.duration(woken + SECOND) == SECOND
 
 
-def test_one_who_has_not_seen_the_database_yet_buries_nobody() -> None:
+def test_a_node_that_has_not_seen_the_database_yet_declares_none_dead() -> None:
     patience = DatabaseContact()
 
     assert patience.duration(3600 * SECOND) == 0
     assert not is_dead(a_node(silent=60 * SECOND), suspect=True, lasted=0)
 
 
-def test_a_suspect_is_judged_only_by_one_who_was_there_before_its_last_beat() -> None:
+def test_a_suspect_is_judged_only_by_a_node_that_was_there_before_its_last_beat() -> None:
     suspect = a_node(silent=7 * SECOND)
 
     assert not is_dead(suspect, suspect=True, lasted=7 * SECOND - 1)
@@ -157,7 +157,7 @@ def heard(watch: HeartbeatWatch, beat: int, seen: int, now: int) -> int:
 
 
 @pytest.mark.parametrize("jump", [-3600, 3600, -86_400, 86_400, 10 * 365 * 86_400])
-def test_a_clock_that_is_set_makes_nobody_silent_and_nobody_live_for_ever(jump: int) -> None:
+def test_a_clock_that_is_set_makes_no_node_silent_and_none_live_for_ever(jump: int) -> None:
     watch = HeartbeatWatch()
     assert heard(watch, 1000, 1001, 1) == 1
     assert heard(watch, 1003, 1003, 3) == 0
@@ -184,7 +184,7 @@ def test_a_beat_from_the_future_is_as_old_as_we_know_it() -> None:
     assert heard(watch, 5000, 1015, 16) == 15
 
 
-def test_one_who_has_slept_does_not_bury_who_beats_when_the_clock_is_set() -> None:
+def test_a_node_that_has_slept_does_not_declare_a_beating_node_dead_when_the_clock_is_set() -> None:
     watch = HeartbeatWatch()
     assert heard(watch, 1000, 1000, 1) == 0
     assert heard(watch, 1060, 4660, 61) == 3  # a minute later, and the clock was set just now

@@ -269,9 +269,7 @@ def test_after_a_jump_of_the_clock_cron_is_back_within_a_minute_without_a_storm(
 
 
 @pytest.mark.parametrize("damage", ["replace(definition, 'UTC', 'No/Where')", "'{}'", "'no JSON'"])
-def test_a_schedule_that_cannot_be_read_is_paused_and_keeps_nobody_waiting(
-    store, clock, url, damage
-):
+def test_a_schedule_that_cannot_be_read_is_paused_and_holds_up_nothing(store, clock, url, damage):
     for name in ("a", "b", "c"):
         store.schedules.put(
             NewSchedule(
@@ -375,7 +373,7 @@ def test_again_at_once_is_a_tenth_of_a_second_apart_and_backs_off_while_it_fails
     assert waits == [MILLISECOND * each for each in (100, 200, 400, 800, 100)]
 
 
-def test_an_interval_that_nobody_ran_does_not_pile_up(store, clock, url):
+def test_an_interval_that_did_not_run_does_not_pile_up(store, clock, url):
     made(store, every=MINUTE)
     clock.advance("12h")
     turn(store)
@@ -752,7 +750,7 @@ def rows_open(store: Store) -> int:
 # nets
 
 
-def test_an_interval_whose_run_somebody_has_deleted_by_hand_gets_another(store, clock, url):
+def test_an_interval_whose_run_was_deleted_by_hand_gets_another(store, clock, url):
     made(store, every=HOUR)
     with_conn(url, "DELETE FROM genba.job")
     clock.advance("1s")
