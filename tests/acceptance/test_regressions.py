@@ -13,11 +13,13 @@ from pathlib import Path
 import psutil
 import pytest
 from tests.support import (
+    PATIENCE,
     NodeProcess,
     eventually,
     genba_command,
     lines,
     load_module,
+    own_pid_namespace,
     without_settings,
 )
 
@@ -146,7 +148,7 @@ def test_regression_17_one_panic_is_counted_once_at_the_time_of_its_commit(offic
     held = [event for event in module.app.events(job=job) if event.kind == "held"]
     assert len(held) == len(job.attempts) == 1
     assert (job.crashes, job.retries) == (0, 0)
-    assert 0 <= (held[0].at - job.attempts[0].ended).total_seconds() < 2
+    assert 0 <= (held[0].at - job.attempts[0].ended).total_seconds() < PATIENCE * 2
 
 
 def test_regression_20_a_job_that_starts_processes_is_untouched_by_their_end(office):
@@ -159,22 +161,14 @@ def test_regression_20_a_job_that_starts_processes_is_untouched_by_their_end(off
 
 
 def test_regression_11_sigterm_to_pid_1_ends_or_releases_everything_first(office, home, tmp_path):
-    if (
-        os.geteuid()
-        or subprocess.run(["unshare", "--pid", "--fork", "true"], check=False).returncode
-    ):
-        pytest.skip("a namespace of processes needs root")
+    inside = own_pid_namespace()
     module, _ = office
     url, folder = home
     env = {**without_settings(os.environ), "GENBA_URL": url}
     command = genba_command(
         "node", "start", "bugs:app", "-q", "inside", "--grace", "0.5s", "--name", "inside"
     )
-    outer = subprocess.Popen(
-        ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", *command],
-        cwd=folder,
-        env=env,
-    )
+    outer = subprocess.Popen([*inside, *command], cwd=folder, env=env)
     try:
         path = str(tmp_path / "inside")
         jobs = [module.wait.using(queue="inside").enqueue(path) for _ in range(2)]
@@ -183,7 +177,7 @@ def test_regression_11_sigterm_to_pid_1_ends_or_releases_everything_first(office
         family = node.children(recursive=True)
         node.send_signal(signal.SIGTERM)
 
-        assert outer.wait(15) == 0
+        assert outer.wait(60) == 0
         assert [process for process in family if process.is_running()] == []
         for job in jobs:
             assert (job.refresh().state, job.crashes, job.attempts[-1].cause) == (

@@ -123,6 +123,7 @@ def place(home: tuple[str, Path]) -> Iterator[Place]:
     with ExitStack() as stack:
         tasks = load_app("ordered_units", url, folder)
         stack.callback(tasks.app.close)
+        stack.callback(lambda: tasks.connection().close())
 
         def start() -> NodeProcess:
             node = NodeProcess.start("ordered_units:app", url, "--max", "2", cwd=folder)

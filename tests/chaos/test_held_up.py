@@ -20,7 +20,15 @@ import psycopg
 import pytest
 from tests.chaos.fire import Disk, Producer, load
 from tests.storage.builders import one
-from tests.support import eventually, lines, load_module, run_genba, sqlite_url, without_settings
+from tests.support import (
+    PATIENCE,
+    eventually,
+    lines,
+    load_module,
+    run_genba,
+    sqlite_url,
+    without_settings,
+)
 from tests.support.postgres_server import a_server
 
 from genba.errors import StoreError, StoreUnreachable
@@ -326,8 +334,7 @@ def test_beside_a_producer_stopped_in_a_sqlite_write_new_processes_read_at_once_
     assert code != 0
     assert re.search(rf"process {stopped.pid} \(stopped\) has been writing for 10 s", told)
     print(f"job ls took {listing:.1f} s, doctor {looking:.1f} s, a refused enqueue {refusal:.1f} s")
-    assert max(listing, looking) < 8  # far from the patience of a writer
-    assert refusal < 30
+    assert max(listing, looking) < refusal  # which waits for the writer first
 
     stopped.send_signal(signal.SIGCONT)
     assert stopped.wait(30) == 0
@@ -366,5 +373,5 @@ def test_rows_locked_by_a_suspended_process_are_free_in_ten_seconds(store, url):
         assert other.execute("SELECT id FROM genba.job FOR UPDATE").fetchall()
         took = time.monotonic() - began
 
-    assert took < 12
+    assert took < PATIENCE * 12
     print(f"the rows were free after {took:.1f} s")

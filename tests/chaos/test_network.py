@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from typing import Any
 
 import psycopg
@@ -13,7 +13,7 @@ from tests.support import eventually, load_jobs
 
 from genba import Genba
 from genba.errors import StoreUnreachable
-from genba.storage.engines.postgres import deadline
+from genba.storage.engines.postgres import database, deadline
 
 HANG_UP = (
     "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity "
@@ -114,3 +114,20 @@ def _settled(conn: Any) -> bool:
     return (
         conn.execute("SELECT 1 FROM genba.job WHERE finished_at IS NULL LIMIT 1").fetchone() is None
     )
+
+
+@pytest.mark.parametrize("engine", ["postgres"])
+def test_a_connection_that_breaks_before_its_first_use_is_closed(url, monkeypatch):
+    """Otherwise Python says so some time later, in a test or a program that has nothing to do with it."""
+    opened = []
+
+    def broken(conn: Any) -> bool:
+        opened.append(conn)
+        raise psycopg.OperationalError("no answer within 11 s")
+
+    monkeypatch.setattr(database, "_is_pooled", broken)
+    with closing(Genba(url)) as app, pytest.raises(StoreUnreachable, match="no answer"):
+        app.count()
+
+    assert opened
+    assert all(conn.closed for conn in opened)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.support import eventually, genba_command, without_settings
+from tests.support import PATIENCE, eventually, genba_command, without_settings
 
 from genba.cli.demo_app import cases
 
@@ -94,7 +94,7 @@ def test_the_demo_ends_by_itself_with_every_job_as_it_should(demo: Demo) -> None
     out = running.communicate(timeout=60)[0].decode()
 
     assert running.returncode == 0, out
-    assert demo.seconds < 30
+    assert demo.seconds < PATIENCE * 30
     assert f"{len(cases())} jobs have ended as expected" in out
     for title in SHOWN:
         assert title in out

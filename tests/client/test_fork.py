@@ -9,10 +9,11 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from statistics import median
 from typing import Any
 
 import pytest
-from tests.support import eventually
+from tests.support import PATIENCE, eventually
 
 # Python warns of forks in a process with threads, which is what preloading servers do.
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
@@ -92,7 +93,7 @@ def test_a_grandchild_enqueues_too(jobs):
     began = time.monotonic()
     ended_well(forked(serve))
     assert jobs.app.count() == 3
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < PATIENCE * 5
 
 
 def test_a_fork_while_another_thread_enqueues_does_not_hang(jobs):
@@ -121,9 +122,12 @@ def test_a_forked_child_gets_results_and_wakes_an_idle_node(shop):
     shop.jobs.add.enqueue(0).result(timeout=10)
 
     def serve() -> None:
-        began = time.monotonic()
-        assert shop.jobs.add.enqueue(1).result(timeout=10) == 2
-        assert time.monotonic() - began < 0.9  # woken, not polled
+        took = []
+        for _ in range(5):
+            began = time.monotonic()
+            assert shop.jobs.add.enqueue(1).result(timeout=30) == 2
+            took.append(time.monotonic() - began)
+        assert median(took) < 0.9  # woken, not polled
 
     ended_well(forked(serve), forked(serve))
     assert shop.jobs.add.enqueue(2).result(timeout=10) == 3

@@ -18,7 +18,7 @@ from typing import Any
 import apsw
 import psycopg
 import pytest
-from tests.support import NodeProcess, eventually, lines, load_module, without_settings
+from tests.support import PATIENCE, NodeProcess, eventually, lines, load_module, without_settings
 
 from genba import BadOption, Genba, IllegalMove, LockLost, LockTimeout
 
@@ -197,8 +197,8 @@ def test_a_waiter_is_woken_when_the_lock_is_released(place: Place) -> None:
         thread.start()
         eventually(lambda: any(one.waiters for one in place.app.locks()))
         released = time.monotonic()
-    thread.join(5)
-    assert got[0] - released < 1
+    thread.join(30)
+    assert got[0] - released < PATIENCE * 1
 
 
 def test_inside_one_job_it_is_reentrant_and_goes_with_the_job(place: Place) -> None:
@@ -226,7 +226,7 @@ def test_regression_12_a_killed_worker_frees_its_lock_within_a_second(place: Pla
     ((pid, token),) = place.told("held")
 
     os.kill(int(pid), signal.SIGKILL)
-    with place.app.mutex("k", wait=3) as lock:
+    with place.app.mutex("k", wait=PATIENCE * 3) as lock:
         assert lock.token > int(token)
         job.cancel()
     eventually(lambda: job.refresh().attempts)
@@ -251,7 +251,7 @@ def test_a_killed_client_frees_its_lock_within_a_second(place: Place) -> None:
     client.kill()
     client.communicate()
 
-    assert seconds(lambda: place.app.mutex("c", wait=5).acquire()) < 1.5
+    assert seconds(lambda: place.app.mutex("c", wait=30).acquire()) < PATIENCE * 1.5
 
 
 def test_a_killed_waiter_leaves_the_line(place: Place) -> None:
@@ -263,7 +263,7 @@ def test_a_killed_waiter_leaves_the_line(place: Place) -> None:
         eventually(lambda: any(one.waiters for one in place.app.locks()), within=10)
         doomed.kill()
         doomed.wait()
-    assert seconds(lambda: place.app.mutex("line", wait=5).acquire()) < 3
+    assert seconds(lambda: place.app.mutex("line", wait=30).acquire()) < PATIENCE * 3
 
 
 def test_regression_21_a_frozen_client_loses_its_lock_and_learns_it(place: Place) -> None:
@@ -291,7 +291,7 @@ def test_a_lock_of_a_lost_node_is_free_although_only_a_client_is_there(
             app.enqueue("tasks.hold", "n", 60, "alone")
             ((_, token),) = place.told("alone")
             node.signal(number)
-            assert seconds(lambda: app.mutex("n", wait=15).acquire()) < 5.5
+            assert seconds(lambda: app.mutex("n", wait=30).acquire()) < 12
             assert not [pid for pid in node.tree() if pid != node.pid and _alive(pid)]
             (state,) = [one for one in app.locks() if one.name == "n"]
             assert state.holder is not None

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+import pytest
+
 
 def genba_command(*args: str) -> list[str]:
     """Return the words that run `genba` with this interpreter, installed or not.
@@ -59,3 +61,14 @@ def _run(
     )
     print(done.stdout, done.stderr)  # pytest shows it when the test has failed
     return done
+
+
+def own_pid_namespace() -> list[str]:
+    """Return the words before a command that make it process 1 of its own namespace, or skip the test."""
+    words = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
+    if (
+        os.geteuid()
+        or subprocess.run([*words, "true"], capture_output=True, check=False).returncode
+    ):
+        pytest.skip("a process namespace with its own /proc is refused here; it needs root")
+    return words

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 
 from tests.support.command_line import genba_command, without_settings
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE, eventually
 
 
 class NodeProcess:
@@ -72,6 +72,7 @@ class NodeProcess:
 
     def wait(self, within: float = 15.0) -> int:
         """The node's exit code; AssertionError with its log if it does not end."""
+        within *= PATIENCE
         try:
             return self._popen.wait(within)
         except subprocess.TimeoutExpired:

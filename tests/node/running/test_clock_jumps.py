@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import psycopg
 import pytest
-from tests.support import NodeProcess, eventually, lines, load_app
+from tests.support import PATIENCE, NodeProcess, eventually, lines, load_app
 from tests.support.moved_clock import MovedClock, moved_clock
 
 HOUR, DAY, DECADE = 3600.0, 86_400.0, 3653 * 86_400.0
@@ -215,5 +215,5 @@ def test_a_node_whose_machine_has_the_wrong_time_starts_and_repeats_nothing_earl
         f"machine wrong by {wrong_by:+.0f} s: started {late[0] * 1000:.0f} to {late[-1] * 1000:.0f} ms late"
     )
     assert late[0] >= -0.06  # what the skew of a node is known to
-    assert late[-1] < 2
+    assert late[-1] < PATIENCE * 2
     assert not list(cluster.app.events(kinds=["node_lost"]))

@@ -324,8 +324,8 @@ def test_a_second_signal_hurries(jobs, node, path):
     began = time.monotonic()
     started_node.signal(signal.SIGTERM)
 
-    assert started_node.wait() == 0
-    assert time.monotonic() - began < 5
+    assert started_node.wait(within=60) == 0
+    assert time.monotonic() - began < 30  # half of its grace
     assert (job.refresh().state, job.crashes) == ("waiting", 0)
 
 

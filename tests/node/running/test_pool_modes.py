@@ -8,7 +8,7 @@ import time
 from functools import partial
 
 import pytest
-from tests.support import eventually, lines, run_genba, started
+from tests.support import PATIENCE, eventually, lines, run_genba, started
 
 from genba import BadOption
 
@@ -237,7 +237,7 @@ def test_a_node_drains_at_once_on_command(jobs, node, genba, path):
     jobs.app.tell_node("one", "drain")
     eventually(lambda: lines(f"{path}.stopped"), every=0.002)
 
-    assert time.monotonic() - before < 0.5  # 0.2 s is promised; others work on this machine
+    assert time.monotonic() - before < PATIENCE * 0.5  # 0.2 s on a quiet machine
     assert one.wait() == 0
     assert job.refresh().state == "succeeded"
     assert jobs.app.nodes() == []

@@ -251,7 +251,7 @@ sys.stdin.read()
 
             began = time.monotonic()
             made = together(4, act)
-            assert time.monotonic() - began < 5
+            assert time.monotonic() - began < 9  # a living holder is waited for 10 s
         assert sum(map(len, made)) == 3
 
 
