@@ -36,7 +36,7 @@ def client(shop):
 
 
 @pytest.mark.parametrize(
-    ("args", "kwargs", "told"),
+    ("args", "kwargs", "message"),
     [
         ((), {}, "x"),
         ((1, 2, 3), {}, "argument"),
@@ -54,9 +54,9 @@ def client(shop):
     ids=repr,
 )
 def test_arguments_that_do_not_fit_the_signature_are_refused_at_the_enqueue(
-    client, args, kwargs, told
+    client, args, kwargs, message
 ):
-    with pytest.raises(BadArguments, match=told) as caught:
+    with pytest.raises(BadArguments, match=message) as caught:
         client.add.enqueue(*args, **kwargs)
 
     assert "jobs.add" in str(caught.value)
@@ -106,7 +106,7 @@ def test_one_bad_call_of_many_and_nothing_is_enqueued(client):
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"prioritty": 1}, "did you mean priority"),
         ({"priority": 1, "nice": 1}, "priority and nice exclude each other"),
@@ -133,8 +133,8 @@ def test_one_bad_call_of_many_and_nothing_is_enqueued(client):
     ],
     ids=lambda value: ",".join(value) if isinstance(value, dict) else "",
 )
-def test_options_that_are_unknown_ill_typed_or_contradictory_are_refused(client, options, told):
-    with pytest.raises(BadOption, match=told):
+def test_options_that_are_unknown_ill_typed_or_contradictory_are_refused(client, options, message):
+    with pytest.raises(BadOption, match=message):
         client.add.using(**options).enqueue(1)
 
 
@@ -340,7 +340,7 @@ def test_a_newer_schema_is_refused_and_left_alone(jobs, url, engine, start_node)
 
 
 @pytest.mark.parametrize(
-    ("source", "target", "told"),
+    ("source", "target", "message"),
     [
         ("import no_such_module_at_all", "broken:app", "no_such_module_at_all"),
         ("raise RuntimeError('not today')", "broken:app", "not today"),
@@ -352,14 +352,14 @@ def test_a_newer_schema_is_refused_and_left_alone(jobs, url, engine, start_node)
     ],
     ids=["import", "raise", "no app", "no attribute", "syntax", "no module", "a path"],
 )
-def test_a_node_whose_module_does_not_import_says_so_and_ends(tmp_path, source, target, told):
+def test_a_node_whose_module_does_not_import_says_so_and_ends(tmp_path, source, target, message):
     if source is not None:
         (tmp_path / "broken.py").write_text(source + "\n")
 
     ran = run_genba(f"sqlite:///{tmp_path}/genba.db", "node", "start", target, cwd=tmp_path)
 
     assert ran.returncode not in (0, None)
-    assert told in ran.stderr
+    assert message in ran.stderr
     assert ran.stderr.count("genba:") == 1  # one message
     assert "loop.py" not in ran.stderr  # of the user's module, not of ours
 

@@ -199,9 +199,9 @@ def test_a_job_runs_in_the_foreground_and_its_end_is_written(desk, genba, tmp_pa
     job = desk.say.enqueue()
     done = genba("job", "run", str(job.id), "--here", "--app", "work:app", "--json")
 
-    told = json.loads(done.stdout)
-    assert (done.returncode, told["state"], told["result"]) == (0, "succeeded", "one")
-    assert [(one["number"], one["cause"]) for one in told["attempts"]] == [(1, "returned")]
+    shown = json.loads(done.stdout)
+    assert (done.returncode, shown["state"], shown["result"]) == (0, "succeeded", "one")
+    assert [(one["number"], one["cause"]) for one in shown["attempts"]] == [(1, "returned")]
     assert job.result() == "one"
     assert desk.app.nodes() == []
     assert [words[0] for words in lines(tmp_path / "lives")] == ["enter", "leave"]

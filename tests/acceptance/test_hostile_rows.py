@@ -180,8 +180,8 @@ class Planter:
         self, table: str, known: list[Column], right: dict[str, Any], column: Column, value: Any
     ) -> None:
         number = next(self._numbers)
-        told = [each for each in known if each.needed or each.name in ("id", "seq", "job_id")]
-        row = {each.name: self._usual(each, number) for each in told}
+        required = [each for each in known if each.needed or each.name in ("id", "seq", "job_id")]
+        row = {each.name: self._usual(each, number) for each in required}
         row |= {**right, column.name: value}
         if table == "control":
             row["node"] = self._node()

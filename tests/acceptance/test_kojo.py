@@ -51,7 +51,7 @@ def table() -> dict[str, tuple[str, str]]:
 
 @pytest.fixture
 def client(url: str, tmp_path: Path, start_node: Any) -> Any:
-    """Who has the database and not the code, beside a node that has both."""
+    """A client with the database and without the code, beside a node that has both."""
     (tmp_path / "factory.py").write_text(blocks("python", PAGE)[0])
     start_node("factory:app", url)
     with_code = load_module("factory", tmp_path, url)

@@ -43,12 +43,12 @@ def test_every_probe_and_every_metric_is_documented():
     finally:
         port.close()
     watch = (ROOT / "docs" / "howto" / "telemetry.md").read_text()
-    told = text(
+    exported = text(
         NodeStatus("n1"),
         Counters(),
         OpenJobCounts(0, [StateCount("waiting", "default", "t", 1, 0)], frozenset(), 0, 0, None),
     )
     for metric in re.findall(r"genba_\w+", DOCUMENT + watch):
-        assert f"# TYPE {metric} " in told
-    for metric in re.findall(r"# TYPE (\w+) ", told):
+        assert f"# TYPE {metric} " in exported
+    for metric in re.findall(r"# TYPE (\w+) ", exported):
         assert f"`{metric}" in watch

@@ -1,4 +1,4 @@
-"""What the documents about locks and messages show is what happens, and the command line shows who holds what."""
+"""What the documents about locks and messages show is what happens, and the command line shows the holders."""
 
 from __future__ import annotations
 

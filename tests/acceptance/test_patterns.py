@@ -137,7 +137,7 @@ def test_a_good_citizen_bows_out_and_its_copy_goes_on(patterns):
         ),
         within=30,
     )
-    assert app.count(task="patterns.follow") in (1, 2)  # who follows, and one on standby
+    assert app.count(task="patterns.follow") in (1, 2)  # the follower, and one on standby
     final = app.jobs(task="patterns.follow", state="final", limit=500)
     assert {job.state for job in final} == {"succeeded"}
     assert overlapping(final) == 1
@@ -228,15 +228,17 @@ def test_usecase_40_a_queue_is_drained_by_workers_that_call_for_others(patterns)
 
     handled = [words[0] for words in lines(patterns.folder / "handled")]
     assert sorted(handled) == sorted(messages)  # each once, and that of the crash not at all
-    told = list(app.events(task="patterns.drain"))  # keep="PT0S": the jobs themselves may be gone
+    history = list(
+        app.events(task="patterns.drain")
+    )  # keep="PT0S": the jobs themselves may be gone
     running = most = 0
-    for event in told:
+    for event in history:
         running += {"running": 1, "succeeded": -1, "crashed": -1}.get(event.kind, 0)
         most = max(most, running)
     assert most <= 4
-    (crash,) = [event for event in told if event.kind == "crashed"]
-    assert [event.kind for event in told if event.job_id == crash.job_id][-1] == "succeeded"
-    assert not [event for event in told if event.kind in ("failed", "held")]
+    (crash,) = [event for event in history if event.kind == "crashed"]
+    assert [event.kind for event in history if event.job_id == crash.job_id][-1] == "succeeded"
+    assert not [event for event in history if event.kind in ("failed", "held")]
     for (
         name,
         count,

@@ -122,7 +122,7 @@ def test_regression_10_a_long_silent_sleep_in_c_is_not_taken_for_death(office):
 
 
 def test_regression_13_a_crash_loop_stops_at_its_cap_and_priority_never_underflows(office):
-    """Poison among others: it kills three workers and is held, and nobody else notices."""
+    """Poison among others: it kills three workers and is held, and no other job notices."""
     module, _ = office
     calls = [module.brief.call(n) for n in range(100)]
     calls[20:20] = calls[70:70] = [module.crash.call()]

@@ -119,12 +119,14 @@ SECRET_URLS = [
 @pytest.mark.parametrize("url", SECRET_URLS)
 def test_a_password_is_in_no_message(url):
     app = genba.Genba(url)
-    with pytest.raises(genba.GenbaError) as told:
+    with pytest.raises(genba.GenbaError) as caught:
         app.enqueue("x")
     app.close()
 
-    assert "hunter2" not in f"{told.value} {told.value!r} {app!r} {app.settings!r} {app.shown_url}"
-    assert "hunter2" not in "".join(traceback.format_exception(told.value, chain=True)).replace(
+    assert (
+        "hunter2" not in f"{caught.value} {caught.value!r} {app!r} {app.settings!r} {app.shown_url}"
+    )
+    assert "hunter2" not in "".join(traceback.format_exception(caught.value, chain=True)).replace(
         f'"{url}"', ""
     )
 
@@ -147,8 +149,8 @@ def test_a_password_is_in_nothing_that_a_command_prints(words, tmp_path, monkeyp
     for url in SECRET_URLS:
         with suppress(SystemExit):  # whatever it says
             main([*words, "--url", url])
-        told = capfd.readouterr()
-        assert "hunter2" not in told.out + told.err, url
+        caught = capfd.readouterr()
+        assert "hunter2" not in caught.out + caught.err, url
 
 
 @pytest.mark.parametrize("url", [url for i, url in enumerate(SECRET_URLS) if i in (0, 3, 5, 6, 9)])
@@ -213,7 +215,7 @@ def test_rows_written_by_hand_run_nothing_and_crash_nothing(jobs, url, start_nod
 
 
 def _rests(job: genba.Job) -> bool:
-    """Nothing will happen to it any more: it has ended, a person must look, or nobody knows what it asks for."""
+    """Say whether nothing will happen to it: it has ended, is held, or asks for something unknown."""
     return job.refresh().state in (
         "succeeded",
         "failed",

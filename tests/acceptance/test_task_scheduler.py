@@ -208,11 +208,11 @@ def test_listen_until_true(scheduler):
     seen: list[str] = []
     job = scheduler.module.my_task.enqueue("foobar")
 
-    def told(event: Any) -> bool:
+    def on_event(event: Any) -> bool:
         seen.append(event.kind)
         return event.job.refresh().state == "succeeded"
 
-    scheduler.app.listen(told, job=job)
+    scheduler.app.listen(on_event, job=job)
     assert seen[0] == "waiting"
     assert set(seen) <= {"waiting", "running", "succeeded"}
 

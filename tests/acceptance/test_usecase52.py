@@ -39,8 +39,8 @@ class Place:
         eventually(lambda: len(self.app.nodes()) == NODES, within=60)
 
     def fill(self, units: int, models: int) -> None:
-        """Tables, and units of the models in turn; those are told, for the form that does not take them from `work`."""
-        (self.folder / "told").unlink(missing_ok=True)
+        """Tables, and units of the models in turn; returned for the form that does not read them from `work`."""
+        (self.folder / "log").unlink(missing_ok=True)
         with self.tasks.transaction() as conn:
             for table in (
                 "work (id int, model int)",
@@ -53,13 +53,13 @@ class Place:
             conn.execute(f"INSERT INTO work VALUES {values}")
 
     def kill_worker(self) -> bool:
-        """In the middle of a unit, if one is seen there; what is told of it: that it is over by then.
+        """Kill in the middle of a unit, if one is seen there; log that it is over by then.
 
         Not one that has died with its node.
         """
-        told = lines(self.folder / "told")[-100:]
-        ended = {(line[2], line[3]) for line in told if line[0] != "begin"}
-        begun = [line for line in told if line[0] == "begin" and alive(int(line[3]))]
+        entries = lines(self.folder / "log")[-100:]
+        ended = {(line[2], line[3]) for line in entries if line[0] != "begin"}
+        begun = [line for line in entries if line[0] == "begin" and alive(int(line[3]))]
         if not begun:
             return False
         inside = [line for line in begun if (line[2], line[3]) not in ended]
@@ -99,7 +99,7 @@ class Place:
         )
         spans: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
         begun: dict[tuple[str, str], int] = {}
-        for word, model, unit, pid, moment in lines(self.folder / "told"):
+        for word, model, unit, pid, moment in lines(self.folder / "log"):
             if word == "begin":
                 begun[unit, pid] = int(moment)
             elif (unit, pid) in begun:

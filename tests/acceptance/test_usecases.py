@@ -147,7 +147,7 @@ def test_usecase_47_an_endless_worker_is_killed_in_every_way(office, tmp_path):
     )
     os.kill(
         guard_of(node), signal.SIGKILL
-    )  # who keeps its lease: the worker ends with it, and nothing is counted
+    )  # for the lease: the worker ends with it, and nothing is counted
     eventually(lambda: not psutil.pid_exists(third), within=5)
     _, _, fourth, crashes = run(path, 4)
     assert crashes == 1

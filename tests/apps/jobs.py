@@ -333,7 +333,7 @@ time.sleep(600)
 
 
 def _leave_children(path: str) -> None:
-    """Two processes, whose pids stand in `path`.children when this returns."""
+    """Two processes, with their pids in `path`.children when this returns."""
     file = f"{path}.children"
     subprocess.Popen([sys.executable, "-S", "-c", _CHILD, file])
     while not os.path.exists(file) or len(Path(file).read_text().split()) < 2:
@@ -410,7 +410,7 @@ def be_explicit(wish: str | None = None) -> str:
 
 @app.task
 def apply_twice() -> list[str]:
-    """What the second and third word are met with; told by the log."""
+    """Log the errors that a second and a third outcome raise."""
     job = current_job()
     first = job.succeed("first")
     first.apply()
@@ -459,14 +459,14 @@ def walk(path: str, steps: int) -> list[int]:
 @app.task
 def save_badly() -> str:
     job = current_job()
-    told = []
+    answers = []
     for value in ((1, 2), {1: 2}, float("nan"), "x" * 2_000_000, {"a": [1, {"b": object()}]}):
         try:
             job.save(value)
         except Exception as error:
-            told.append(type(error).__name__)
+            answers.append(type(error).__name__)
     assert job.saved is None
-    return " ".join(told)
+    return " ".join(answers)
 
 
 @app.task
@@ -476,7 +476,7 @@ def save_late(path: str) -> str:
     try:
         current_job().save("late")
     except Exception as error:
-        tell(f"{path}.told", type(error).__name__)
+        tell(f"{path}.error", type(error).__name__)
     return "late"
 
 
@@ -541,13 +541,13 @@ def rarely(path: str) -> None:
 def measure_progress(n: int) -> list[float]:
     """Seconds for n calls, without and with a note."""
     job = current_job()
-    told = []
+    answers = []
     for note in (None, "tile 17"):
         began = time.perf_counter()
         for i in range(n):
             job.progress(i, n, note)
-        told.append(time.perf_counter() - began)
-    return told
+        answers.append(time.perf_counter() - began)
+    return answers
 
 
 class Curse(Exception):
@@ -716,7 +716,7 @@ def pay_when(word: str, path: str) -> str:
         with current_job().transaction() as conn:
             book(conn, word)
     except Exception as error:
-        tell(f"{path}.told", type(error).__name__)
+        tell(f"{path}.error", type(error).__name__)
     return "paid"
 
 

@@ -1,6 +1,6 @@
 """Tasks with limits; as jobs.py, a node gets a copy of this file.
 
-Each tries the limit with locks of the kernel, which a death frees at once: whoever finds no lock of its bucket free
+Each tries the limit with locks of the kernel, which a death frees at once: a job that finds no free lock of its bucket
 has seen more at a time than there may be, and says so.
 """
 

@@ -1,6 +1,6 @@
 """UseCase52 in four forms, as a node runs it: units of work, two of one model never at a time.  A node gets a copy.
 
-The data are three tables: `work` (what is to be done), `side` (who is on which model, for the first form), `done`.
+The data are three tables: `work` (what is to be done), `side` (which job has which model, for the first form), `done`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _mine: list[Any] = [0, None]  # the process, and its connection
 
 
 def tell(*words: object) -> None:
-    fd = os.open(os.path.join(here, "told"), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    fd = os.open(os.path.join(here, "log"), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     os.write(fd, (" ".join(map(str, words)) + "\n").encode())
     os.close(fd)
 
@@ -63,7 +63,7 @@ def work(model: int, unit: int) -> None:
     tell("end", model, unit, os.getpid(), time.monotonic_ns())
 
 
-# delegator and worker: the side table says who is on which model
+# delegator and worker: the side table says which job has which model
 
 
 @app.task(once="task", max_crashes=1000)
@@ -139,7 +139,7 @@ def throttled(model: int, unit: int) -> None:
         conn.execute(f"INSERT INTO done VALUES ({unit})")
 
 
-# a mutex for each model, taken by whoever comes
+# a mutex for each model, taken by the first job that comes
 
 
 @app.task(max_crashes=1000)

@@ -31,7 +31,7 @@ from genba.storage.engines.sqlite.write_queue import WriteQueue
 
 LEASE = 2.0
 PAST = LEASE * 1.5
-AHEAD = 100  # jobs that are left when something goes wrong: a tenth of a second of work, so that it hits somebody
+AHEAD = 100  # jobs that are left when something goes wrong: a tenth of a second of work, so that it hits some of them
 
 APP = """
 import os, time
@@ -74,7 +74,7 @@ def load(url: str, folder: Path) -> Any:
     return load_module("fire", folder, url, lease=LEASE)
 
 
-Kind = Callable[["Fire"], bool]  # False: there is nobody to hit yet; it is asked again
+Kind = Callable[["Fire"], bool]  # False: there is nothing to hit yet, try again
 
 
 class Fire:
@@ -102,7 +102,7 @@ class Fire:
         self._ends: list[threading.Timer] = []
         self._outlived: set[str] = (
             set()
-        )  # pids of workers whose node was stopped until it was buried
+        )  # pids of workers of nodes that were stopped until they were declared dead
         eventually(lambda: len(app.app.nodes()) == len(starts), within=60)
 
     def _start(self, place: int) -> NodeProcess:
@@ -121,7 +121,7 @@ class Fire:
         eventually(self._drained, within=180, every=0.1)
 
     def _ended(self) -> bool:
-        """Whether all that lasts for a while is over; who buries a node may have to be started for that."""
+        """Say whether all lasting faults are over; a node that rescues may have to be started for that."""
         self._tend()
         return not any(end.is_alive() for end in self._ends)
 
@@ -137,7 +137,7 @@ class Fire:
         return False
 
     def _tend(self) -> None:
-        """As a service manager does: who has ended is started again."""
+        """Start nodes that have ended again, as a service manager does."""
         for place, node in enumerate(self.nodes):
             if node.ended:
                 self.nodes[place] = self._start(place)
@@ -153,7 +153,10 @@ class Fire:
         return str(self._named)
 
     def produce(self, count: int) -> None:
-        """Until they are promised.  Of a call that failed nobody knows: its jobs go by other names the next time."""
+        """Enqueue until all are promised.
+
+        A call that failed may have happened, so its jobs get other names the next time.
+        """
         while count > 0 and not self.ask_for([self.word() for _ in range(count)]):
             time.sleep(0.05)
 
@@ -207,7 +210,7 @@ class Fire:
         return True
 
     def _writes(self, node: NodeProcess) -> bool:
-        """On SQLite nobody else could, as long as it is stopped."""
+        """Say whether it writes now; on SQLite no other process could while it is stopped."""
         url = self.app.app.url
         return (
             url.startswith("sqlite")
@@ -232,14 +235,14 @@ class Fire:
         assert app.verify().faults == []
         for node in self._started:
             assert not node.ended or node.tree() == [], "a dead node has left processes"
-        # Whoever is killed while it writes leaves half a line; each begins with a new one, so that it is its own only.
-        told = [line for line in lines(self._effects) if line and line[-1].endswith(")")]
-        missing = self._promised - {word for word, *_ in told}
+        # A process killed while it writes leaves half a line. Each starts with a newline, so only its own is lost.
+        entries = [line for line in lines(self._effects) if line and line[-1].endswith(")")]
+        missing = self._promised - {word for word, *_ in entries}
         assert not missing, f"promised, and never run: {missing}"
-        fences = [fence for *_, fence in told]
+        fences = [fence for *_, fence in entries]
         assert len(fences) == len(set(fences)), "two runs have the same fence"
         runs: dict[tuple[str, str], list[int]] = defaultdict(list)
-        for word, job, attempt, *_ in told:
+        for word, job, attempt, *_ in entries:
             runs[word, job].append(int(attempt))
         assert len(runs) == len({word for word, _ in runs}), "one request, two jobs"
         for (word, job), attempts in runs.items():
@@ -253,7 +256,7 @@ class Fire:
                 assert not {"returned", "exception"} & set(repeated), (
                     f"job {word} ran again without a reason: {causes}"
                 )
-        self._check_late_ends(told)
+        self._check_late_ends(entries)
         self.repeated = sum(len(attempts) > 1 for attempts in runs.values())
 
     def missed(self) -> list[str]:
@@ -264,9 +267,9 @@ class Fire:
         }
         return [name for name, count in situations.items() if not count]
 
-    def _check_late_ends(self, told: Sequence[Sequence[str]]) -> None:
+    def _check_late_ends(self, entries: Sequence[Sequence[str]]) -> None:
         """Of jobs that had returned below a node that was buried: it had their ends in its hands when it woke up."""
-        late = [(job, int(attempt)) for _, job, attempt, pid, _ in told if pid in self._outlived]
+        late = [(job, int(attempt)) for _, job, attempt, pid, _ in entries if pid in self._outlived]
         causes = {
             (job, one.number): one.cause
             for job, _ in late
@@ -280,7 +283,7 @@ class Fire:
 
 
 class Producer:
-    """A process with a transaction of its own, in which it has enqueued a job with a key; it commits when told."""
+    """A process with a transaction of its own, in which it has enqueued a job with a key; it commits on request."""
 
     def __init__(self, url: str, folder: Path, effects: Path, word: str) -> None:
         self._process = subprocess.Popen(
@@ -309,7 +312,7 @@ class Producer:
         self._process.communicate()
 
 
-# who is where
+# the processes of a node
 
 
 def guard(node: NodeProcess) -> int | None:
@@ -317,7 +320,7 @@ def guard(node: NodeProcess) -> int | None:
 
 
 def workers(node: NodeProcess) -> list[int]:
-    """Also those whose zygote has died."""
+    """Return the pids of its workers, also after the death of the zygote."""
     parent = guard(node)
     return [pid for pid in _below(parent) if b"/worker[" in _title(pid)] if parent else []
 
@@ -414,7 +417,7 @@ def pause_node(fire: Fire) -> bool:
 
 
 def freeze_node(fire: Fire) -> bool:
-    """With all its processes, as a machine that sleeps; nobody ends anything."""
+    """With all its processes, as a machine that sleeps; nothing ends anything."""
     node = fire.random.choice(fire.nodes)
     return bool(workers(node)) and _pause(fire, [*_below(node.pid), node.pid])
 

@@ -21,7 +21,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Proxy:
-    """Passes bytes on, both ways, until it is told to stall: then it takes them, as a kernel does, and keeps them."""
+    """Passes bytes on, both ways, until `stall`: then it takes them, as a kernel does, and keeps them."""
 
     def __init__(self, url: str, listening: socket.socket | None = None) -> None:
         parts = urlsplit(url)
@@ -45,7 +45,7 @@ class Proxy:
         self._stalled.clear()
 
     def refuse(self) -> None:
-        """As if the server was gone: what is open is closed, and nobody gets in."""
+        """As if the server was gone: what is open is closed, and no new connection is accepted."""
         self._refusing.set()
 
     def admit(self) -> None:
@@ -85,7 +85,7 @@ class Proxy:
         server = socket.socket(socket.AF_UNIX)
         try:
             server.connect(self._target)
-        except OSError:  # nobody is there
+        except OSError:  # nothing listens
             client.close()
             server.close()
         else:
@@ -162,7 +162,7 @@ class Network:
         _ip("-n", here, "route", "add", "default", "via", f"10.77.{net}.254")
 
     def cut(self) -> None:
-        """Nobody is told: what is sent is gone."""
+        """Drop everything silently."""
         self._forward("0")
 
     def heal(self) -> None:

@@ -55,7 +55,7 @@ class PgBouncer:
 
 
 def _as(server: str) -> dict[str, Any]:
-    """PgBouncer does not want to be root; it becomes the server's user, who may open its socket."""
+    """PgBouncer does not want to be root; it becomes the server's user, which may open its socket."""
     owner = os.stat(server)
     return (
         {"user": owner.st_uid, "group": owner.st_gid, "extra_groups": []}

@@ -33,7 +33,7 @@ def url(databases: Databases, name: str) -> str:
 
 @contextmanager
 def fresh(databases: Databases, template: str = "template1") -> Iterator[str]:
-    if template in _poolers:  # it can be copied while nobody is connected to it
+    if template in _poolers:  # it can be copied only without connections to it
         _poolers.pop(template).end()
     with _fresh(databases, template) as name:
         try:

@@ -76,10 +76,10 @@ class Pooler:
     def _session(self) -> Stream:
         end = socket.socket(socket.AF_UNIX)
         end.connect(self._target)
-        told = (
+        reply = (
             b"user\0postgres\0database\0" + self._database.encode() + b"\0client_encoding\0UTF8\0\0"
         )
-        end.sendall(_length.pack(len(told) + 8) + _length.pack(196608) + told)
+        end.sendall(_length.pack(len(reply) + 8) + _length.pack(196608) + reply)
         session = Stream(end)
         self.greeting = session.until_ready()
         return session
@@ -106,8 +106,8 @@ class Pooler:
             elif code == _CANCEL:
                 return False
             elif self._strict and b"options" in words[::2]:
-                told = b"SFATAL\0C08P01\0Munsupported startup parameter: options\0\0"
-                client.sendall(b"E" + _length.pack(len(told) + 4) + told)
+                reply = b"SFATAL\0C08P01\0Munsupported startup parameter: options\0\0"
+                client.sendall(b"E" + _length.pack(len(reply) + 4) + reply)
                 return False
             else:
                 client.sendall(self.greeting)
@@ -133,7 +133,7 @@ class Pooler:
             self._freed.notify()
 
     def close(self) -> None:
-        """Nobody new comes."""
+        """Accept no new connections."""
         self._listening.close()
 
     def end(self) -> None:
@@ -184,7 +184,7 @@ class Lending:
                 self._session = None
                 self._pooler.take_back(session, clean=True)
             self._client.end.sendall(message)
-            if over:  # what the session says from now on is for somebody else
+            if over:  # what the session says from now on is for another client
                 return
 
 

@@ -1,4 +1,4 @@
-"""A node and its guard are killed at the same instant: nobody is left above its workers, so others have to end them."""
+"""A node and its guard are killed at the same instant, so other nodes have to end its workers."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def begun(
 ) -> tuple[Any, NodeProcess, Path]:
     """A job that runs on a node, and where it tells of itself."""
     node = start_node("both:app", url, "--max", "2", "--name", "doomed")
-    path = tmp_path / "told"
+    path = tmp_path / "log"
     job = app.alone.enqueue(str(path))
     eventually(lambda: lines(path), within=60)
     return job, node, path
@@ -121,7 +121,7 @@ def test_leftover_processes_are_ended_also_if_another_machine_has_declared_the_n
 ):
     _, node, path = begun
     other = another(app, url, start_node)
-    for _ in range(2):  # the first is told before it has looked who lives here
+    for _ in range(2):  # the first report comes before it has looked for nodes on this machine
         beat = last_beat(app, "other")
         eventually(lambda: last_beat(app, "other") != beat, within=30)  # noqa: B023  asked at once
     kill_at_once(node)

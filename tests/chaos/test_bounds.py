@@ -48,7 +48,7 @@ def hold(path: str) -> int:
 
 
 def test_what_a_lost_machine_had_is_with_others_within_twenty_seconds(url, start_node, tmp_path):
-    """All of its processes stand still, guard and workers too: nothing is closed, and nobody says good-bye.
+    """All of its processes stand still, guard and workers too: nothing is closed, and no process says that it ends.
 
     Right after its heartbeat, with the default lease; one job with a lock, for which a process outside waits.
     """
@@ -72,7 +72,7 @@ def test_what_a_lost_machine_had_is_with_others_within_twenty_seconds(url, start
     began = time.monotonic()
     stopped = _stand_still(lost)
     waits.join(120)
-    assert freed, "nobody got the lock"
+    assert freed, "the lock was never free"
     eventually(lambda: len(lines(path)) > 1, within=30)
     again = time.monotonic() - began
     (tmp_path / "held.over").touch()
@@ -188,7 +188,7 @@ def test_a_node_whose_connections_are_half_open_listens_again_within_fifteen_sec
     jobs.app.close()
 
 
-HOLDS = "locktype = 'advisory' AND granted AND (classid, objid) = (%s, %s)"  # who listens has the node's lock
+HOLDS = "locktype = 'advisory' AND granted AND (classid, objid) = (%s, %s)"  # the listening session has the node's lock
 
 
 def _time_of_a_job(jobs: Any) -> float:
@@ -201,8 +201,8 @@ def _time_of_a_job(jobs: Any) -> float:
 def test_a_job_of_an_unknown_task_is_parked_within_a_minute(shop):
     """It is put aside, and `explain` says why; no attempt is used."""
     began = time.monotonic()
-    job = shop.app.enqueue("nobody.knows")
-    eventually(lambda: job.refresh().record.parked_on == "unknown task nobody.knows", within=60)
+    job = shop.app.enqueue("unknown.task")
+    eventually(lambda: job.refresh().record.parked_on == "unknown task unknown.task", within=60)
     took = time.monotonic() - began
 
     print(
@@ -210,7 +210,7 @@ def test_a_job_of_an_unknown_task_is_parked_within_a_minute(shop):
     )
     assert took < PATIENCE * 60
     assert (job.state, job.record.attempt) == ("waiting", 0)
-    assert any("nobody.knows" in str(reason) for reason in job.explain().reasons)
+    assert any("unknown.task" in str(reason) for reason in job.explain().reasons)
     job.cancel()
 
 
@@ -249,7 +249,7 @@ def test_a_node_that_cannot_keep_the_queue_is_red_within_thirty_seconds(
     sign.unlink()
     eventually(lambda: _status(port) == 200, within=60)
 
-    print(f"{url.partition(':')[0]}: a node whose maintenance failed was red after {took:.1f} s")
+    print(f"{url.partition(':')[0]}: a node with failing maintenance was red after {took:.1f} s")
     assert took < PATIENCE * 30
 
 

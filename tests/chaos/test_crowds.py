@@ -1,4 +1,4 @@
-"""Many at once, and those who keep others waiting: writers of one file, a listener that is lost, an old snapshot."""
+"""Many processes at once: writers of one file, a listener that is lost, an old snapshot."""
 
 from __future__ import annotations
 
@@ -130,8 +130,10 @@ def test_jobs_go_on_while_an_old_transaction_keeps_every_dead_row(jobs, url, sta
     server.execute("ROLLBACK")
 
     assert jobs.app.verify().faults == []
-    told = [f"{one:.0f}" for one in pace]
-    print("jobs/s in rounds of 5,000:", *told[:4], "and with the transaction open:", *told[4:])
+    figures = [f"{one:.0f}" for one in pace]
+    print(
+        "jobs/s in rounds of 5,000:", *figures[:4], "and with the transaction open:", *figures[4:]
+    )
 
 
 RACE = """

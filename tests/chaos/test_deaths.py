@@ -1,4 +1,4 @@
-"""Workers die at any moment: every cause is right, and nobody else is touched by it.
+"""Workers die at any moment: every cause is right, and no other job is touched by it.
 
 2,000 jobs, half of them on each engine, of which every third kills its worker; `make soak` runs 10,000 on each.
 """

@@ -1,4 +1,4 @@
-"""Somebody stands in the way: a full disk, a producer that is paused in the middle of its transaction."""
+"""Something blocks the way: a full disk, a producer that is paused in the middle of its transaction."""
 
 from __future__ import annotations
 
@@ -213,14 +213,14 @@ def test_a_node_names_a_stopped_producer_once_and_leaves_it_alone(
     node = start_node("fire:app", url, "--max", "2")
     eventually(app.app.nodes, within=60)
     stopped = stop_a_producer()
-    told = f"process {stopped.pid} is stopped in the middle of a write"
-    eventually(lambda: told in node.log, within=60)
+    output = f"process {stopped.pid} is stopped in the middle of a write"
+    eventually(lambda: output in node.log, within=60)
     seen = time.monotonic()
     eventually(
         lambda: time.monotonic() - seen > 4, within=10
     )  # it would be named again meanwhile, or killed
 
-    assert node.log.count(told) == 1
+    assert node.log.count(output) == 1
     assert psutil.Process(stopped.pid).status() == psutil.STATUS_STOPPED
     stopped.send_signal(signal.SIGCONT)
     assert stopped.wait(30) == 0
@@ -275,16 +275,16 @@ def block(path: str) -> int:
 
 
 @pytest.mark.parametrize("engine", ["sqlite"])
-@pytest.mark.parametrize("who", ["itself", "child", "block"])
+@pytest.mark.parametrize("stuck", ["itself", "child", "block"])
 def test_a_job_that_is_stopped_in_a_sqlite_write_is_ended_and_all_others_go_on(
-    who, url, start_node, tmp_path
+    stuck, url, start_node, tmp_path
 ):
     (tmp_path / "held.py").write_text(HELD)
     held = load_module("held", tmp_path, url)
     node = start_node("held:app", url, "--max", "2")
     eventually(held.app.nodes, within=60)
     path = tmp_path / "pid"
-    job = getattr(held, who).enqueue(str(path))
+    job = getattr(held, stuck).enqueue(str(path))
     pid = int(eventually(lambda: path.exists() and path.read_text(), within=30))
     eventually(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED)
     began = time.monotonic()
@@ -302,7 +302,7 @@ def test_a_job_that_is_stopped_in_a_sqlite_write_is_ended_and_all_others_go_on(
     thread.join(30)
     assert written  # it was not refused; how soon the disk takes it is not asked here
     print(
-        f"{who}: ended after {gone:.1f} s, and others could write again after {written[0] - began:.1f} s"
+        f"{stuck}: ended after {gone:.1f} s, and others could write again after {written[0] - began:.1f} s"
     )
 
     assert job.result(timeout=30) == 2
@@ -324,15 +324,15 @@ def test_beside_a_producer_stopped_in_a_sqlite_write_new_processes_read_at_once_
         done = run_genba(url, *words, cwd=tmp_path)
         return time.monotonic() - began, done.returncode, done.stdout + done.stderr
 
-    listing, code, told = run("job", "ls")
+    listing, code, output = run("job", "ls")
     assert code == 0
-    assert "fire.work" in told
-    looking, code, told = run("doctor")
+    assert "fire.work" in output
+    looking, code, output = run("doctor")
     assert code == 1
-    assert f"process {stopped.pid} is stopped in the middle of a write" in told
-    refusal, code, told = run("job", "enqueue", "fire.work", str(tmp_path / "effects"), "refused")
+    assert f"process {stopped.pid} is stopped in the middle of a write" in output
+    refusal, code, output = run("job", "enqueue", "fire.work", str(tmp_path / "effects"), "refused")
     assert code != 0
-    assert re.search(rf"process {stopped.pid} \(stopped\) has been writing for 10 s", told)
+    assert re.search(rf"process {stopped.pid} \(stopped\) has been writing for 10 s", output)
     print(f"job ls took {listing:.1f} s, doctor {looking:.1f} s, a refused enqueue {refusal:.1f} s")
     assert max(listing, looking) < refusal  # which waits for the writer first
 

@@ -89,7 +89,7 @@ def test_regression_12_the_jobs_of_a_killed_node_are_offered_again_within_five_s
 
 
 class Killer:
-    """Kills workers and nodes, and remembers whom; a killed node is followed by a new one."""
+    """Kills workers and nodes, and remembers their pids; a killed node is followed by a new one."""
 
     def __init__(self, seed: int, start: Callable[[], NodeProcess]) -> None:
         self._random = random.Random(seed)
@@ -147,20 +147,20 @@ def test_no_job_is_lost_and_each_repeated_run_is_explained_by_a_kill(
     )
 
     turns = ["node" if i % (KILLS // NODE_KILLS) == 5 else "worker" for i in range(KILLS)]
-    for turn, who in enumerate(turns):
+    for turn, kind in enumerate(turns):
         eventually(lambda: len(lines(effects)) >= turn * JOBS // (KILLS + 5), within=20)  # noqa: B023  asked at once
-        eventually(killer.kill_node if who == "node" else killer.kill_worker, within=20)
+        eventually(killer.kill_node if kind == "node" else killer.kill_worker, within=20)
     group.wait(timeout=60)
 
     assert jobs.app.count(state="any") == jobs.app.count(state="succeeded") == JOBS
     assert jobs.app.verify().faults == []
-    told = lines(effects)
-    fences = [fence for *_, fence in told]
+    entries = lines(effects)
+    fences = [fence for *_, fence in entries]
     assert len(fences) == len(set(fences)), "two runs have the same fence"
-    tries = [(job, attempt) for _, job, attempt, *_ in told]
+    tries = [(job, attempt) for _, job, attempt, *_ in entries]
     assert len(tries) == len(set(tries)), "two runs have the same attempt number"
     runs: dict[str, list[tuple[str, str]]] = defaultdict(list)
-    for word, _, _, pid, zygote, _ in told:
+    for word, _, _, pid, zygote, _ in entries:
         runs[word].append((pid, zygote))
     assert sorted(map(int, runs)) == list(range(JOBS))
     for word, ran in runs.items():

@@ -30,10 +30,10 @@ def under_fire(
         "node" if i % (kills // node_kills) == kills // node_kills // 2 else "worker"
         for i in range(kills)
     ]
-    for turn, who in enumerate(turns):
+    for turn, kind in enumerate(turns):
         wanted = turn * len(calls) // (kills + 3)
         eventually(partial(_succeeded, app, wanted), within=60, every=0.05)
-        eventually(killer.kill_node if who == "node" else killer.kill_worker, within=20)
+        eventually(killer.kill_node if kind == "node" else killer.kill_worker, within=20)
     group.wait(timeout=240)
     assert app.count(state="succeeded") == len(calls)
     assert app.verify().faults == []

@@ -24,9 +24,7 @@ HANG_UP = (
 def test_a_call_through_a_stalled_proxy_comes_back_in_time_and_the_next_one_works(
     proxied, monkeypatch
 ):
-    assert deadline.ANSWER_SECONDS <= 12, (
-        "the promise; here a shorter one, so that nobody has to wait for it"
-    )
+    assert deadline.ANSWER_SECONDS <= 12, "the promise; the test takes a shorter one"
     monkeypatch.setattr(deadline, "ANSWER_SECONDS", 2.0)
     proxy, _ = proxied
     app = Genba(proxy.url)

@@ -28,7 +28,7 @@ def pooler(url: str) -> Iterator[Pooler]:
 
 @pytest.fixture(params=["named", "found"])
 def pgbouncer(request: pytest.FixtureRequest, url: str) -> Iterator[str]:
-    """The URL behind the real one; it says so, or nobody does."""
+    """The pooled URL; with `?pooler=transaction`, or without."""
     if PROGRAM is None:
         pytest.skip(WANTED)
     bouncer = PgBouncer(url, said=request.param == "named")

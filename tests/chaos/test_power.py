@@ -1,7 +1,7 @@
 """The power is cut: what was promised, and what was said to be done, is on the disk.
 
 SQLite writes through a file system of ours that keeps what was written apart from what was synced.  Of PostgreSQL all
-processes are killed; that its own log is on the disk is PostgreSQL's part, and ours that nobody turns it off.
+processes are killed; that its own log is on the disk is PostgreSQL's part, and ours that no session turns it off.
 """
 
 from __future__ import annotations
@@ -101,14 +101,14 @@ def disk(monkeypatch) -> Iterator[Disk]:
     disk.unregister()
 
 
-class Told(NamedTuple):
+class Promises(NamedTuple):
     """What others have heard: of jobs that are there, and of jobs that are done."""
 
     promised: list[int]
     ended: list[int]
 
-    def copy(self) -> Told:
-        return Told(list(self.promised), list(self.ended))
+    def copy(self) -> Promises:
+        return Promises(list(self.promised), list(self.ended))
 
     def check(self, after: Store) -> None:
         states = after.states(self.promised)
@@ -117,28 +117,28 @@ class Told(NamedTuple):
         assert after.verify().faults == []
 
 
-def work(store: Store, told: Told, jobs: int) -> None:
+def work(store: Store, promises: Promises, jobs: int) -> None:
     for _ in range(jobs):
-        told.promised.append(one(store))
+        promises.promised.append(one(store))
         mine = store.claim(1, CLAIM, {"default": 1}, [TASK])
-        told.ended.extend(store.finish(1, [success(job) for job in mine]))
+        promises.ended.extend(store.finish(1, [success(job) for job in mine]))
 
 
 def test_after_a_power_cut_a_sqlite_file_has_all_that_was_promised(disk, tmp_path):
-    chance, told = random.Random(1), Told([], [])
-    cuts: list[tuple[Path, Told]] = []
+    chance, promises = random.Random(1), Promises([], [])
+    cuts: list[tuple[Path, Promises]] = []
     checked = 0
 
     def perhaps() -> None:
         if chance.random() < 0.002:
-            cuts.append((tmp_path / f"cut-{checked + len(cuts)}", told.copy()))
+            cuts.append((tmp_path / f"cut-{checked + len(cuts)}", promises.copy()))
             disk.cut(chance, cuts[-1][0])
 
     with closing(open_store(sqlite_url(tmp_path))) as store:
         joined(store)
         disk.written = perhaps
         for _ in range(12):
-            work(store, told, 50)
+            work(store, promises, 50)
             apsw.set_default_vfs("unix")
             for folder, then in cuts:
                 with closing(open_store(sqlite_url(folder))) as after:
@@ -149,7 +149,7 @@ def test_after_a_power_cut_a_sqlite_file_has_all_that_was_promised(disk, tmp_pat
             apsw.set_default_vfs("genba-power")
 
     assert checked > 20
-    print(f"{checked} power cuts while {len(told.promised)} jobs came and ended: nothing lost")
+    print(f"{checked} power cuts while {len(promises.promised)} jobs came and ended: nothing lost")
 
 
 def test_a_reader_that_finds_a_job_finds_it_on_the_disk_too(monkeypatch, tmp_path):
@@ -160,9 +160,7 @@ def test_a_reader_that_finds_a_job_finds_it_on_the_disk_too(monkeypatch, tmp_pat
 
         assert one(store, identity="the same") == first
 
-    assert synced == [
-        f"{tmp_path}/genba.db-wal"
-    ]  # whoever has written it may still be waiting for the disk
+    assert synced == [f"{tmp_path}/genba.db-wal"]  # its writer may still be waiting for the disk
 
 
 def test_a_link_to_a_file_elsewhere_leads_to_what_must_be_synced(monkeypatch, tmp_path):
@@ -195,7 +193,7 @@ def test_a_disk_that_does_not_keep_it_is_said(monkeypatch, tmp_path):
         ):
             one(store)
         monkeypatch.undo()
-        one(store)  # nobody is left in the way
+        one(store)  # no lock is left in the way
 
 
 @pytest.fixture
@@ -205,24 +203,24 @@ def server() -> Iterator[Server]:
 
 
 def test_when_all_of_postgresql_is_killed_it_has_all_that_was_promised(server):
-    told = Told([], [])
+    promises = Promises([], [])
     with closing(open_store(server.url)) as store:
         joined(store)
         with store._db.statement() as tx:
             assert tx.select("SHOW synchronous_commit") == [
                 ("on",)
-            ]  # as the server has it: nobody of us turns it off
-        working = threading.Thread(target=_until_it_fails, args=(store, told), name="work")
+            ]  # as the server has it: no session of ours turns it off
+        working = threading.Thread(target=_until_it_fails, args=(store, promises), name="work")
         working.start()
-        eventually(lambda: len(told.ended) > 100, within=60)
+        eventually(lambda: len(promises.ended) > 100, within=60)
         command = server.kill()
         working.join(60)
         server.start(command)
-        told.check(store)
-    print(f"all of PostgreSQL was killed after {len(told.promised)} jobs: nothing lost")
+        promises.check(store)
+    print(f"all of PostgreSQL was killed after {len(promises.promised)} jobs: nothing lost")
 
 
-def _until_it_fails(store: Store, told: Told) -> None:
+def _until_it_fails(store: Store, promises: Promises) -> None:
     with suppress(StoreError):
         while True:
-            work(store, told, 1)
+            work(store, promises, 1)

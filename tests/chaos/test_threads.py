@@ -1,4 +1,4 @@
-"""A thread of a node dies of something that nobody foresaw: the node ends, loudly, and others go on with its jobs."""
+"""A thread of a node dies of an unforeseen error: the node ends, loudly, and others go on with its jobs."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ if "genba.cli" in " ".join(sys.orig_argv):
     from genba.node.database.writer import Writer
     from genba.node.database.maintenance import Maintenance
 
-    def until_told(step):
+    def until_signalled(step):
         def intruded(*args):
             if os.path.exists(os.environ["INTRUDER"]):
                 raise SystemExit
             return step(*args)
         return intruded
 
-    Maintenance._round = until_told(Maintenance._round)
-    Writer._write = until_told(Writer._write)
+    Maintenance._round = until_signalled(Maintenance._round)
+    Writer._write = until_signalled(Writer._write)
 """
 
 

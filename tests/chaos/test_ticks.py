@@ -95,7 +95,7 @@ class Cluster:
 def under_fire(url: str, folder: Path, minutes: int, seed: int) -> int:
     """Let so many minutes pass; how many ticks there were."""
     rng = random.Random(seed)
-    told = {"kill": 0, "pause": 0, "asleep": 0}
+    hits = {"kill": 0, "pause": 0, "asleep": 0}
     with moved_clock(url, folder) as clock, ExitStack() as stack:
         cluster = Cluster(url, folder, clock, stack)
         passed = 0
@@ -104,19 +104,19 @@ def under_fire(url: str, folder: Path, minutes: int, seed: int) -> int:
             fault = rng.random()
             if fault < 0.06:
                 cluster.kill(rng.randrange(3))
-                told["kill"] += 1
+                hits["kill"] += 1
             elif fault < 0.12:
                 cluster.pause(rng.randrange(3), rng.uniform(0.5, 7))  # the lease is 4 s
-                told["pause"] += 1
+                hits["pause"] += 1
             passed += step
-            told["asleep"] += step > 1
+            hits["asleep"] += step > 1
             clock.jump(60.0 * step)
             due = int(clock.now() // 60) * MINUTE
             cluster.app.wake()
             eventually(partial(cluster.all_have_run, due), within=120)
         eventually(lambda: cluster.app.count(task="tick") == 0, within=180)
-        print(f"seed {seed}: {passed * SCHEDULES} ticks, {told}")
-    assert all(told.values()), told
+        print(f"seed {seed}: {passed * SCHEDULES} ticks, {hits}")
+    assert all(hits.values()), hits
     return check(url, folder)
 
 

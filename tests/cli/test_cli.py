@@ -110,11 +110,11 @@ def imported_anew() -> Iterator[None]:
 def test_enqueue_prints_the_id_and_show_tells_what_was_enqueued(genba: Command) -> None:
     id = genba.id("tasks.add", 1, "y=2")
 
-    told = genba("job", "show", id, "--json").json
+    printed = genba("job", "show", id, "--json").json
 
-    assert (told["id"], told["task"], told["state"]) == (id, "tasks.add", "waiting")
-    assert told["args"] == {"*": [1], "y": 2}
-    assert told["attempts"] == []
+    assert (printed["id"], printed["task"], printed["state"]) == (id, "tasks.add", "waiting")
+    assert printed["args"] == {"*": [1], "y": 2}
+    assert printed["attempts"] == []
 
 
 def test_arguments_are_json_where_they_can_be_and_text_otherwise(genba: Command) -> None:
@@ -143,10 +143,10 @@ def test_arguments_are_json_where_they_can_be_and_text_otherwise(genba: Command)
 def test_after_two_dashes_an_argument_may_begin_with_a_dash(genba: Command) -> None:
     id = genba.id("t", "--priority", "3", "--", "-5", "--queue")
 
-    told = genba("job", "show", id, "--json").json
+    printed = genba("job", "show", id, "--json").json
 
-    assert told["args"] == {"*": [-5, "--queue"]}
-    assert (told["priority"], told["queue"]) == (3, "default")
+    assert printed["args"] == {"*": [-5, "--queue"]}
+    assert (printed["priority"], printed["queue"]) == (3, "default")
 
 
 def test_every_option_of_enqueue_reaches_the_job(genba: Command) -> None:
@@ -188,9 +188,9 @@ def test_every_option_of_enqueue_reaches_the_job(genba: Command) -> None:
 
 
 def test_at_takes_a_moment(genba: Command) -> None:
-    told = genba("job", "show", genba.id("t", "--at", "2126-01-31T03:00+01:00"), "--json").json
+    printed = genba("job", "show", genba.id("t", "--at", "2126-01-31T03:00+01:00"), "--json").json
 
-    assert (told["state"], told["due"]) == ("scheduled", "2126-01-31T02:00:00+00:00")
+    assert (printed["state"], printed["due"]) == ("scheduled", "2126-01-31T02:00:00+00:00")
 
 
 def test_a_key_that_is_taken_gives_the_job_that_has_it(genba: Command) -> None:
@@ -297,8 +297,8 @@ def test_explain_says_why_a_job_waits(genba: Command) -> None:
 
     assert "no node is running" in genba("job", "explain", first).out
     assert f"waits for job {first}" in genba("job", "explain", second).out
-    told = genba("job", "explain", second, "--json").json
-    assert (told["job"], told["state"], told["reasons"][0]["kind"]) == (
+    printed = genba("job", "explain", second, "--json").json
+    assert (printed["job"], printed["state"], printed["reasons"][0]["kind"]) == (
         second,
         "blocked",
         "blocked",
@@ -383,9 +383,9 @@ def test_an_error_is_json_if_json_was_asked_for(genba: Command) -> None:
         (["job", "shwo", "--json"], "NoSuchCommand", 2),
     ):
         ran = genba(*words, code=code)
-        told = json.loads(ran.err)["error"]
-        assert told["message"]
-        assert told["type"] in (kind, "UsageError")
+        printed = json.loads(ran.err)["error"]
+        assert printed["message"]
+        assert printed["type"] in (kind, "UsageError")
         assert ran.out == ""
 
 
@@ -481,9 +481,9 @@ def test_verify_tells_what_is_wrong_and_ends_with_its_code(bare: Command, empty_
     assert bare("db", "verify", code=1).out.startswith(
         f"job {job}: lost: it is gone, and it was waiting\n"
     )
-    told = bare("db", "verify", "--json", code=1).json
-    assert (told["sound"], told["counts"]) == (False, {"lost": 1})
-    assert told["faults"] == [
+    printed = bare("db", "verify", "--json", code=1).json
+    assert (printed["sound"], printed["counts"]) == (False, {"lost": 1})
+    assert printed["faults"] == [
         {"kind": "lost", "which": f"job {job}", "what": "it is gone, and it was waiting"}
     ]
 
@@ -588,9 +588,9 @@ def test_jobs_go_all_the_way_from_the_command_line(
         failing
     ]
 
-    [told] = genba("node", "ls", "--json").json
-    assert (told["name"], told["pid"], told["slots"]) == ("one", node.pid, 2)
-    assert set(told["queues"]) == {"default", "slow"}
+    [printed] = genba("node", "ls", "--json").json
+    assert (printed["name"], printed["pid"], printed["slots"]) == ("one", node.pid, 2)
+    assert set(printed["queues"]) == {"default", "slow"}
     assert "one" in genba("node", "ls").out
     assert psutil.Process(node.pid).memory_info().rss < 60 * 2**20
 

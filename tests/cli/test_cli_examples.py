@@ -153,7 +153,7 @@ def ran(line: str, *more: str) -> Any:
 
 
 def code_of(line: str) -> set[int]:
-    """A wait for what was cancelled is no success; a file has two nodes that nobody hears, so something is wrong."""
+    """A wait for what was cancelled is no success; a file has two silent nodes, so something is wrong."""
     return {1} if line.startswith(("genba job wait", "genba doctor", "genba lock break")) else {0}
 
 
@@ -269,8 +269,8 @@ def test_what_json_prints_is_what_its_schema_says(line, place):
 
     assert result.exit_code in code_of(line), (line, result.output)
     printed = result.stdout.splitlines()
-    for told in printed if command in LINES else ["".join(printed)]:
-        fits(json.loads(told), SCHEMAS["properties"][command.removeprefix("genba ")], command)
+    for line_shown in printed if command in LINES else ["".join(printed)]:
+        fits(json.loads(line_shown), SCHEMAS["properties"][command.removeprefix("genba ")], command)
 
 
 def test_every_command_has_a_schema():

@@ -166,9 +166,9 @@ def test_a_killed_demo_leaves_no_process_behind(demo: Demo) -> None:
 
 def test_the_demo_tells_in_json_how_every_job_ended(demo: Demo) -> None:
     running = demo.start("--json", out=subprocess.PIPE)
-    told = json.loads(running.communicate(timeout=60)[0])
+    report = json.loads(running.communicate(timeout=60)[0])
 
-    assert (running.returncode, told["ok"]) == (0, True)
-    assert [(job["title"], job["state"], job["fault"]) for job in told["jobs"]] == [
+    assert (running.returncode, report["ok"]) == (0, True)
+    assert [(job["title"], job["state"], job["fault"]) for job in report["jobs"]] == [
         (case.title, case.state, None) for case in cases()
     ]

@@ -99,7 +99,7 @@ def test_a_queue_whose_name_has_a_colon_is_served(queues, url, tmp_path) -> None
 
 
 @pytest.mark.parametrize(
-    ("words", "environ", "told"),
+    ("words", "environ", "message"),
     [
         (["--max-load", "much"], {}, "max_load must be a number"),
         (["--max-load", "-1"], {}, "max_load must be greater than 0"),
@@ -126,7 +126,7 @@ def test_a_queue_whose_name_has_a_colon_is_served(queues, url, tmp_path) -> None
 def test_a_wrong_value_is_one_sentence(
     words: list[str],
     environ: dict[str, str],
-    told: str,
+    message: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -140,5 +140,5 @@ def test_a_wrong_value_is_one_sentence(
 
     assert left.value.code == 2
     err = capsys.readouterr().err
-    assert told in err
+    assert message in err
     assert len(err.splitlines()) == 1

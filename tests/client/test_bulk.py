@@ -77,8 +77,8 @@ def test_a_job_that_has_not_started_is_updated(jobs: Any) -> None:
         ({"key": "x"}, "key of a job"),
         ({"priority": "high"}, "priority"),
     )
-    for changes, told in wrong:
-        with pytest.raises(BadOption, match=told):
+    for changes, message in wrong:
+        with pytest.raises(BadOption, match=message):
             job.update(**changes)
 
 

@@ -627,10 +627,10 @@ def test_a_job_says_why_it_does_not_run_when_there_is_a_node(shop, tmp_path, pat
     def kind(job: Job) -> str:
         return job.explain().reasons[0].kind
 
-    unknown = shop.app.enqueue("nobody.knows")
+    unknown = shop.app.enqueue("unknown.task")
     assert kind(unknown) == "unknown_task"
     assert "shop" in str(unknown.explain())
-    assert "nobody.knows" in str(unknown.explain())
+    assert "unknown.task" in str(unknown.explain())
     unserved = shop.jobs.add.using(queue="nobody").enqueue(1)
     assert kind(unserved) == "unserved_queue"
     assert "nobody" in str(unserved.explain())
@@ -927,8 +927,10 @@ def test_the_priority_of_a_job_tells_how_often_it_has_crashed(url):
     assert (job.priority, crash("waiting", 1), crash("waiting", 2)) == (5, 4, 3)
     shown = CliRunner().invoke(main, ["job", "show", str(job.id), "--url", url]).output
     assert "priority 3 (5, less 2 for its crashes)" in shown
-    told = CliRunner().invoke(main, ["job", "show", str(job.id), "--url", url, "--json"]).output
-    assert json.loads(told)["priority"] == 3
+    described = (
+        CliRunner().invoke(main, ["job", "show", str(job.id), "--url", url, "--json"]).output
+    )
+    assert json.loads(described)["priority"] == 3
     copy = msgspec.msgpack.decode(app.clone(job.id, {}), type=NewJob)
     assert (copy.priority, app.options_of(job.id)["priority"]) == (5, 5)  # what was given
     assert job.update(timeout="5s")
@@ -986,21 +988,21 @@ def test_new_defaults_hold_for_all_tasks_from_the_next_call_on(url):
     fast.enqueue()
     app.set_defaults(priority=5, queue="new", timeout="5s", max_running=2, on_exception="hold")
 
-    def told(job):
+    def described(job):
         options = json.loads(job.refresh().record.options or "{}")
         return job.record.priority, job.queue, options.get("timeout"), options.get("on_exception")
 
     new = (5, "new", 5_000_000, "hold")
-    assert told(before) == told(app.enqueue_many([made])[0]) == (0, "old", None, None)
+    assert described(before) == described(app.enqueue_many([made])[0]) == (0, "old", None, None)
     assert (
-        told(plain.enqueue())
-        == told(app.enqueue("plain"))
-        == told(app.enqueue("nobody.knows"))
+        described(plain.enqueue())
+        == described(app.enqueue("plain"))
+        == described(app.enqueue("unknown.task"))
         == new
     )
-    assert told(fast.enqueue()) == told(fast.using(key="k").enqueue()) == new
-    assert told(own.enqueue()) == (1, "new", None, "hold")
-    assert told(plain.using(priority=7, queue="old").enqueue())[:2] == (7, "old")
+    assert described(fast.enqueue()) == described(fast.using(key="k").enqueue()) == new
+    assert described(own.enqueue()) == (1, "new", None, "hold")
+    assert described(plain.using(priority=7, queue="old").enqueue())[:2] == (7, "old")
     assert app.tasks["plain"].definition["max_running"] == 2
     assert [one["priority"] for one in app.hello()["tasks"]] == [5, 1]
     app.close()
@@ -1032,16 +1034,16 @@ def test_defaults_that_one_task_cannot_have_change_nothing(url):
 
 def test_a_default_hook_tells_of_the_ends_of_all_tasks_also_of_those_before_it(url):
     app = Genba(url)
-    told: list[str] = []
+    described: list[str] = []
 
     @app.task(name="first")
     def first() -> None: ...
 
-    @app.task(name="own", on_final=lambda job: told.append(f"own {job.task}"))
+    @app.task(name="own", on_final=lambda job: described.append(f"own {job.task}"))
     def own() -> None: ...
 
-    app.set_defaults(on_final=lambda job: told.append("never"))
-    app.set_defaults(on_final=lambda job: told.append(job.task))
+    app.set_defaults(on_final=lambda job: described.append("never"))
+    app.set_defaults(on_final=lambda job: described.append(job.task))
 
     @app.task(name="last")
     def last() -> None: ...
@@ -1050,7 +1052,7 @@ def test_a_default_hook_tells_of_the_ends_of_all_tasks_also_of_those_before_it(u
         for task in (first, own, last):
             task.enqueue()
         q.run()
-    assert sorted(told) == ["first", "last", "own own"]
+    assert sorted(described) == ["first", "last", "own own"]
 
 
 def _with_tasks(url):
@@ -1065,8 +1067,8 @@ def _with_tasks(url):
     @app.task(name="render", queue="pictures")
     async def render(tenant: str) -> None: ...
 
-    @app.task(name="told")
-    def told(job: int) -> None: ...
+    @app.task(name="notify")
+    def described(job: int) -> None: ...
 
     joined(app.store, tasks=tuple(task.describe() for task in app.task_table().values()))
     app.store.schedules.declare(app.declared_schedules())
@@ -1082,7 +1084,7 @@ def test_operators_change_the_schedule_of_a_task_and_give_it_back(url, code):
         return client.schedule(name).rule.words()
 
     before = [(one.name, one.rule, one.record.definition) for one in client.schedules()]
-    nightly, often, told = (client.tasks[name] for name in ("nightly", "often", "told"))
+    nightly, often, described = (client.tasks[name] for name in ("nightly", "often", "notify"))
     assert nightly.set(cron="30 4 * * *") == {"cron": "30 4 * * *"}
     assert rule("nightly") == "30 4 * * * (Europe/Zurich)"
     assert nightly.set(tz="Asia/Tokyo") == {"cron": "30 4 * * *", "tz": "Asia/Tokyo"}
@@ -1102,7 +1104,7 @@ def test_operators_change_the_schedule_of_a_task_and_give_it_back(url, code):
     nightly.set(cron=None)
     assert [one.name for one in client.schedules()] == ["often"]
     with pytest.raises(BadOption, match="needs 'job'"):
-        told.set(every="5m")
+        described.set(every="5m")
     with pytest.raises(BadOption, match="tz is the time zone of cron"):
         often.set(tz="Asia/Tokyo")
     with pytest.raises(BadOption, match="cron and every exclude each other"):
@@ -1112,7 +1114,7 @@ def test_operators_change_the_schedule_of_a_task_and_give_it_back(url, code):
     client.schedule("often").set(every="2h")
     with pytest.raises(BadOption, match="by hand"):
         often.set(every="5m")
-    assert (told.override, often.override, nightly.reset()) == ({}, {}, {})
+    assert (described.override, often.override, nightly.reset()) == ({}, {}, {})
     assert len(client.schedules()) == 2
     app.close()
     client.close()
@@ -1172,27 +1174,27 @@ def test_a_node_that_starts_declares_what_operators_say(url):
 def test_operators_change_fairness_and_the_hook(url):
     app = _with_tasks(url)
     render = app.task_table()["render"]
-    app.tasks["render"].set(fair_by="tenant", on_final="told", concurrency=8)
+    app.tasks["render"].set(fair_by="tenant", on_final="notify", concurrency=8)
     for each in (render.enqueue(tenant="a"), app.enqueue("render", tenant="b")):
-        assert json.loads(each.record.options) == {"on_final": "told"}
+        assert json.loads(each.record.options) == {"on_final": "notify"}
     assert app.queues["pictures"].fair_by == "tenant"
     app.jobs(task="render")[0].cancel()
-    assert app.jobs(task="told")[0].args == {
+    assert app.jobs(task="notify")[0].args == {
         "job": app.jobs(task="render", state="cancelled")[0].id
     }
     app.tasks["render"].reset()
     assert render.enqueue(tenant="a").record.options is None
 
-    for changes, told in (
+    for changes, described in (
         ({"fair_by": "nobody"}, "fair_by: the task has no argument 'nobody'"),
         ({"on_final": lambda job: None}, "only a decorator can give a function"),
         ({"name": "other"}, "jobs, schedules and callers refer to it"),
         ({"concurrency": 0}, "concurrency"),
     ):
-        with pytest.raises(BadOption, match=told):
+        with pytest.raises(BadOption, match=described):
             app.tasks["render"].set(**changes)
     with pytest.raises(BadOption, match="concurrency must be 1"):
-        app.tasks["told"].set(concurrency=2)
+        app.tasks["notify"].set(concurrency=2)
     app.middleware(lambda job, call_next: call_next())
     with pytest.raises(BadTask, match="must be `async def`"):
         app.tasks["render"].set(concurrency=2)
@@ -1246,7 +1248,7 @@ def test_a_call_by_name_has_the_options_of_the_task_wherever_its_code_is(url):
         app.close()
 
 
-# many alike take a shorter way in, and nobody may see it
+# many alike take a shorter way in, which must not be visible
 
 
 @pytest.mark.parametrize(
@@ -1286,19 +1288,19 @@ def test_jobs_in_bulk_are_those_that_would_have_come_one_by_one(url, options):
         assert [job.task for job in by_task] == ["one", "one", "other", "other"]
         assert len({job.id for job in [*singly, *mixed, *alike, *by_task]}) == 25
         assert one.using(priority=2).enqueue(1).record.priority == 2
-        told = {event.job.id for event in app.events(kinds=["waiting", "scheduled"])}
+        described = {event.job.id for event in app.events(kinds=["waiting", "scheduled"])}
         quiet = options.get("history") == "final"
-        assert ({job.id for job in alike if job.task == "one"} <= told) is not quiet
+        assert ({job.id for job in alike if job.task == "one"} <= described) is not quiet
 
 
 def _seen(job):
     record = job.record
-    told = {
+    described = {
         name: getattr(record, name)
         for name in ("queue", "task", "state", "priority", "options", "args", "tags")
     }
     return {
-        **told,
+        **described,
         "waits": record.due_at - record.created_at,
         "expires": record.expires_at is not None,
     }

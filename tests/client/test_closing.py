@@ -1,4 +1,4 @@
-"""An app that is closed has nothing open, whoever was looking at that moment."""
+"""An app that is closed has nothing open, also if a thread was looking at that moment."""
 
 from __future__ import annotations
 

@@ -46,8 +46,8 @@ def test_a_retried_job_tells_of_each_attempt(shop):
     job = shop.jobs.fail_at_first.using(retry=Retry(times=2, delay="0.1s")).enqueue(1)
     job.wait(LONG)
 
-    told = [(event.kind, event.data.get("attempt")) for event in shop.app.events(job=job)]
-    assert told == [
+    reported = [(event.kind, event.data.get("attempt")) for event in shop.app.events(job=job)]
+    assert reported == [
         ("waiting", None),
         ("running", 1),
         ("retrying", 1),
@@ -233,10 +233,10 @@ def test_the_actor_and_reason_of_a_change_are_in_the_history_of_a_job(jobs):
     job.resume()
     job.cancel("not needed")
 
-    told = {event.kind: event.data for event in jobs.app.events(job=job)}
-    assert told["held"]["reason"] == "stock-taking"
-    assert told["cancelled"]["reason"] == "not needed"
-    assert all("@" in told[kind]["by"] for kind in ("held", "resumed", "cancelled"))
+    reported = {event.kind: event.data for event in jobs.app.events(job=job)}
+    assert reported["held"]["reason"] == "stock-taking"
+    assert reported["cancelled"]["reason"] == "not needed"
+    assert all("@" in reported[kind]["by"] for kind in ("held", "resumed", "cancelled"))
 
 
 def test_a_cursor_older_than_what_is_kept_is_refused(jobs):
@@ -355,8 +355,8 @@ def test_a_consumer_that_is_killed_again_and_again_sees_every_end_in_order(
                     [shop.jobs.add.call(i) for i in range(count // deaths)]
                 )
             }
-            told = len(lines(seen))
-            _until_longer(seen, told)
+            reported = len(lines(seen))
+            _until_longer(seen, reported)
             consumer.send_signal(signal.SIGKILL)
             consumer.wait()
             consumer = start()
@@ -393,12 +393,12 @@ def test_event_tail_and_job_tail_print_what_happened(shop, tmp_path):
         "running",
         "succeeded",
     ]
-    told = [
+    reported = [
         json.loads(line) for line in said("event", "tail", "--kind", "done", "--json").splitlines()
     ]
-    assert job.id in [one["job"] for one in told]
-    assert told[0].keys() == {"cursor", "kind", "job", "node", "at", "data"}
-    assert said("event", "tail", "--kind", "done", "--after", told[-1]["cursor"]) == ""
+    assert job.id in [one["job"] for one in reported]
+    assert reported[0].keys() == {"cursor", "kind", "job", "node", "at", "data"}
+    assert said("event", "tail", "--kind", "done", "--after", reported[-1]["cursor"]) == ""
     assert said("event", "tail", "--new") == ""
 
 

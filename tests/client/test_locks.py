@@ -1,4 +1,4 @@
-"""Locks and real processes: who dies lets go, who is frozen loses it, and nobody has it twice."""
+"""Locks and real processes: a dead holder frees its lock, a frozen one loses it, and no two have it at once."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class Place:
         self.url, self.folder, self.tasks, self.start = url, folder, tasks, start
         self.app: Genba = tasks.app
 
-    def told(self, name: str, count: int = 1) -> list[list[str]]:
+    def wait_for_lines(self, name: str, count: int = 1) -> list[list[str]]:
         return eventually(
             lambda: found if len(found := lines(self.folder / name)) >= count else [], within=20
         )
@@ -211,7 +211,7 @@ def test_inside_one_job_it_is_reentrant_and_goes_with_the_job(place: Place) -> N
 
 def test_the_holder_is_seen_with_node_pid_and_job(place: Place) -> None:
     job = place.tasks.hold.enqueue("seen")
-    ((pid, token),) = place.told("held")
+    ((pid, token),) = place.wait_for_lines("held")
 
     state = next(one for one in place.app.locks() if one.name == "seen")
     assert state.holder is not None
@@ -223,7 +223,7 @@ def test_the_holder_is_seen_with_node_pid_and_job(place: Place) -> None:
 
 def test_regression_12_a_killed_worker_frees_its_lock_within_a_second(place: Place) -> None:
     job = place.tasks.hold.using(retry=0).enqueue("k")
-    ((pid, token),) = place.told("held")
+    ((pid, token),) = place.wait_for_lines("held")
 
     os.kill(int(pid), signal.SIGKILL)
     with place.app.mutex("k", wait=PATIENCE * 3) as lock:
@@ -234,7 +234,7 @@ def test_regression_12_a_killed_worker_frees_its_lock_within_a_second(place: Pla
 
 def test_the_tree_is_dead_before_the_lock_is_free(place: Place) -> None:
     place.tasks.leave_a_child.enqueue("tree")
-    ((pid,),) = place.told("child")
+    ((pid,),) = place.wait_for_lines("child")
 
     with place.app.mutex("tree", wait=20):
         assert not _alive(int(pid))
@@ -289,7 +289,7 @@ def test_a_lock_of_a_lost_node_is_free_although_only_a_client_is_there(
         node = NodeProcess.start("tasks:app", place.url, cwd=place.folder, env=env)
         try:
             app.enqueue("tasks.hold", "n", 60, "alone")
-            ((_, token),) = place.told("alone")
+            ((_, token),) = place.wait_for_lines("alone")
             node.signal(number)
             assert seconds(lambda: app.mutex("n", wait=30).acquire()) < 12
             assert not [pid for pid in node.tree() if pid != node.pid and _alive(pid)]

@@ -1,4 +1,4 @@
-"""Messages between processes: to running jobs, and to all who listen to a topic."""
+"""Messages between processes: to running jobs, and to the listeners of a topic."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Place:
     def __init__(self, url: str, folder: Path, tasks: Any) -> None:
         self.url, self.folder, self.tasks, self.app = url, folder, tasks, tasks.app
 
-    def told(self, name: str, count: int = 1) -> list[list[str]]:
+    def wait_for_lines(self, name: str, count: int = 1) -> list[list[str]]:
         return eventually(
             lambda: found if len(found := lines(self.folder / name)) >= count else [], within=20
         )
@@ -94,7 +94,7 @@ def test_a_job_receives_in_order_what_was_sent_before_and_while_it_ran(place: Pl
     job = place.tasks.collect.using(delay="0.2s").enqueue("order")
     for i in range(3):
         job.send({"n": i})
-    place.told("order-got", 3)
+    place.wait_for_lines("order-got", 3)
     job.send(None)  # a message may be anything that JSON can tell, and this one ends it
     assert job.result(timeout=20) == [{"n": 0}, {"n": 1}, {"n": 2}]
     with pytest.raises(IllegalMove, match="succeeded"):
@@ -103,11 +103,11 @@ def test_a_job_receives_in_order_what_was_sent_before_and_while_it_ran(place: Pl
 
 def test_a_message_wakes_the_job_that_waits_for_it(place: Place) -> None:
     job = place.tasks.collect.enqueue("wake")
-    place.told("wake")
+    place.wait_for_lines("wake")
     for i in range(3):
         sent = time.monotonic()
         job.send(i)
-        got = float(place.told("wake-got", i + 1)[i][0])
+        got = float(place.wait_for_lines("wake-got", i + 1)[i][0])
         assert got - sent < PATIENCE * 1
     job.send("end")
     assert job.result(timeout=20) == [0, 1, 2]
@@ -119,7 +119,7 @@ def test_without_a_message_the_inbox_gives_none_when_its_time_is_over(place: Pla
 
 def test_async_jobs_receive_and_a_cancelled_wait_loses_nothing(place: Place) -> None:
     job = place.tasks.collect_async.enqueue("async")
-    place.told("async")
+    place.wait_for_lines("async")
     asyncio.run(job.asend([1]))
 
     assert job.result(timeout=20) == [[1], None]
@@ -129,13 +129,13 @@ def test_a_killed_attempt_leaves_the_messages_that_it_has_not_received_to_the_ne
     place: Place,
 ) -> None:
     job = place.tasks.collect.enqueue("killed")
-    ((pid,),) = place.told("killed")
+    ((pid,),) = place.wait_for_lines("killed")
     job.send("first")
-    place.told("killed-got")
+    place.wait_for_lines("killed-got")
     os.kill(int(pid), signal.SIGSTOP)
     job.send("second")
     os.kill(int(pid), signal.SIGKILL)
-    place.told("killed", 2)
+    place.wait_for_lines("killed", 2)
     job.send("end")
 
     assert job.result(timeout=20) == ["second"]
@@ -143,7 +143,7 @@ def test_a_killed_attempt_leaves_the_messages_that_it_has_not_received_to_the_ne
 
 def test_a_cancelled_job_does_not_wait_on(place: Place) -> None:
     job = place.tasks.until_stopped.using(grace="10s").enqueue("stop")
-    place.told("stop")
+    place.wait_for_lines("stop")
     job.cancel()
     job.wait(timeout=5)
 

@@ -33,10 +33,10 @@ def test_a_signal_to_its_caller_drains_the_node(
     try:
         assert jobs.add.enqueue(1).result(timeout=20) == 2
         caller.send_signal(signal.SIGTERM)
-        told, _ = caller.communicate(timeout=20)
+        output, _ = caller.communicate(timeout=20)
     finally:
         caller.kill()
-    assert told.splitlines()[-1:] == [b"ended with 0"]
+    assert output.splitlines()[-1:] == [b"ended with 0"]
     assert jobs.app.nodes() == []
 
 

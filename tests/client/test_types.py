@@ -131,10 +131,10 @@ def test_mypy_refuses_exactly_the_wrong_lines(tmp_path):
         timeout=120,
     )
 
-    told = re.findall(r"^calls\.py:(\d+): error: .*\[([\w-]+)\]$", ran.stdout, re.MULTILINE)
+    errors = re.findall(r"^calls\.py:(\d+): error: .*\[([\w-]+)\]$", ran.stdout, re.MULTILINE)
     marked = [
         (str(i), re.search(r"# \[([\w-]+)\]$", line))
         for i, line in enumerate(CALLS.splitlines(), 1)
     ]
     wanted = [(number, mark[1]) for number, mark in marked if mark]
-    assert told == wanted, ran.stdout + ran.stderr
+    assert errors == wanted, ran.stdout + ran.stderr

@@ -1,4 +1,4 @@
-"""Who takes a lock in a simulated world: a job in its worker, or a process outside of jobs.
+"""Holders of locks in a simulated world: a job in its worker, or a process outside of jobs.
 
 What asks and gives back is the real code of `genba.locks`; played are the ear and the monotonic clock.
 """
@@ -21,7 +21,7 @@ NAME = "sim.mutex"
 
 @dataclass
 class Hold:
-    """Somebody believed to have the lock, from `began` on; for a session only up to `good_until`."""
+    """A holder believed to have the lock, from `began` on; for a session only up to `good_until`."""
 
     token: int
     began: int
@@ -54,7 +54,7 @@ def played(world: World) -> Iterator[None]:
 
 
 class SimEar:
-    """The ear of a process without its thread: nobody hears a bell, so all look by themselves."""
+    """The event listener of a process without its thread: there are no wake-ups, so all poll."""
 
     def __init__(self, world: World, store: Store) -> None:
         self._world, self._sessions = world, store.sessions
@@ -104,7 +104,7 @@ class SimEar:
                 self.deeds.pop(0)
 
     def close(self) -> bool:
-        """Nobody needs it any more; False if the database did not hear it."""
+        """Close it; False if the database did not get the call."""
         with suppress(StoreError):
             if self._session is not None and not self.deeds:
                 self._sessions.close(self._session)

@@ -48,7 +48,7 @@ GUARD = LEASE * 8 // 10
 class Worker(Process):
     """A process that runs what it is given, as its arguments say; it outlives a pause of its node.
 
-    Or a seat in one, its host, whose death it shares.
+    Or a seat in one, its host; they die together.
     """
 
     def __init__(self, world: World, node: SimNode, slot: int, host: Worker | None = None) -> None:
@@ -113,46 +113,48 @@ class Worker(Process):
             job.id, job.attempt, job.claim, self._world.now, disturbed=self._node.disturbed
         )
         self._world.runs.append(self.run)
-        told: dict[str, Any] = json.loads(job.args)
-        fate = told["fates"][min(job.attempt, len(told["fates"])) - 1]
-        self._patience = told.get("stubborn", 0) * MS
+        orders: dict[str, Any] = json.loads(job.args)
+        fate = orders["fates"][min(job.attempt, len(orders["fates"])) - 1]
+        self._patience = orders.get("stubborn", 0) * MS
         then = (
             partial(self._crash, self.run)
             if fate == "crash"
             else partial(self._end, self.run, job, fate)
         )
         self.locked, self._wish = False, None
-        if "lock" in told:
+        if "lock" in orders:
             fence = SimJob(self, (job.id, job.attempt, job.claim))
             self._wish = Wish(
                 self._world,
                 self,
                 fence,
-                self._with_lock(told, then),
+                self._with_lock(orders, then),
                 partial(self._raise, self.run),
             )
             self._wish.step()
         else:
-            self._world.at(told["ms"] * MS, then, self)
+            self._world.at(orders["ms"] * MS, then, self)
 
     @property
     def cut(self) -> bool:  # type: ignore[override]
         """With its node: they are on one machine."""
         return self._node.cut
 
-    def _with_lock(self, told: dict[str, Any], then: Callable[[], None]) -> Callable[[Hold], None]:
-        """It works for as long as it was told to, gives the lock back or does not, and ends."""
+    def _with_lock(
+        self, orders: dict[str, Any], then: Callable[[], None]
+    ) -> Callable[[Hold], None]:
+        """It works for for the time in its orders, releases the lock or does not, and ends."""
 
         def work(hold: Hold) -> None:
             self._world.hits.add("a job has a lock")
             assert self.run is not None
             self.run.hold = hold
-            if told["lock"] == "gives back":
+            if orders["lock"] == "gives back":
                 assert self._wish is not None
                 self._world.at(
-                    told["ms"] * MS * 0.9, partial(self._give_back, self.run, self._wish), self
+                    orders["ms"] * MS * 0.9, partial(self._give_back, self.run, self._wish), self
                 )
-            self._world.at(told["ms"] * MS, then, self)
+            self._world.at(orders["ms"] * MS, then, self)
 
         return work
 
@@ -308,7 +310,7 @@ class SimNode(Process):
         self._touch()
 
     def _touch(self) -> None:
-        """What runs here may be repeated elsewhere, and that is nobody's fault."""
+        """Note that what runs here may rightly be repeated elsewhere."""
         self.disturbed = True
         for each in self._all():
             if each.run is not None:
@@ -411,8 +413,8 @@ class SimNode(Process):
             self._take_in(worker)
             seats = {slot: seat.view() for slot, seat in worker.seats.items()}
             del self._workers[worker.slot]
-            told = (worker.slot, status, 0, 0, worker.view(), self._world.now, False, seats)
-            self._perform(self.brain.on_worker_ended(*told))
+            orders = (worker.slot, status, 0, 0, worker.view(), self._world.now, False, seats)
+            self._perform(self.brain.on_worker_ended(*orders))
 
     def _ready(self, worker: Worker) -> None:
         if worker.alive:
@@ -479,7 +481,7 @@ class SimNode(Process):
                 ):
                     pass  # jobs here look at nothing and tell nothing
                 case _:
-                    raise AssertionError(f"nobody plays {action}")
+                    raise AssertionError(f"no simulation for {action}")
         if writer._pending:
             self._wake_writer(0.3 * MS)
         self._read_inbox()
@@ -512,14 +514,14 @@ class SimNode(Process):
                 case CommandsReceived(commands):
                     for command in commands:
                         if command.job_id is not None:
-                            told = (
+                            orders = (
                                 command.job_id,
                                 command.verb,
                                 command.data,
                                 now,
                                 command.attempt,
                             )
-                            self._perform(brain.on_cancel(*told))
+                            self._perform(brain.on_cancel(*orders))
                 case TasksDisabled(tasks):
                     self._perform(brain.on_disabled(tasks, now))
                 case LostClaimFound(jobs, claim):
@@ -531,7 +533,7 @@ class SimNode(Process):
                     self._world.false_alarms += not self._absent
                     self.die()
                 case _:
-                    raise AssertionError(f"nobody hears {event}")
+                    raise AssertionError(f"no handler for {event}")
 
     # its threads
 

@@ -128,7 +128,7 @@ class Story:
         self.calm()
 
     def play_a_day(self) -> None:
-        """Two nodes and one job of each kind; nothing goes wrong but what the world has been told."""
+        """Two nodes and one job of each kind; nothing goes wrong but the given faults."""
         world = self.world
         world.mood, self._schedules = Mood(lost_bell=0), [_interval(), _cron()]
         world.clock.set(START + 56 * SECOND)
@@ -168,12 +168,12 @@ class Story:
         try:
             (made,) = self._client.enqueue([self._job(one)])
         except StoreError:
-            return  # it may be there or not; nobody was promised anything
+            return  # it may be there or not; nothing was promised
         one.id = made.id if made.created else None
 
     def _job(self, one: Asked) -> NewJob:
         rng = self.world.rng
-        told: dict[str, Any] = {
+        orders: dict[str, Any] = {
             "n": one.number,
             "ms": rng.choice((1, 20, 300, 2000)),
             "fates": ["return"],
@@ -183,19 +183,19 @@ class Story:
         known = [asked.id for asked in self.asked if asked.id is not None]
         match one.kind:
             case "long":
-                told["ms"] = 7000
+                orders["ms"] = 7000
             case "raises":
-                told["fates"] = ["raise"] * rng.randint(1, 2) + ["return"]
+                orders["fates"] = ["raise"] * rng.randint(1, 2) + ["return"]
                 options["retry"] = {"times": 5, "delay": "500ms", "backoff": 1}
             case "crashes":
-                told["fates"] = ["crash"] * rng.randint(1, 2) + ["return"]
+                orders["fates"] = ["crash"] * rng.randint(1, 2) + ["return"]
             case "limited":
                 given |= {
                     "needs": (SlotNeed("one", "one", LIMIT),),
                     "rules": (LimitRule("one", 1),),
                 }
-                told["ms"] = rng.choice((300, 2000, 6000))
-                told["stubborn"] = rng.choice((0, 0, 400))
+                orders["ms"] = rng.choice((300, 2000, 6000))
+                orders["stubborn"] = rng.choice((0, 0, 400))
             case "once":
                 options["at_most_once"] = True
             case "child" if known:
@@ -205,11 +205,11 @@ class Story:
             case "dedicated":
                 options["dedicated"] = True
             case "locking":
-                told["ms"] = rng.choice((20, 300, 2000, 6000))
-                told["lock"] = rng.choice(("gives back", "leaves it"))
-                told["fates"] = rng.choice((["return"], ["return"], ["crash", "return"]))
+                orders["ms"] = rng.choice((20, 300, 2000, 6000))
+                orders["lock"] = rng.choice(("gives back", "leaves it"))
+                orders["fates"] = rng.choice((["return"], ["return"], ["crash", "return"]))
             case "company":
-                told["fates"] = rng.choice((["return"], ["return"], ["crash", "return"]))
+                orders["fates"] = rng.choice((["return"], ["return"], ["crash", "return"]))
             case "conditional":
                 options["ready"] = [DOOR]
                 given["ready"] = (DOOR,)
@@ -217,7 +217,7 @@ class Story:
                 given["identity"] = "the same"
         task = COMPANY if one.kind == "company" else TASK
         return NewJob(
-            task=task, args=json.dumps(told).encode(), options=json.dumps(options), **given
+            task=task, args=json.dumps(orders).encode(), options=json.dumps(options), **given
         )
 
     # what goes wrong
@@ -408,7 +408,7 @@ class Story:
             assert began >= ended, f"jobs {job} and {other} ran at a time, and one may"
 
     def _check_lock(self) -> None:
-        """Never two who believe to have it, and each has a greater token than the one before."""
+        """Never do two believe to have it, and each token is greater than the one before."""
         world = self.world
         assert not world.harm, world.harm
         holds = [
@@ -436,7 +436,7 @@ class Story:
         )
 
     def _check_ticks(self) -> None:
-        """Each minute since the first one once: it was run, by one job, or it is told why not."""
+        """Each minute since the first has one job, or one reason why it has none."""
         if self._cron is None:
             return
         with self.world.database.statement() as tx:
@@ -454,7 +454,7 @@ class Story:
             f"a tick was run twice: {jobs}"
         )
         assert all(job is not None or skipped for _, job, skipped, _ in ticks), (
-            f"a tick is not told: {ticks}"
+            f"a tick without a job or a reason: {ticks}"
         )
         for before, after in pairwise(ticks):
             assert after[0] == before[3] + MINUTE, f"a tick is missing between {before} and {after}"
@@ -468,17 +468,17 @@ def _number(row: tuple[Any, ...]) -> int:
     return int(json.loads(row[4])["n"])
 
 
-def _limited(told: dict[str, Any]) -> NewJob:
+def _limited(orders: dict[str, Any]) -> NewJob:
     needs, rules = (SlotNeed("one", "one", LIMIT),), (LimitRule("one", 1),)
     options = json.dumps({"grace": SECOND, "max_crashes": 50})
     return NewJob(
-        task=TASK, args=json.dumps(told).encode(), options=options, needs=needs, rules=rules
+        task=TASK, args=json.dumps(orders).encode(), options=options, needs=needs, rules=rules
     )
 
 
-def _locking(told: dict[str, Any]) -> NewJob:
+def _locking(orders: dict[str, Any]) -> NewJob:
     return NewJob(
-        task=TASK, args=json.dumps(told).encode(), options=json.dumps({"max_crashes": 50})
+        task=TASK, args=json.dumps(orders).encode(), options=json.dumps({"max_crashes": 50})
     )
 
 

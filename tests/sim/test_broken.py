@@ -98,13 +98,13 @@ BROKEN: dict[str, tuple[int, Any, str, Any]] = {
         lambda doubts, claim: None,
     ),
     "an enqueue without an answer is repeated as another": (0, Enqueuer, "_commit_again", _anew),
-    "who must run once at most is not marked first": (
+    "a job that must run at most once is not marked first": (
         461,
         ClaimedJob,
         "must_mark",
         property(lambda held: False),
     ),
-    "nobody looks at the children of what has ended": (
+    "the children of an ended job are not looked at": (
         8,
         Dependencies,
         "jobs_ended",

@@ -56,14 +56,14 @@ def test_a_process_suspended_in_an_outage_while_it_waits_for_a_lock_declares_non
     visitor.resume()  # before any node has renewed its lease
 
     story.calm()
-    story.check()  # nobody was buried who was there
+    story.check()  # no living node was declared dead
 
 
 def test_a_job_given_back_twice_and_ended_in_the_same_breath_has_one_end():
-    """Seed 23869: that it was given back was told again (its answer was lost) with the end of its next claim."""
+    """Seed 23869: a release was sent again (its answer was lost) together with the end of the next claim."""
     play(Stage(), 23869, early=True)
 
 
 def test_a_claim_without_an_answer_is_looked_for_until_the_database_answers():
-    """Seed 1146: no round of maintenance came so far for thirty seconds, and then nobody asked any more."""
+    """Seed 1146: no maintenance round got so far for thirty seconds, and then none looked any more."""
     play(Stage(), 1146)

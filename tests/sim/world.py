@@ -55,7 +55,7 @@ class Run:
 
 class Time(ManualClock):
     def go_on(self, micros: int) -> None:
-        """`advance`, for those who do it hundreds of times in a world."""
+        """`advance`, for calls that happen hundreds of times in a world."""
         self._now += micros
         self._boot += micros
 
@@ -213,7 +213,7 @@ class Unsteady(SqliteDatabase):
 
     @contextmanager
     def statement(self) -> Iterator[SqliteTransaction]:
-        """Nobody writes in one: to fail before or after is the same."""
+        """It writes nothing, so that failing before or after is the same."""
         world = self._world
         self._check()
         world.reads += 1
@@ -227,7 +227,7 @@ class Unsteady(SqliteDatabase):
         if self._node is not None and not self._node.alive:
             raise Gone
         if self._world.down or (self._node is not None and self._node.cut):
-            raise StoreUnreachable("sim: nobody answers")
+            raise StoreUnreachable("sim: no answer")
 
 
 class Gone(BaseException):

@@ -2,7 +2,7 @@
 
 A *frame* is one call: a transaction, a single statement that writes, a transaction sent at once, one that a job shares
 with us, a read.  It is *refused* (nothing has happened), *undone* (all was done, and is rolled back) or *lost* (it is
-committed, and nobody hears of it).  What is raised then is what the driver would: of PostgreSQL an AnswerLost, of
+committed, and the answer is lost).  What is raised then is what the driver would: of PostgreSQL an AnswerLost, of
 SQLite, where the log could not be synced, a StoreUnreachable.
 """
 
@@ -155,9 +155,9 @@ def said(store: Store) -> dict[str, Counter[Any]]:
     with store._db.statement() as tx:
         tables = {table: _rows(tx, store, table) for table in sorted(TABLES - _LEFT_OUT)}
         events = tx.select("SELECT kind, at, job_id, data FROM genba.event ORDER BY seq")
-    told = [one for kind, at, job, data in events for one in unfold(kind, at, job, data)]
+    events_seen = [one for kind, at, job, data in events for one in unfold(kind, at, job, data)]
     known = {row["id"] for row in tables["job"]} | {
-        one.job_id for one in told if one.job_id is not None
+        one.job_id for one in events_seen if one.job_id is not None
     }
     jobs = {id: f"job {place}" for place, id in enumerate(sorted(known))}
     series = {
@@ -168,7 +168,7 @@ def said(store: Store) -> dict[str, Counter[Any]]:
         table: Counter(_line(table, row, jobs, series) for row in rows)
         for table, rows in tables.items()
     }
-    found["event"] = Counter((one.kind, jobs.get(one.job_id or 0)) for one in told)
+    found["event"] = Counter((one.kind, jobs.get(one.job_id or 0)) for one in events_seen)
     return found
 
 

@@ -1,6 +1,6 @@
 """For every method of the store that writes: a state in which it has something to do, and the call.
 
-A scene prepares, and gives the call as whoever makes it would repeat it: a desk or a keeper with its next round, a
+A scene prepares, and returns the call as its caller would repeat it: the writer or the maintenance in its next round, a
 client because it got an error.  What may differ from a single call, if the first one had happened, is said with it:
 `twice` names tables and events that may be there once more, `over` what the second call may be refused with.
 """
@@ -227,7 +227,7 @@ def _is_over(play: Play, jobs: Sequence[Claimed]) -> None:
 
 @scene("Attempts.finish")
 def _(play: Play) -> Act:
-    """With a start that was told before, and the run of a schedule."""
+    """With a start that was written before, and the run of a schedule."""
     joined(play.store)
     play.store.schedules.put(wanted(every=10 * SECOND))
     play.store.promote()
@@ -240,7 +240,7 @@ def _(play: Play) -> Act:
 
 @scene("Attempts.end_attempts")
 def _(play: Play) -> Act:
-    """A retry, a failure that others wait for, one that holds a lock and slots, and a start that was told before."""
+    """A retry, a failure with waiting children, one with a lock and slots, and a start written before."""
     joined(play.store)
     enqueued(play.store, 3, **limited(3))
     jobs = claimed(play.store, 4)
@@ -462,7 +462,7 @@ def _(play: Play) -> Act:
 
 @scene("LimitSlots.sweep")
 def _(play: Play) -> Act:
-    """A line that nobody has looked at."""
+    """A queue of a limit that was not served yet."""
     enqueued(play.store, 2, **limited())
     with play.store._db.transaction() as tx:
         for table in ("bucket", "bucket_limit"):
@@ -711,7 +711,7 @@ def _(play: Play) -> Act:
     job = _one_running(play)
     play.store.own_writes.end(fence(job), DONE, REPORT, 0.0)
     return lambda: play.store.own_writes.afterwards(
-        fence(job), '{"type":"E","message":"m"}', "told"
+        fence(job), '{"type":"E","message":"m"}', "printed"
     )
 
 
@@ -1064,7 +1064,7 @@ def _(play: Play) -> Act:
 
 @scene("Schedules.trigger", twice=("job", "tick", "schedule", "waiting", "schedule_triggered"))
 def _(play: Play) -> Act:
-    """Whoever asks once more asks for another run."""
+    """A second request is a request for another run."""
     play.store.schedules.put(wanted(cron="0 * * * *"))
     return lambda: play.store.schedules.trigger("s")
 
@@ -1110,7 +1110,7 @@ def _(play: Play) -> Act:
 
 @scene("Conditions.record_answers")
 def _(play: Play) -> Act:
-    """It is told once how often was asked, and how often that raised."""
+    """Counts of answers and of errors are written once."""
     _asking(play)
     play.store.conditions.send_scouts()
     (job,) = claimed(play.store, 8)

@@ -148,7 +148,7 @@ def test_what_an_operator_has_put_off_waits_for_as_long_or_until_then(store, clo
     assert store.clock_set_back.repair() == 1
     assert (waits(store, delayed), waits(store, named)) == (10 * SECOND, DAY + 10 * SECOND)
     assert update(store, waiting, {"priority": 3}, zone)
-    assert state(store, waiting) == "waiting"  # nobody has said anything of its moment
+    assert state(store, waiting) == "waiting"  # nothing has set its moment
 
 
 def test_children_and_held_jobs_do_not_wait_for_the_old_time(store, clock):

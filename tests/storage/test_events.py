@@ -28,9 +28,11 @@ def passes(store, at=None, job=None):
     while True:
         page = store.events.page(at, job)
         for row in page.rows:
-            for index, told in enumerate(unfold(row.kind, row.at, row.job_id, row.data)):
-                if told.job_id is not None and (row.seq != at.seq or index > at.index):
-                    found.append((told.kind, told.job_id, page.during.after_row(row.seq, index)))
+            for index, single in enumerate(unfold(row.kind, row.at, row.job_id, row.data)):
+                if single.job_id is not None and (row.seq != at.seq or index > at.index):
+                    found.append(
+                        (single.kind, single.job_id, page.during.after_row(row.seq, index))
+                    )
         at = page.after
         if not page.more:
             return found, at
@@ -90,8 +92,8 @@ def test_an_operators_change_records_actor_and_reason(store):
     store.hold(job, "stock-taking")
 
     (row,) = [row for row in store.events.page(EventPosition(), job).rows if row.kind == "held"]
-    (told,) = unfold(row.kind, row.at, row.job_id, row.data)
-    assert told.data == {"by": "ann@desk", "reason": "stock-taking"}
+    (single,) = unfold(row.kind, row.at, row.job_id, row.data)
+    assert single.data == {"by": "ann@desk", "reason": "stock-taking"}
 
 
 def test_a_reader_goes_on_behind_any_event_in_the_middle_of_a_batch_too(store):
@@ -131,7 +133,7 @@ def test_events_of_one_job_are_found_in_batches_of_others(store):
 def test_what_commits_late_is_not_skipped(store, url, engine):
     if engine == "sqlite":
         pytest.skip(
-            "one writer at a time: nobody commits between the number of another and its commit"
+            "one writer at a time: no commit comes between the number of another and its commit"
         )
     early = one(store)
     with connection(url) as slow:

@@ -193,7 +193,7 @@ def run(
 
 
 def _keep(store: Store) -> None:
-    """What keepers do for whoever could not."""
+    """What the maintenance of other nodes does for a dead one."""
     while store.settle():
         pass
     store.operators.refresh()
@@ -237,8 +237,8 @@ def test_whichever_call_fails_it_is_done_once_when_it_is_called_again(
                 doubled = scene.twice | (
                     scene.unsynced if stage.database.dialect == "sqlite" else frozenset()
                 )
-                told = differences(once, now, doubled if way == LOST else frozenset())
-                assert told == [], f"call {number} of {len(clean.frames)} was {way}"
+                differing = differences(once, now, doubled if way == LOST else frozenset())
+                assert differing == [], f"call {number} of {len(clean.frames)} was {way}"
 
 
 @pytest.mark.parametrize("way", ["refused", "lost"])

@@ -99,7 +99,7 @@ class Counted:
 
 @contextmanager
 def counted(url: str) -> Iterator[Counted]:
-    """What those read who connect inside the `with`, and are gone at its end."""
+    """Count what connections read that open and close inside the `with`."""
     found = Counted()
     if url.startswith("sqlite"):
 
@@ -191,7 +191,7 @@ def keep_none(url: str, count: int) -> None:
     keeps = {TASK: 0, "other": 7 * DAY}
     with counted(url) as first, closing(open_store(url)) as store:
         joined(store)
-        assert sweep(store, keeps) == 0  # who begins looks at all
+        assert sweep(store, keeps) == 0  # the first step looks at all
     with counted(url) as both, closing(open_store(url)) as store:
         store.install()
         assert sweep(store, keeps) == 0

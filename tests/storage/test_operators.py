@@ -141,11 +141,11 @@ def test_every_change_records_its_actor(store, url):
     store.operators.pause("default", None, "ann@desk", "rest")
     store.operators.resume("default", "bob@desk")
 
-    told = rows(
+    reported = rows(
         url,
         "SELECT kind, data FROM genba.event WHERE kind LIKE 'task%' OR kind LIKE 'queue%' ORDER BY seq",
     )
-    said = [(kind, msgspec.json.decode(bytes(data))) for kind, data in told]
+    said = [(kind, msgspec.json.decode(bytes(data))) for kind, data in reported]
     assert [(kind, more["by"]) for kind, more in said] == [
         ("task_disabled", "ann@desk"),
         ("task_enabled", "ann@desk"),

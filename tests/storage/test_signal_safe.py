@@ -80,7 +80,7 @@ def in_a_thread(deed: Callable[[], object]) -> bool:
 
 @pytest.fixture
 def free(url: str) -> Iterator[Callable[[], bool]]:
-    """Whether nobody has a transaction open, or the turn."""
+    """Say whether no transaction is open and the turn is free."""
     with connection(url) as conn:
         if not url.startswith("sqlite"):
             idle = "application_name = 'genba' AND state LIKE 'idle in transaction%'"
@@ -132,21 +132,21 @@ DEEDS = {
 
 
 def test_what_was_stopped_while_it_waited_is_stopped_when_nothing_is_under_way():
-    told = []
+    reported = []
 
     def work() -> None:
         with defer_stop:
             with defer_stop:
                 stop_when_safe(_stop)
-                told.append("inner")
-            told.append("outer")
-        told.append("after it")
+                reported.append("inner")
+            reported.append("outer")
+        reported.append("after it")
 
     with pytest.raises(Stopped):
         work()
-    stop_when_safe(lambda: told.append("now"))
+    stop_when_safe(lambda: reported.append("now"))
 
-    assert told == ["inner", "outer", "now"]
+    assert reported == ["inner", "outer", "now"]
 
 
 @pytest.mark.parametrize("deed", DEEDS)
@@ -164,11 +164,11 @@ def test_a_job_that_is_stopped_in_its_own_transaction_leaves_it(stopped_store, f
     """Or is known to have one, so that it ends with the job."""
     joined(stopped_store)
     job = running(stopped_store)
-    fence, told = (job.id, job.attempt, CLAIM), (OutcomeRequest(wants="succeed"), REPORT, 0.0)
+    fence, reported = (job.id, job.attempt, CLAIM), (OutcomeRequest(wants="succeed"), REPORT, 0.0)
     last: list[Any] = []
 
     def deed() -> None:
-        last[:] = [stopped_store.own_writes.transaction(fence, lambda: told)]
+        last[:] = [stopped_store.own_writes.transaction(fence, lambda: reported)]
         with suppress(Undo), last[0] as conn:
             conn.execute("SELECT 1")
             raise Undo

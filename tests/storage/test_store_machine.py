@@ -41,7 +41,7 @@ FINAL = ("succeeded", "failed", "timed_out", "cancelled")
 PICK = st.integers(0, 10**6)
 WANTS = st.sampled_from(["success", "finished", "failure"])
 POLICY = st.sampled_from(["cancel", "hold", "run"])
-STEP = 2 * HOUR  # another than the usual one: whoever ranks a job must have asked
+STEP = 2 * HOUR  # another than the usual one: all that ranks a job must read it
 numbers = count(1)
 
 

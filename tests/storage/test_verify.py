@@ -31,7 +31,7 @@ GPU = SlotNeed("gpu", "gpu", LIMIT)
 
 
 def plant(url: str, *statements: str) -> None:
-    """Written by somebody who is not us."""
+    """Write a row by hand."""
     with connection(url) as conn:
         for statement in statements:
             conn.execute(spoken(url, statement))
@@ -168,17 +168,17 @@ CORRUPTION = {
         FaultKind.DAMAGED,
         "job {waiting}",
     ),
-    "an end is told twice": (
+    "an end has two events": (
         "INSERT INTO genba.event (at, namespace, kind, job_id) VALUES (0, 'default', 'failed', {done})",
         FaultKind.TWICE,
         "job {done}",
     ),
-    "a final job is told to run": (
+    "a final job has a later running event": (
         "INSERT INTO genba.event (at, namespace, kind, job_id) VALUES (0, 'default', 'running', {done})",
         FaultKind.MOVE,
         "job {done}",
     ),
-    "a job that nobody has enqueued is resumed": (
+    "a job without an enqueue is resumed": (
         "INSERT INTO genba.event (at, namespace, kind, job_id) VALUES (0, 'default', 'resumed', 4711)",
         FaultKind.MOVE,
         "job 4711",
@@ -208,7 +208,7 @@ CORRUPTION = {
         FaultKind.DAMAGED,
         "job {done}",
     ),
-    "a job waits for nobody": (
+    "a job waits for no parent": (
         "UPDATE genba.job SET open_deps = 2 WHERE id = {waiting}",
         FaultKind.DAMAGED,
         "job {waiting}",
@@ -229,7 +229,7 @@ CORRUPTION = {
         FaultKind.DAMAGED,
         "job {done}",
     ),
-    "a slot is counted that nobody has": (
+    "a slot is counted without a holder": (
         "UPDATE genba.bucket SET taken = taken + 1",
         FaultKind.LIMIT,
         "bucket gpu",

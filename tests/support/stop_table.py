@@ -101,7 +101,7 @@ class Ward:
     def __init__(self, url: str, folder: Path) -> None:
         self._module = load_app("hard_to_stop", url, folder)
         self.app = self._module.app
-        self._told = folder / "told"
+        self._reports = folder / "reports"
         many = ["--max", str(len(JOBS) * 3)]
         settings = {"stays": many, "dies": many, "drains": [*many, "--grace", f"{DRAIN_GRACE}s"]}
         self.nodes = {
@@ -123,18 +123,18 @@ class Ward:
             getattr(self._module, name).using(queue=queue, tags=[way, name], **options)
             for name in JOBS
         ]
-        return list(self.app.enqueue_many([call.call(str(self._told)) for call in calls]))
+        return list(self.app.enqueue_many([call.call(str(self._reports)) for call in calls]))
 
     def patients(self, jobs: list[Any]) -> list[_Patient]:
         """When all of them run, and are as stubborn as they get."""
-        told: dict[int, tuple[int, ...]] = {}
+        pids_of: dict[int, tuple[int, ...]] = {}
 
-        def all_told() -> bool:
-            told.update({int(id): tuple(map(int, pids)) for id, *pids in lines(self._told)})
-            return all(job.id in told for job in jobs)
+        def all_have_reported() -> bool:
+            pids_of.update({int(id): tuple(map(int, pids)) for id, *pids in lines(self._reports)})
+            return all(job.id in pids_of for job in jobs)
 
-        eventually(all_told, within=30)
-        return [self._patient(job, told[job.id]) for job in jobs]
+        eventually(all_have_reported, within=30)
+        return [self._patient(job, pids_of[job.id]) for job in jobs]
 
     def _patient(self, job: Any, pids: tuple[int, ...]) -> _Patient:
         way, name = job.refresh().tags
@@ -170,7 +170,7 @@ def run(url: str, folder: Path) -> dict[tuple[str, str], Cell]:
 def _cells(
     patients: list[_Patient], stop: Callable[[_Patient], object] | None = None
 ) -> dict[tuple[str, str], Cell]:
-    """Of jobs whose node goes on: over when the store says so."""
+    """Measure jobs of a living node: they are over when the store says so."""
     begun: dict[int, float] = {}
     for patient in patients:
         begun[patient.job.id] = time.monotonic()
@@ -196,7 +196,7 @@ def _cells(
 def _without_node(
     patients: list[_Patient], node: NodeProcess, number: int
 ) -> dict[tuple[str, str], Cell]:
-    """Of jobs whose node goes away: over when their processes are, and some day the store says so, too."""
+    """Measure jobs of a node that ends: they are over when their processes are gone."""
     begun = time.monotonic()
     node.signal(number)
     took: dict[str, float] = {}
@@ -259,16 +259,18 @@ def write(text: str) -> None:
 def faults(name: str, way: str, cell: Cell, slack: float = 0.0) -> list[str]:
     """What is not as promised."""
     promised = WAYS[way]
-    told = []
+    pids_of = []
     if cell.took > promised.bound + slack:
-        told.append(f"took {cell.took:.2f} s, not {promised.bound:.1f} s at most")
+        pids_of.append(f"took {cell.took:.2f} s, not {promised.bound:.1f} s at most")
     if cell.left:
-        told.append(f"left {', '.join(cell.left)}")
+        pids_of.append(f"left {', '.join(cell.left)}")
     if cell.cause != promised.cause or cell.state not in promised.states:
-        told.append(f"{cell.state} by {cell.cause}, not {promised.states[0]} by {promised.cause}")
+        pids_of.append(
+            f"{cell.state} by {cell.cause}, not {promised.states[0]} by {promised.cause}"
+        )
     if (cell.crashes, cell.retries) != (promised.crashes, 0):
-        told.append(f"counted {cell.crashes} crashes and {cell.retries} retries")
-    return [f"{name} × {way}: {fault}" for fault in told]
+        pids_of.append(f"counted {cell.crashes} crashes and {cell.retries} retries")
+    return [f"{name} × {way}: {fault}" for fault in pids_of]
 
 
 @contextmanager

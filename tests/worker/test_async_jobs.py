@@ -140,7 +140,8 @@ def shop(url, engine, start_node, tmp_path):
 
 def started(folder: Path, count: int) -> list[list[str]]:
     return eventually(
-        lambda: (told := lines(folder / "started"))[: len(told) * (len(told) >= count)], within=15
+        lambda: (entries := lines(folder / "started"))[: len(entries) * (len(entries) >= count)],
+        within=15,
     )
 
 
@@ -180,14 +181,14 @@ def test_so_many_run_at_a_time_in_one_worker_and_no_more(shop):
 def test_jobs_beyond_one_worker_go_to_the_next(shop, tmp_path):
     shop.start("--max", "2")
     jobs = [shop.gate.enqueue("open") for _ in range(8)]
-    told = started(tmp_path, 8)
+    entries = started(tmp_path, 8)
     (tmp_path / "open").touch()
 
     assert [job.result(timeout=10) for job in jobs] == ["open"] * 8
-    assert sorted({pid: sum(p == pid for _, p in told) for _, pid in told}.values()) == [4, 4]
+    assert sorted({pid: sum(p == pid for _, p in entries) for _, pid in entries}.values()) == [4, 4]
 
 
-def told_progress(job: Job[Any], note: str) -> bool:
+def has_progress(job: Job[Any], note: str) -> bool:
     return job.refresh().progress.note == note
 
 
@@ -196,7 +197,7 @@ def test_each_has_its_own_job_its_own_progress_and_its_own_log(shop, tmp_path):
     jobs = {name: shop.gate.enqueue(name) for name in ("a", "b", "c")}
     started(tmp_path, 3)
     for name, job in jobs.items():
-        eventually(partial(told_progress, job, name), within=5)
+        eventually(partial(has_progress, job, name), within=5)
         assert job.state == "running"
         (tmp_path / name).touch()
 

@@ -80,13 +80,13 @@ def test_what_comes_from_other_processes_follows_and_all_is_bounded() -> None:
     for _ in range(1000):
         murmur.add(b"x" * 999 + b"\n")
 
-    told = murmur.after("y" * 70_000)
+    captured = murmur.after("y" * 70_000)
 
-    assert len(told) < 2 * wire.LOG_END + 500
-    assert told.startswith("yyy")
-    assert told.endswith("x\n")
-    assert told.count("left out]") == 2
-    assert "from other processes" in told
+    assert len(captured) < 2 * wire.LOG_END + 500
+    assert captured.startswith("yyy")
+    assert captured.endswith("x\n")
+    assert captured.count("left out]") == 2
+    assert "from other processes" in captured
 
 
 @pytest.mark.parametrize(

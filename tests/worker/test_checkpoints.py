@@ -18,9 +18,9 @@ def test_the_next_attempt_goes_on_where_the_last_one_was_also_after_a_crash(shop
 
 
 def test_what_would_not_come_back_as_it_is_cannot_be_saved(shop):
-    told = shop.jobs.save_badly.enqueue().result(timeout=10)
+    errors = shop.jobs.save_badly.enqueue().result(timeout=10)
 
-    assert told == "BadArguments BadArguments BadArguments PayloadTooLarge BadArguments"
+    assert errors == "BadArguments BadArguments BadArguments PayloadTooLarge BadArguments"
 
 
 def test_an_attempt_that_is_over_cannot_save(shop, path):
@@ -32,7 +32,7 @@ def test_an_attempt_that_is_over_cannot_save(shop, path):
     conn.close()
     path.touch()
 
-    assert eventually(lambda: lines(f"{path}.told"), within=10) == [["LeaseLost"]]
+    assert eventually(lambda: lines(f"{path}.error"), within=10) == [["LeaseLost"]]
 
 
 def test_a_job_that_was_done_starts_anew_when_it_is_requeued(shop, path):

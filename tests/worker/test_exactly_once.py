@@ -139,7 +139,7 @@ def test_a_job_whose_attempt_is_over_cannot_open_it(shop, ledger, path):
     _take_away(shop, job)
     path.touch()
 
-    assert eventually(lambda: lines(f"{path}.told"), within=10) == [["LeaseLost"]]
+    assert eventually(lambda: lines(f"{path}.error"), within=10) == [["LeaseLost"]]
     assert ledger() == []
 
 
@@ -168,7 +168,7 @@ def test_a_job_that_was_asked_to_stop_does_not_open_it(shop, ledger, path):
 def test_while_it_is_open_other_jobs_of_the_node_go_on(shop, ledger, path):
     """On PostgreSQL: the node must not wait for the row that the job has locked."""
     if shop.url.startswith("sqlite:"):
-        pytest.skip("there nobody writes meanwhile, hence the limit of 5 s")
+        pytest.skip("on SQLite nothing else can write meanwhile, hence the limit of 5 s")
     job = shop.jobs.pay.enqueue("one", "wait inside", str(path))
     eventually(lambda: lines(f"{path}.started"), within=10)
     time.sleep(1.5)  # the node wants to mark its start now
@@ -179,9 +179,9 @@ def test_while_it_is_open_other_jobs_of_the_node_go_on(shop, ledger, path):
 
 
 def test_a_job_is_cancelled_at_once_while_its_transaction_is_open(shop, ledger, path):
-    """Its row is locked, and nobody waits for that."""
+    """Its row is locked, and the cancel does not wait for that."""
     if shop.url.startswith("sqlite:"):
-        pytest.skip("there nobody writes meanwhile, hence the limit of 5 s")
+        pytest.skip("on SQLite nothing else can write meanwhile, hence the limit of 5 s")
     job = shop.jobs.pay.using(grace="20s").enqueue("one", "wait inside", str(path))
     eventually(lambda: lines(f"{path}.started"), within=10)
 

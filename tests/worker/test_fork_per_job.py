@@ -33,7 +33,7 @@ from genba import Genba
 app = Genba()
 
 @app.task
-def who() -> list[int]:
+def pids() -> list[int]:
     return [os.getpid(), os.getppid()]
 
 @app.task
@@ -69,19 +69,19 @@ def leave_behind() -> int:
     return int(subprocess.run(orphan, stdout=subprocess.PIPE).stdout)
 """
 
-# It wants to be told of forks, as some libraries do.
+# It registers a fork handler, as some libraries do.
 WATCHFUL = (
     """
 import os
 
-told = []
-os.register_at_fork(after_in_child=lambda: told.append(os.getpid()))
+forks = []
+os.register_at_fork(after_in_child=lambda: forks.append(os.getpid()))
 """
     + APP
     + """
 @app.task
 def heard() -> bool:
-    return told[-1] == os.getpid()
+    return forks[-1] == os.getpid()
 """
 )
 
@@ -178,7 +178,7 @@ def ward(ground) -> Iterator[Ward]:
 
 
 def test_each_job_has_a_process_and_the_last_one_has_the_workers_own(ward):
-    ward.run(*[("who", {})] * 4)
+    ward.run(*[("pids", {})] * 4)
     assert ward.ended().status == 0
     *forked, last = ward.until(4)
     whos = [msgspec.json.decode(result.payload or b"") for result in (*forked, last)]
@@ -193,7 +193,7 @@ def test_each_job_has_a_process_and_the_last_one_has_the_workers_own(ward):
     ("how", "status"), [("segfault", 11), ("kill", 9), ("7", 7 << 8), ("0", 0)]
 )
 def test_a_worker_dies_as_its_job_has_died_and_what_is_behind_it_never_started(ward, how, status):
-    ward.run(("who", {}), ("die", {"how": how}), ("who", {}), ("who", {}))
+    ward.run(("pids", {}), ("die", {"how": how}), ("pids", {}), ("pids", {}))
     end = ward.ended()
 
     assert end.status is not None
@@ -205,7 +205,7 @@ def test_a_worker_dies_as_its_job_has_died_and_what_is_behind_it_never_started(w
 
 
 def test_a_signal_to_the_worker_stops_the_job_and_the_next_one_runs(ward):
-    ward.run(("stay", {}), ("who", {}))
+    ward.run(("stay", {}), ("pids", {}))
     ward.runs(0)
     ward.line.memory.ask_to_stop(wire.place(3, 0))
     ward.pool.signal(ward.slot, signal.SIGTERM)
@@ -215,7 +215,7 @@ def test_a_signal_to_the_worker_stops_the_job_and_the_next_one_runs(ward):
 
 
 def test_a_doomed_job_is_killed_by_its_worker_which_reports_its_usage(ward):
-    ward.run(("work", {}), ("who", {}))
+    ward.run(("work", {}), ("pids", {}))
     pid = ward.runs(0)
     deadline = time.monotonic() + WITHIN
     while used(pid) < 20 and time.monotonic() < deadline:  # hundredths of a second
@@ -231,7 +231,7 @@ def test_a_doomed_job_is_killed_by_its_worker_which_reports_its_usage(ward):
 
 
 def test_the_job_of_a_killed_worker_goes_with_the_sweep(ward):
-    ward.run(("stay", {}), ("who", {}))
+    ward.run(("stay", {}), ("pids", {}))
     pid = ward.runs(0)
     ward.pool.signal(ward.slot, signal.SIGKILL)
     assert ward.ended().status == signal.SIGKILL
@@ -242,7 +242,7 @@ def test_the_job_of_a_killed_worker_goes_with_the_sweep(ward):
 
 
 def test_leftover_processes_of_a_forked_job_are_killed_before_its_result_is_sent(ward):
-    ward.run(("leave_behind", {}), ("who", {}))
+    ward.run(("leave_behind", {}), ("pids", {}))
     first = ward.until(1)[0]
 
     assert reaped(int(first.payload or b"0"))

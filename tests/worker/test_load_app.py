@@ -1,4 +1,4 @@
-"""An app that cannot be had is told in one message, in the same words by every command; with the user's frames only."""
+"""An app that cannot be loaded is reported in one message, the same for every command, with the user's frames only."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GENBA = "from genba import Genba\n"
 
 
 @pytest.fixture(params=["node start"])
-def told(request, tmp_path):
+def run_command(request, tmp_path):
     """What a command says of a target, on stderr; it must end with 2, and say nothing else."""
 
     def ask(target: str, *options: str, **variables: str) -> list[str]:
@@ -41,7 +41,7 @@ def write(folder: Path, **sources: str) -> None:
         (folder / f"{name}.py").write_text(source)
 
 
-@pytest.mark.parametrize("told", ["job enqueue"], indirect=True)
+@pytest.mark.parametrize("run_command", ["job enqueue"], indirect=True)
 @pytest.mark.parametrize(
     ("target", "source", "reason"),
     [
@@ -69,10 +69,10 @@ def write(folder: Path, **sources: str) -> None:
         ),
     ],
 )
-def test_a_target_that_names_no_app_is_one_line(told, tmp_path, target, source, reason):
+def test_a_target_that_names_no_app_is_one_line(run_command, tmp_path, target, source, reason):
     write(tmp_path, tasks=source)
 
-    (line,) = told(target)
+    (line,) = run_command(target)
 
     assert line.startswith(f"genba: cannot import {target}: {reason}")
 
@@ -125,11 +125,11 @@ def test_a_target_that_names_no_app_is_one_line(told, tmp_path, target, source, 
     ids=["raises", "syntax", "missing import", "leaves", "refused by genba"],
 )
 def test_a_module_that_fails_shows_its_own_lines_and_one_message(
-    told, tmp_path, source, frames, message
+    run_command, tmp_path, source, frames, message
 ):
     write(tmp_path, tasks=source)
 
-    lines = told("tasks:app")
+    lines = run_command("tasks:app")
 
     assert [
         line for line in lines[:-1] if line.strip(" ~^")
@@ -138,7 +138,7 @@ def test_a_module_that_fails_shows_its_own_lines_and_one_message(
     assert lines[-1].endswith(message or "; correct HERE/tasks.py, line 2")
 
 
-def test_an_error_in_an_import_of_an_import_leads_to_its_line(told, tmp_path):
+def test_an_error_in_an_import_of_an_import_leads_to_its_line(run_command, tmp_path):
     write(
         tmp_path,
         tasks="import middle",
@@ -146,7 +146,7 @@ def test_an_error_in_an_import_of_an_import_leads_to_its_line(told, tmp_path):
         inner="import json\n\njson.loads('{')",
     )
 
-    *frames, message = told("tasks:app")
+    *frames, message = run_command("tasks:app")
 
     files = [line.split(",")[:2] for line in frames if line.startswith("  File")]
     assert files[:3] == [
@@ -161,40 +161,40 @@ def test_an_error_in_an_import_of_an_import_leads_to_its_line(told, tmp_path):
     )  # not the line in the standard library
 
 
-def test_a_traceback_of_all_frames_can_be_asked_for(told, tmp_path):
+def test_a_traceback_of_all_frames_can_be_asked_for(run_command, tmp_path):
     write(tmp_path, tasks="1 / 0")
 
-    *frames, message = told("tasks:app", GENBA_TRACEBACK="1")
+    *frames, message = run_command("tasks:app", GENBA_TRACEBACK="1")
 
     assert any("worker/load_app.py" in line for line in frames)
     assert message.endswith("ZeroDivisionError: division by zero; correct HERE/tasks.py, line 1")
 
 
 @pytest.mark.parametrize("target", ["nowhere:app", "tasks:nothing", "tasks:number"])
-def test_a_node_whose_target_names_no_app_says_it_in_one_line(told, tmp_path, target):
+def test_a_node_whose_target_names_no_app_says_it_in_one_line(run_command, tmp_path, target):
     write(tmp_path, tasks="number = 1")
 
-    (line,) = told(target)
+    (line,) = run_command(target)
 
     assert line.startswith(f"genba: cannot import {target}: ")
 
 
-@pytest.mark.parametrize("told", COMMANDS, indirect=True)
-def test_all_commands_say_the_same_also_as_json(told, tmp_path):
+@pytest.mark.parametrize("run_command", COMMANDS, indirect=True)
+def test_all_commands_say_the_same_also_as_json(run_command, tmp_path):
     write(tmp_path, tasks="1 / 0")
     message = "cannot import tasks:app: ZeroDivisionError: division by zero; correct HERE/tasks.py, line 1"
 
-    assert [bare for line in told("tasks:app") if (bare := line.strip(" ~^"))] == [
+    assert [bare for line in run_command("tasks:app") if (bare := line.strip(" ~^"))] == [
         "Traceback (most recent call last):",
         'File "HERE/tasks.py", line 1, in <module>',
         "1 / 0",
         f"genba: {message}",
     ]
-    assert [json.loads(line) for line in told("tasks:app", "--json")] == [
+    assert [json.loads(line) for line in run_command("tasks:app", "--json")] == [
         {"error": {"type": "BadOption", "message": message}}
     ]
-    (line,) = told("nowhere:app")
+    (line,) = run_command("nowhere:app")
     assert line.startswith(
         "genba: cannot import nowhere:app: there is no module 'nowhere' in HERE "
     )
-    assert set(json.loads(told("nowhere:app", "--json")[0])) == {"error"}
+    assert set(json.loads(run_command("nowhere:app", "--json")[0])) == {"error"}

@@ -16,10 +16,10 @@ import asyncio, contextlib, os, signal, sys, time
 from genba import FailJob, Genba, RetryJob, current_job
 
 app = Genba()
-told = os.path.join(os.path.dirname(os.path.abspath(__file__)), "told")
+log_path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "log")
 
 def tell(*words):
-    fd = os.open(told, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    fd = os.open(log_path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     os.write(fd, (" ".join(map(str, words)) + "\\n").encode())
     os.close(fd)
 
@@ -73,7 +73,7 @@ _BROKEN = (
     + """
 @app.lifespan
 def connect():
-    if not os.path.exists(told + ".repaired"):
+    if not os.path.exists(log_path + ".repaired"):
         raise ConnectionError("no database at 10.0.0.7")
     yield
 """
@@ -168,7 +168,7 @@ app.resolver = make
 
 @pytest.fixture
 def shop(url, start_node, tmp_path):
-    """An app of its own on a node; gives the module, the node, and what was told."""
+    """An app of its own on a node; gives the module, the node, and the path of its log."""
     modules: list[Any] = []
 
     def start(text: str, *args: str) -> tuple[Any, Any, Path]:
@@ -177,7 +177,7 @@ def shop(url, start_node, tmp_path):
         modules.append(module)
         node = start_node("around:app", url, *args)
         eventually(module.app.nodes, within=15)
-        return module, node, tmp_path / "told"
+        return module, node, tmp_path / "log"
 
     yield start
     for module in modules:
@@ -188,13 +188,13 @@ def shop(url, start_node, tmp_path):
 
 
 def test_a_lifespan_is_entered_before_the_first_job_and_left_when_the_node_drains(shop):
-    module, node, told = shop(_LIFESPANS, "--min", "1", "--max", "1")
+    module, node, log_path = shop(_LIFESPANS, "--min", "1", "--max", "1")
     pid = str(module.plain.enqueue().result(timeout=10))
     assert module.later.enqueue().result(timeout=10) == int(pid)
     assert module.same_loop.enqueue().result(timeout=10) is True
     node.stop()
 
-    assert lines(told) == [
+    assert lines(log_path) == [
         ["enter", "first", pid], ["enter", "second", pid], ["enter", "third", pid],
         ["plain", pid], ["later", pid],
         ["leave", "third", pid], ["leave", "second", pid], ["leave", "first", pid],
@@ -202,28 +202,28 @@ def test_a_lifespan_is_entered_before_the_first_job_and_left_when_the_node_drain
 
 
 def test_each_worker_has_its_own_lifespan(shop):
-    module, node, told = shop(_LIFESPANS, "--pool", "ondemand", "--max", "2")
+    module, node, log_path = shop(_LIFESPANS, "--pool", "ondemand", "--max", "2")
     pids = {module.plain.enqueue().result(timeout=10) for _ in range(3)}
     node.stop()
 
     assert len(pids) == 3
-    count = Counter((words[0], words[-1]) for words in lines(told) if "first" in words)
+    count = Counter((words[0], words[-1]) for words in lines(log_path) if "first" in words)
     assert {("enter", str(pid)) for pid in pids} <= count.keys()
     assert {("leave", str(pid)) for pid in pids} <= count.keys()
     assert set(count.values()) == {1}
 
 
 def test_an_idle_worker_that_gets_a_stray_sigterm_leaves_its_lifespan(shop):
-    module, _, told = shop(_LIFESPANS, "--min", "1", "--max", "1")
+    module, _, log_path = shop(_LIFESPANS, "--min", "1", "--max", "1")
     pid = module.plain.enqueue().result(timeout=10)
     os.kill(pid, signal.SIGTERM)
 
-    assert eventually(lambda: ["leave", "first", str(pid)] in lines(told), within=5)
+    assert eventually(lambda: ["leave", "first", str(pid)] in lines(log_path), within=5)
     assert module.plain.enqueue().result(timeout=10) != pid
 
 
 def test_a_lifespan_that_fails_ends_the_worker_and_counts_for_no_job(shop):
-    module, node, told = shop(_BROKEN, "--min", "2", "--max", "2")
+    module, node, log_path = shop(_BROKEN, "--min", "2", "--max", "2")
     job = module.plain.enqueue()
     eventually(lambda: node.log.count("could not be entered") >= 2, within=10)
 
@@ -233,7 +233,7 @@ def test_a_lifespan_that_fails_ends_the_worker_and_counts_for_no_job(shop):
     assert eventually(lambda: job.refresh().state == "waiting", within=5)
     assert job.attempts == []
 
-    Path(f"{told}.repaired").touch()
+    Path(f"{log_path}.repaired").touch()
     assert job.result(timeout=15)
     assert [attempt.cause for attempt in job.attempts] == ["returned"]
 
@@ -242,13 +242,13 @@ def test_a_lifespan_that_fails_ends_the_worker_and_counts_for_no_job(shop):
 
 
 def test_middleware_surrounds_plain_and_async_runs_in_the_order_of_registration(shop):
-    module, _, told = shop(_MIDDLEWARE, "--max", "1")
+    module, _, log_path = shop(_MIDDLEWARE, "--max", "1")
     for task in (module.plain, module.later):
-        told.unlink(missing_ok=True)
+        log_path.unlink(missing_ok=True)
         job = task.enqueue()
         id = str(job.id)
         pid = -job.result(timeout=10)  # the innermost has changed it
-        assert lines(told) == [
+        assert lines(log_path) == [
             ["outer", "in", id, task.name], ["inner", "in", id], ["awaiting", "in", id],
             [task.__name__, str(pid)],
             ["awaiting", "out", id], ["inner", "out", id], ["outer", "out", id],
@@ -256,12 +256,12 @@ def test_middleware_surrounds_plain_and_async_runs_in_the_order_of_registration(
 
 
 def test_an_exception_passes_through_middleware_and_is_the_jobs(shop):
-    module, _, told = shop(_MIDDLEWARE, "--max", "1")
+    module, _, log_path = shop(_MIDDLEWARE, "--max", "1")
     job = module.fails.enqueue()
     eventually(lambda: job.refresh().state == "failed", within=10)
 
     assert job.error["type"] == "LookupError"
-    assert [words[:2] for words in lines(told)] == [
+    assert [words[:2] for words in lines(log_path)] == [
         ["outer", "in"], ["inner", "in"], ["awaiting", "in"], ["outer", "out"]
     ]  # fmt: skip
 
@@ -274,21 +274,21 @@ def test_a_plain_task_inside_async_middleware_may_run_a_loop_of_its_own(shop):
 
 @pytest.mark.parametrize("name", ["sleeps", "sleeps_later"])
 def test_a_run_inside_middleware_stops_when_it_is_asked_to(shop, name):
-    module, _, told = shop(_MIDDLEWARE, "--max", "1")
+    module, _, log_path = shop(_MIDDLEWARE, "--max", "1")
     job = getattr(module, name).using(grace="30s").enqueue()
-    eventually(lambda: ["sleeps"] in lines(told), within=10)
+    eventually(lambda: ["sleeps"] in lines(log_path), within=10)
     job.cancel()
 
     eventually(lambda: job.refresh().state == "cancelled", within=5)
-    assert ["outer", "out", str(job.id)] in lines(told)
+    assert ["outer", "out", str(job.id)] in lines(log_path)
 
 
 def test_middleware_itself_is_stopped_too(shop):
-    module, _, told = shop(_SLOW_MIDDLEWARE, "--max", "1")
+    module, _, log_path = shop(_SLOW_MIDDLEWARE, "--max", "1")
     job = module.plain.using(timeout="300ms", grace="30s").enqueue()
 
     eventually(lambda: job.refresh().state == "timed_out", within=5)
-    assert lines(told) == [["slow"]]
+    assert lines(log_path) == [["slow"]]
 
 
 # the resolver

@@ -157,8 +157,8 @@ def test_regression_16_a_second_apply_and_a_request_after_it_are_refused(shop):
     job = ended(shop.jobs.apply_twice.enqueue())
 
     assert job.result() == "first"
-    told = eventually(lambda: (job.attempts[0].log or "").splitlines())
-    assert [line.split()[-1] for line in told] == ["IllegalMove"] * 3
+    logged = eventually(lambda: (job.attempts[0].log or "").splitlines())
+    assert [line.split()[-1] for line in logged] == ["IllegalMove"] * 3
 
 
 def test_the_children_of_a_job_that_ended_itself_start(shop, path):

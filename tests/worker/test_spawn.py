@@ -43,7 +43,7 @@ from genba import Genba, current_job
 app = Genba()
 
 @app.task
-def who() -> dict:
+def about_process() -> dict:
     return {
         "pid": os.getpid(),
         "python": [sys.executable, sys.prefix, sys.version],
@@ -179,10 +179,10 @@ def shop(url, start_node, tmp_path):
 
 
 def test_what_a_large_app_holds_is_in_huge_pages_and_unchanged():
-    told = subprocess.run(
+    answer = subprocess.run(
         [sys.executable, "-c", HUGE], capture_output=True, text=True, check=True, timeout=120
     )
-    made, huge, same = told.stdout.split()
+    made, huge, same = answer.stdout.split()
 
     assert same == "True"
     if int(made) == 0:
@@ -209,21 +209,21 @@ def test_forks_do_not_hang_while_node_and_app_have_twenty_threads(tmp_path, fork
 
 def test_workers_of_an_app_with_threads_are_not_forked_and_a_warning_names_the_threads(shop):
     module, node = shop(THREADS, "--max", "1")
-    told = module.who.enqueue().result(timeout=20)
+    answer = module.about_process.enqueue().result(timeout=20)
 
     assert "the app starts threads at import (busy-0, busy-1," in node.log
     assert "spawn=exec" in node.log
-    assert "busy-19" in told["threads"]  # after a fork they would be missing
-    assert told["pid"] == told["group"]
-    assert told["worker"] == "1"
-    assert told["sockets"] == 1
+    assert "busy-19" in answer["threads"]  # after a fork they would be missing
+    assert answer["pid"] == answer["group"]
+    assert answer["worker"] == "1"
+    assert answer["sockets"] == 1
 
 
 def test_a_fork_that_is_asked_for_is_had_with_a_warning(shop):
     module, node = shop(THREADS, "--max", "1", "--spawn", "fork")
-    told = module.who.enqueue().result(timeout=20)
+    answer = module.about_process.enqueue().result(timeout=20)
 
-    assert told["threads"] == ["MainThread"]
+    assert answer["threads"] == ["MainThread"]
     assert "a lock they hold stays locked in workers" in node.log
 
 
@@ -231,7 +231,7 @@ def test_a_fork_that_is_asked_for_is_had_with_a_warning(shop):
 def test_workers_run_in_the_interpreter_of_their_node(shop, spawn):
     module, _ = shop(SMALL, "--max", "1", "--spawn", spawn)
 
-    assert module.who.enqueue().result(timeout=60)["python"] == [
+    assert module.about_process.enqueue().result(timeout=60)["python"] == [
         sys.executable,
         sys.prefix,
         sys.version,
@@ -240,19 +240,19 @@ def test_workers_run_in_the_interpreter_of_their_node(shop, spawn):
 
 def test_exec_may_be_asked_for_and_such_a_worker_is_stopped_like_any_other(shop):
     module, node = shop(SMALL, "--max", "1", "--spawn", "exec")
-    first = module.who.enqueue().result(timeout=20)
+    first = module.about_process.enqueue().result(timeout=20)
     job = module.sleep.enqueue()
     eventually(lambda: job.refresh().state == "running", within=10)
     job.kill()
     eventually(lambda: job.refresh().state == "cancelled", within=10)
 
-    assert module.who.enqueue().result(timeout=20)["pid"] != first["pid"]
+    assert module.about_process.enqueue().result(timeout=20)["pid"] != first["pid"]
     assert node.stop() == 0
 
 
 def test_a_fresh_worker_that_cannot_import_the_app_counts_for_no_job(shop, tmp_path):
     module, node = shop(ONLY_ZYGOTE, "--max", "1", "--spawn", "exec")
-    job = module.who.enqueue()
+    job = module.about_process.enqueue()
     eventually(lambda: node.log.count("ConnectionError: not from here") >= 2, within=15)
     assert job.attempts == []
     (tmp_path / "mended").touch()

@@ -23,10 +23,10 @@ def finished(job):
 
 @app.task(name="outer")
 def outer(enqueue: bool) -> list[str | None]:
-    told = [current_job().traceparent]
+    parents = [current_job().traceparent]
     if enqueue:
-        told += inner.enqueue().result(20)
-    return told
+        parents += inner.enqueue().result(20)
+    return parents
 
 @app.task(name="inner")
 def inner() -> list[str | None]:
@@ -57,10 +57,10 @@ def traced():
         def export(self, spans):
             fd = os.open(os.environ["SPANS"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
             for span in spans:
-                told = {"name": span.name, "trace": span.context.trace_id, "span": span.context.span_id,
+                seen = {"name": span.name, "trace": span.context.trace_id, "span": span.context.span_id,
                         "parent": span.parent and span.parent.span_id, "status": span.status.status_code.name,
                         "job": span.attributes["genba.job.id"], "kind": span.kind.name}
-                os.write(fd, json.dumps(told).encode() + b"\\n")
+                os.write(fd, json.dumps(seen).encode() + b"\\n")
             os.close(fd)
             return SpanExportResult.SUCCESS
 
@@ -86,7 +86,7 @@ def kind(request):
 
 @pytest.fixture(scope="module")
 def shop(kind, tmp_path_factory):
-    """One node whose workers have no OpenTelemetry, and one whose workers make spans."""
+    """One node without OpenTelemetry in its workers, and one with workers that make spans."""
     folder = tmp_path_factory.mktemp(kind)
     url = sqlite_url(folder)
     (folder / "plain.py").write_text(TASKS)
@@ -119,7 +119,7 @@ def test_the_context_goes_with_a_job_and_with_those_that_it_enqueues(shop, kind)
 
     assert own == written(request)
     if kind == "plain":
-        assert child == written(request)  # passed on as it is: nobody made a span of the run
+        assert child == written(request)  # passed on as it is: there was no span of the run
         assert spans() == []
         return
     mine = {

@@ -1,4 +1,4 @@
-"""Jobs that wait for jobs, hooks that are told of ends, handlers that run with the nodes."""
+"""Jobs that wait for jobs, hooks that run at each end, handlers that run with the nodes."""
 
 from __future__ import annotations
 

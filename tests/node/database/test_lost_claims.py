@@ -18,7 +18,7 @@ def test_what_a_lost_claim_has_taken_is_found_once(store, clock):
     lost_claims.note(5)
     assert lost_claims.found(5, store.claims.jobs_of_claim(1, 5)) == []
 
-    taken = claimed(store, 2, claim=5)  # the server carries it out late, and nobody hears of it
+    taken = claimed(store, 2, claim=5)  # the server carries it out late, and the answer is lost
 
     assert store.claims.jobs_of_claim(1, 5) == taken
     assert [job.id for job in lost_claims.found(5, store.claims.jobs_of_claim(1, 5))] == ids

@@ -128,16 +128,16 @@ def test_a_desk_that_ends_writes_them(store, writer, posts):
 def test_a_desk_that_is_called_while_it_still_says_that_it_is_hungry_says_so_again(
     store, writer, posts, monkeypatch
 ):
-    """It once took the answer for the flag, which the caller had cleared, and nobody called it any more."""
-    told: list[bool] = []
+    """It once took the answer for the flag, which the caller had cleared, and was not woken any more."""
+    answers: list[bool] = []
     say = store.nodes.hungry
 
     def say_and_be_called(node: int, hungry: bool) -> None:
         say(node, hungry)
-        if not told:
-            say(node, False)  # as whoever enqueues does
+        if not answers:
+            say(node, False)  # as an enqueue does
             writer.on_wakeup()
-        told.append(hungry)
+        answers.append(hungry)
 
     monkeypatch.setattr(store.nodes, "hungry", say_and_be_called)
     for _ in range(2):
@@ -145,4 +145,4 @@ def test_a_desk_that_is_called_while_it_still_says_that_it_is_hungry_says_so_aga
         claims = iter(lambda: posts.get(timeout=SOON), None)
         assert next(post for post in claims if isinstance(post, JobsClaimed)).jobs == []
 
-    assert told == [True, True]
+    assert answers == [True, True]

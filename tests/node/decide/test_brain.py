@@ -1649,13 +1649,13 @@ def test_a_log_comes_with_the_end() -> None:
     stage.claimed(a_job(1))
     stage.start()
 
-    stage.end(1, extra={"log": "told", "progress": '[1.0,2.0,""]'})
+    stage.end(1, extra={"log": "printed", "progress": '[1.0,2.0,""]'})
 
     ending = stage.ending(1)
     assert (ending.state, ending.result, ending.log, ending.progress) == (
         "succeeded",
         b"1",
-        "told",
+        "printed",
         '[1.0,2.0,""]',
     )
 

@@ -1,4 +1,4 @@
-"""Conditions are asked of a few free workers, with a second for the answer, and once for all who ask the same."""
+"""Conditions are asked of a few free workers, within a second, and once for all jobs that share one."""
 
 from __future__ import annotations
 
@@ -75,8 +75,8 @@ def test_a_job_is_given_when_its_conditions_hold():
 def test_a_no_gives_the_job_back_as_if_nothing_had_happened():
     stage = Asked()
     (ask,) = of(do.CheckConditions, stage.claimed(1))
-    (told,) = of(do.ReportNotReady, stage.answer(ask, ways=(), wait=5 * SECOND))
-    (answer,) = told.answers
+    (report,) = of(do.ReportNotReady, stage.answer(ask, ways=(), wait=5 * SECOND))
+    (answer,) = report.answers
     assert (answer.ending.id, answer.ending.state, answer.ending.happened) == (1, "waiting", False)
     assert answer.wait == 5 * SECOND
     assert stage.brain.claimed_ids() == []
@@ -90,15 +90,15 @@ def test_equal_questions_are_asked_once_and_the_answer_holds_for_a_second():
     stage.now += 2 * SECOND
     (again,) = of(do.CheckConditions, stage.claimed(5))
 
-    told = stage.answer(again, ways=())
+    report = stage.answer(again, ways=())
     more = stage.claimed(6)
 
-    assert [answer.shared for told in of(do.ReportNotReady, told) for answer in told.answers] == [
-        False
-    ]
-    assert [answer.shared for told in of(do.ReportNotReady, more) for answer in told.answers] == [
-        True
-    ]
+    assert [
+        answer.shared for report in of(do.ReportNotReady, report) for answer in report.answers
+    ] == [False]
+    assert [
+        answer.shared for report in of(do.ReportNotReady, more) for answer in report.answers
+    ] == [True]
 
 
 @pytest.mark.parametrize(("slots", "asked"), [(1, 1), (4, 1), (20, 2), (40, 4)])
@@ -124,17 +124,17 @@ def test_a_condition_without_an_answer_within_a_second_is_killed_and_counts_as_r
 
     gone = stage.brain.on_worker_ended(ask.slot, signal.SIGKILL, 0, 0, IDLE, stage.now)
 
-    (told,) = of(do.ReportNotReady, gone)
-    assert told.answers[0].error == "no answer within 1 s"
-    assert told.answers[0].ending.crashes == 0
+    (report,) = of(do.ReportNotReady, gone)
+    assert report.answers[0].error == "no answer within 1 s"
+    assert report.answers[0].ending.crashes == 0
 
 
 def test_a_worker_that_dies_of_a_question_takes_no_attempt_with_it():
     stage = Asked()
     (ask,) = of(do.CheckConditions, stage.claimed(1))
     gone = stage.brain.on_worker_ended(ask.slot, 3 << 8, 0, 0, IDLE, stage.now)
-    (told,) = of(do.ReportNotReady, gone)
-    assert told.answers[0].error == "its worker ended with 3"
+    (report,) = of(do.ReportNotReady, gone)
+    assert report.answers[0].error == "its worker ended with 3"
     assert of(do.WriteEndings, gone) == []
 
 
@@ -156,8 +156,8 @@ def test_a_job_that_is_cancelled_while_it_is_asked_ends_with_the_answer():
 
 def test_a_condition_that_this_node_does_not_know_is_not_judged():
     stage = Asked()
-    (told,) = of(do.ReportNotReady, stage.claimed(1, conditions=("closed",)))
-    assert told.answers[0].unknown == "closed"
+    (report,) = of(do.ReportNotReady, stage.claimed(1, conditions=("closed",)))
+    assert report.answers[0].unknown == "closed"
 
 
 def test_a_drain_gives_back_what_is_not_asked_yet():

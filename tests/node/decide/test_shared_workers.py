@@ -1,4 +1,4 @@
-"""Jobs that run in company: who gets a seat, who does not, and what becomes of neighbours."""
+"""Shared workers: which jobs get a seat, which do not, and what becomes of their neighbours."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class FakeApp:
         }
 
     def clone(self, job_id: int, changes: dict[str, Any]) -> bytes:
-        raise AssertionError("nobody asks for a copy here")
+        raise AssertionError("no copy is expected here")
 
     def task_table(self) -> dict[str, Task[..., Any]]:
         return self._tasks
@@ -57,7 +57,7 @@ class FakeApp:
         return {}
 
     def options_of(self, job_id: int) -> dict[str, Any]:
-        raise AssertionError("nobody asks for options here")
+        raise AssertionError("no options are expected here")
 
     def moment(self, value: Any) -> int:
         return moment(value, time.time_ns() // 1000)
@@ -66,10 +66,10 @@ class FakeApp:
         raise AssertionError("no job of these tests writes by itself")
 
     def inbox(self, job: Any) -> Any:
-        raise AssertionError("nobody reads messages here")
+        raise AssertionError("no messages are expected here")
 
     def threads(self, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        raise AssertionError("nobody needs threads here")
+        raise AssertionError("no threads are expected here")
 
 
 class End:
@@ -229,7 +229,7 @@ def test_a_result_can_be_read_before_the_next_job_starts() -> None:
     with in_thread(add, look) as end:
         lines.append(end.line)
         end.give(1, ("add", {"x": 1}), ("look", {}))
-        assert looked.wait(10)  # nobody else may take it
+        assert looked.wait(10)  # no other thread may take it
         end.hear(1)
 
     assert [result[:4] for result in seen] == [[1, 0, wire.RETURNED, b"2"]]
@@ -319,9 +319,13 @@ def test_an_exception_of_a_task_is_reported() -> None:
         result = end.run("fail", message="no")
         nul = end.run("fail", message="a\0b")
 
-    told = msgspec.json.decode(result.payload or b"")
-    assert (result.outcome, told["type"], told["message"]) == (wire.RAISED, "ValueError", "no")
-    assert "raise ValueError(message)" in told["traceback"]
+    error_data = msgspec.json.decode(result.payload or b"")
+    assert (result.outcome, error_data["type"], error_data["message"]) == (
+        wire.RAISED,
+        "ValueError",
+        "no",
+    )
+    assert "raise ValueError(message)" in error_data["traceback"]
     assert b"\\u0000" not in (nul.payload or b"")
 
 
@@ -552,7 +556,7 @@ def test_processes_that_a_job_leaves_behind_are_ended_before_its_result_is_sent(
         os.kill(stray, 0)
 
 
-# a line whose worker does not read
+# a channel with a worker that does not read
 
 
 def test_what_does_not_fit_into_the_socket_waits_and_nothing_is_lost() -> None:
@@ -607,7 +611,7 @@ def test_a_message_to_a_dead_worker_is_no_error() -> None:
 # describe()
 
 
-def told_of(error: BaseException) -> dict[str, Any]:
+def describe_raised(error: BaseException) -> dict[str, Any]:
     """As raised, with a traceback."""
     try:
         raise error
@@ -629,11 +633,11 @@ class Rude(Exception):
 
 @pytest.mark.parametrize("kind", [Mute, Rude])
 def test_an_exception_without_a_readable_text_is_reported(kind: type[Exception]) -> None:
-    told = told_of(kind())
+    error_data = describe_raised(kind())
 
-    assert told["type"] == kind.__name__
-    assert "str() of it raised" in told["message"]
-    assert "told_of" in told["traceback"]
+    assert error_data["type"] == kind.__name__
+    assert "str() of it raised" in error_data["message"]
+    assert "describe_raised" in error_data["traceback"]
 
 
 def test_a_chain_of_causes_is_reported_up_to_a_limit() -> None:
@@ -643,10 +647,10 @@ def test_a_chain_of_causes_is_reported_up_to_a_limit() -> None:
         outer.__cause__ = error
         error = outer
 
-    told = told_of(error)
+    error_data = describe_raised(error)
 
-    assert told["message"] == "layer 999"
-    assert [cause["message"] for cause in told["causes"]] == [
+    assert error_data["message"] == "layer 999"
+    assert [cause["message"] for cause in error_data["causes"]] == [
         f"layer {n}" for n in range(998, 978, -1)
     ]
 
@@ -655,9 +659,9 @@ def test_causes_that_form_a_ring_come_to_an_end() -> None:
     first, second = ValueError("a"), ValueError("b")
     first.__cause__, second.__cause__ = second, first
 
-    told = told_of(first)
+    error_data = describe_raised(first)
 
-    assert [cause["message"] for cause in told["causes"]][:2] == ["b", "a"]
+    assert [cause["message"] for cause in error_data["causes"]][:2] == ["b", "a"]
 
 
 def test_a_suppressed_context_is_not_reported() -> None:
@@ -667,9 +671,9 @@ def test_a_suppressed_context_is_not_reported() -> None:
         except KeyError:
             raise ValueError("shown") from None
     except ValueError as error:
-        told = msgspec.json.decode(describe(error))
+        error_data = msgspec.json.decode(describe(error))
 
-    assert told["causes"] == []
+    assert error_data["causes"] == []
 
 
 def test_a_huge_message_is_cut() -> None:
@@ -684,12 +688,12 @@ def test_any_text_can_be_reported_and_stored(text: str) -> None:
     error = ValueError(text)
     error.__cause__ = KeyError(text)
 
-    told = told_of(error)
+    error_data = describe_raised(error)
 
-    assert told["type"] == "ValueError"
-    assert len(told["causes"]) == 1
-    assert "\0" not in str(told)
-    assert all(isinstance(value, str) for value in told["causes"][0].values())
+    assert error_data["type"] == "ValueError"
+    assert len(error_data["causes"]) == 1
+    assert "\0" not in str(error_data)
+    assert all(isinstance(value, str) for value in error_data["causes"][0].values())
 
 
 def test_a_recursion_without_end_is_reported() -> None:
@@ -698,10 +702,10 @@ def test_a_recursion_without_end_is_reported() -> None:
 
     with pytest.raises(RecursionError) as caught:
         deeper()
-    told = msgspec.json.decode(describe(caught.value))
+    error_data = msgspec.json.decode(describe(caught.value))
 
-    assert told["type"] == "RecursionError"
-    assert len(told["traceback"]) < ERROR_LIMIT
+    assert error_data["type"] == "RecursionError"
+    assert len(error_data["traceback"]) < ERROR_LIMIT
 
 
 # what a job has used
@@ -737,13 +741,13 @@ def test_the_cpu_time_of_a_job_is_its_own_also_right_after_tiny_ones() -> None:
     assert used[-1] >= 45_000
 
 
-def told_of_itself() -> int:
+def report_itself() -> int:
     return current_job.current_job()._host.report(None).cpu or 0
 
 
 def test_a_job_that_ends_itself_reports_its_own_cpu_time_too() -> None:
-    with in_process(add, told_of_itself) as (end, _):
-        end.give(1, *[("add", {"x": 1})] * 3000, ("told_of_itself", {}))
+    with in_process(add, report_itself) as (end, _):
+        end.give(1, *[("add", {"x": 1})] * 3000, ("report_itself", {}))
         *_, last = end.hear(3001)
 
     assert last.payload is not None

@@ -36,7 +36,10 @@ def test_a_process_with_the_pid_of_a_dead_worker_is_not_signalled(rounds):
 
 
 def main() -> None:
-    """Kill workers, give their numbers to bystanders, signal the workers; tells how many there were, and were hit."""
+    """Kill workers, give their pids to bystanders, and signal the workers.
+
+    Print how many pids were reused, and how many bystanders were hit.
+    """
     reused = hit = 0
     with tempfile.TemporaryDirectory() as folder:
         ward = Ward(Path(folder))

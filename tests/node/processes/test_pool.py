@@ -256,7 +256,7 @@ def run_node(place: Path) -> Iterator[Callable[..., NodeRun]]:
 
 
 def watch(*pids: int) -> dict[int, int]:
-    """A pidfd for each: afterwards nobody else can be taken for them."""
+    """A pidfd for each, so that no later process can be taken for them."""
     return {pid: os.pidfd_open(pid) for pid in pids}
 
 

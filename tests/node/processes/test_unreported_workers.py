@@ -1,4 +1,4 @@
-"""A zygote that dies between the fork of a worker and the word about it: nobody knows the pid of one that works."""
+"""A zygote that dies between the fork of a worker and the report of its pid."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_start_that_was_not_reported_is_not_run_again_as_the_same_attempt(
     url, tmp_path, start_node, seconds
 ):
     (tmp_path / "untold.py").write_text(APP)
-    module = load_module("untold", tmp_path, url)
+    module = load_module("unreported", tmp_path, url)
     effects = tmp_path / "effects"
     try:
         count = 4 if seconds > 1 else 200

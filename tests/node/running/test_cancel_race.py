@@ -1,4 +1,4 @@
-"""A cancel that meets the end of its job: one of the two has happened, and whoever asked knows which.
+"""A cancel that meets the end of its job: one of the two has happened, and the caller knows which.
 
 100 jobs on each engine; `make soak` has 10,000 on each.
 """

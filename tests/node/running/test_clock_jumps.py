@@ -104,7 +104,7 @@ def jump(cluster: Cluster, by: float) -> None:
 
 
 def through(cluster: Cluster, jumps: Sequence[float]) -> None:
-    """Everything goes on, jump after jump; and nobody has died."""
+    """Everything goes on, jump after jump, and no node is declared dead."""
     far = cluster.module.late.using(at=cluster.clock.now() + 3 * DAY).enqueue("far")
     again, asked = cluster.module.again.enqueue(), cluster.module.asked.enqueue()
     for word in ("second", "again"):

@@ -1,4 +1,4 @@
-"""What must come first, comes first: jobs after jobs, and jobs whose conditions hold; one node for all tests."""
+"""Dependencies between jobs, and conditions; one node for all tests."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_a_cancelled_parent_takes_its_running_child_with_it(dependent_tasks, tmp
     assert child.reason == f"parent ended: job {parent.id} ended cancelled"
 
 
-# jobs whose conditions hold
+# conditions
 
 
 def test_a_job_starts_when_its_condition_says_yes_and_was_asked_without_an_attempt(
@@ -226,12 +226,12 @@ def test_a_condition_that_raises_hangs_or_dies_hurts_no_other(dependent_tasks, t
         within=10,
     )
 
-    told = {
+    kinds = {
         "raise": "RuntimeError: not in the mood",
         "hang": "no answer within 1 s",
         "die": "ended with 3",
     }[mood]
-    assert told in question.said
+    assert kinds in question.said
     assert dependent_tasks.add.enqueue(1).result(timeout=10) == 2
     path.write_text("fine")
     assert job.result(timeout=10) == str(path)
@@ -278,7 +278,7 @@ def most_at_once(path: Path) -> int:
 
 
 def test_limit_to_lets_so_many_run_at_a_time(dependent_tasks, tmp_path):
-    path = tmp_path / "told"
+    path = tmp_path / "log"
     group = dependent_tasks.app.enqueue_many(
         [dependent_tasks.two_at_a_time.call(str(path), i) for i in range(8)]
     )
@@ -354,7 +354,7 @@ def test_regression_15_a_task_that_completes_by_itself_and_asks_for_a_retry_wait
 def test_regression_14_a_task_of_one_that_clones_itself_keeps_exactly_one_successor(
     dependent_tasks, tmp_path
 ):
-    path = tmp_path / "told"
+    path = tmp_path / "log"
     dependent_tasks.single.enqueue(str(path), 10)
 
     eventually(lambda: ["out", "0"] in lines(path), within=20)

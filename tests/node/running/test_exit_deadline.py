@@ -1,4 +1,4 @@
-"""A node that was told to end is gone soon after its grace, whatever it would still like to wait for."""
+"""A node that is asked to end is gone soon after its grace, whatever it is still waiting for."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Way:
 
 @pytest.fixture
 def way(engine: str, url: str, tmp_path: Path) -> Iterator[Way]:
-    """On SQLite somebody else has the file, on PostgreSQL a proxy takes all and passes nothing on."""
+    """On SQLite another process has the file; on PostgreSQL a proxy takes all and passes nothing on."""
     if engine == "sqlite":
         with closing(
             apsw.Connection(str(tmp_path / "genba.db"))
@@ -63,7 +63,7 @@ def test_a_node_leaves_in_time_though_its_database_does_not_answer_and_its_jobs_
         lambda: len(lines(f"{path}.started")) + len(lines(f"{path}.never.started")) == 2, within=30
     )
     way.close()
-    path.touch()  # it has ended, and nobody can be told
+    path.touch()  # it has ended, and its end cannot be written
 
     took, code = seconds_to_end(first)
 

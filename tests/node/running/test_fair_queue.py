@@ -60,7 +60,7 @@ def test_after_a_flood_of_fifty_thousand_the_late_tenant_waits_a_fiftieth_of_its
     eventually(lambda: fair.app.count(state="open") == 0, within=600, every=0.5)
 
     ran = "FROM genba.job WHERE fair_key"
-    # By the database's clock alone: a start is told by its node's.
+    # By the database's clock alone: a start is written by the node's.
     waits = [wait for (wait,) in rows(url, f"SELECT claimed_at - created_at {ran} = 'B'")]
     ((began, ended),) = rows(url, f"SELECT min(claimed_at), max(finished_at) {ran} = 'A'")
     share = median(waits) / (ended - began)

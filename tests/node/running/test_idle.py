@@ -36,7 +36,7 @@ TABLES = (
 
 
 def watch(url: str) -> None:
-    """From now on every row that anybody writes is noted in `written`, by its table."""
+    """Note every written row in the table `written` from now on."""
     lite = url.startswith("sqlite")
     with connection(url) as conn:
         conn.execute("CREATE TABLE written (name text)")

@@ -74,7 +74,7 @@ def test_of_a_paused_node_the_tree_is_dead_before_another_has_the_slot(
 def test_a_tree_that_wakes_past_its_lease_dies_at_once_and_writes_nothing(
     limited_tasks, url, start_node, tmp_path, path
 ):
-    """A whole machine is frozen: nobody there can end anything, and a slot cannot be kept for it for ever."""
+    """A whole machine is frozen: nothing there can end a job, and a slot cannot be kept for ever."""
     first = start_node("limited_tasks:app", url, "--max", "1", env=LEASE)
     job = limited_tasks.solo.enqueue(str(tmp_path), str(path))
     [(_, _, pid)] = started(path, 1)

@@ -139,11 +139,11 @@ def test_an_operator_changes_a_limit_while_jobs_run(limited_tasks, path):
 
     started(path, 3)
     limited_tasks.app.set_limit("tenant:{tenant}", None)
-    told = [
+    changes = [
         (event.data["template"], event.data.get("n"))
         for event in limited_tasks.app.events(kinds="limit_changed")
     ]
-    assert told == [("tenant:{tenant}", 3), ("tenant:{tenant}", None)]
+    assert changes == [("tenant:{tenant}", 3), ("tenant:{tenant}", None)]
     path.touch()
     group.wait(timeout=10)
 

@@ -18,7 +18,7 @@ from genba import Genba
 
 app = Genba()
 
-@app.task(name="nobody.knows")
+@app.task(name="unknown.task")
 def learned() -> str:
     return "known now"
 """
@@ -52,7 +52,7 @@ def node(jobs, url, start_node):
 
 
 def test_client_and_node_rank_by_the_age_step_of_the_app(url, tmp_path, start_node):
-    """Enqueued, due, retried: whoever writes the place, it is the same."""
+    """Enqueued, due or retried, the place of a job is the same."""
     (tmp_path / "aged.py").write_text(_AGED)
     aged = load_module("aged", tmp_path, url)
     app, once_more = aged.app, aged.once_more
@@ -130,9 +130,9 @@ def test_two_nodes_share_the_jobs_and_none_runs_twice(jobs, node, path):
     )
     group.wait(timeout=60)
 
-    told = lines(path)
-    assert sorted(int(word) for word, *_ in told) == list(range(500))
-    assert {attempt for _, _, attempt, *_ in told} == {"1"}
+    entries = lines(path)
+    assert sorted(int(word) for word, *_ in entries) == list(range(500))
+    assert {attempt for _, _, attempt, *_ in entries} == {"1"}
     assert jobs.app.count(state="succeeded") == 500
     assert len({job.attempts[-1].node for job in group[::7]}) == 2
 
@@ -141,11 +141,11 @@ def test_a_task_that_no_node_knows_waits_and_says_so_and_starts_when_one_knows_i
     jobs, node, tmp_path
 ):
     first = node()
-    job = jobs.app.enqueue("nobody.knows")
+    job = jobs.app.enqueue("unknown.task")
     jobs.add.enqueue(1).result(timeout=10)
 
     assert job.refresh().state == "waiting"
-    assert "no live node knows task 'nobody.knows'" in str(job.explain())
+    assert "no live node knows task 'unknown.task'" in str(job.explain())
     busy = psutil.Process(first.pid)
     used, began = sum(busy.cpu_times()[:2]), time.monotonic()
     assert jobs.add.using(delay=1).enqueue(1).result(timeout=10) == 2
@@ -161,17 +161,17 @@ def test_a_task_that_no_node_knows_waits_and_says_so_and_starts_when_one_knows_i
 
 
 def test_a_node_whose_code_has_changed_task_definitions_logs_it_once(jobs, node, tmp_path):
-    code = _OTHER.replace('"nobody.knows"', '"nobody.knows", timeout="5s"')
+    code = _OTHER.replace('"unknown.task"', '"unknown.task", timeout="5s"')
     (tmp_path / "other.py").write_text(_OTHER)
     first = node(target="other:app")
     (tmp_path / "other.py").write_text(code)
     second, third = node(target="other:app"), node(target="other:app")
 
-    assert "changed tasks: nobody.knows (timeout)" in second.log
+    assert "changed tasks: unknown.task (timeout)" in second.log
     assert not [one for one in (first, third) if "changed tasks" in one.log]
     [event] = jobs.app.events(kinds="task_changed")
     assert (event.data["task"], event.data["diff"]) == (
-        "nobody.knows",
+        "unknown.task",
         {"timeout": [None, 5_000_000]},
     )
 
@@ -205,11 +205,11 @@ def test_what_a_job_leaves_behind_is_ended_before_it_is_finished(shop, path):
     children = [child for (child,) in lines(f"{path}.children")]
     assert len(children) == 2
     assert gone(*children)
-    told = [
+    entries = [
         event.data
         for event in eventually(lambda: [*shop.app.events(job=job, kinds=["strays_killed"])])
     ]
-    assert told == [{"attempt": 1, "processes": 2}]
+    assert entries == [{"attempt": 1, "processes": 2}]
 
 
 # how attempts die
@@ -265,8 +265,8 @@ def test_what_a_killed_worker_had_in_advance_is_not_harmed(jobs, node, path):
     assert [job.crashes for job in group if job.crashes] == [1]
     assert group[50].refresh().attempts[0].cause == "signal 9"
     assert len(group[50].attempts) == 2
-    told = lines(path)
-    assert sorted(int(word) for word, *_ in told) == list(range(100))
+    entries = lines(path)
+    assert sorted(int(word) for word, *_ in entries) == list(range(100))
     assert {len(job.attempts) for job in group[:50]} == {1}
 
 
@@ -374,7 +374,7 @@ def test_regression_12_a_node_survives_the_death_of_its_helpers(jobs, node, path
     (guard if role == "guard" else zygote).kill()
 
     if role == "guard":
-        started(path, 2)  # all died with it, and that counts for nobody
+        started(path, 2)  # all died with it, and no job counts that as its crash
     path.touch()
     assert job.result(timeout=10) == "opened"
     assert jobs.add.enqueue(1).result(timeout=10) == 2

@@ -37,9 +37,7 @@ def test_usecase_43_a_disabled_task_ends_what_runs_by_itself_and_starts_nothing_
     assert not task.enabled
     with pytest.raises(TaskDisabled, match=r"task 'jobs\.stop_when_asked' is disabled"):
         shop.jobs.stop_when_asked.enqueue("x")
-    assert (
-        running.wait(timeout=10).state == "succeeded"
-    )  # it saw should_stop; nobody has cancelled it
+    assert running.wait(timeout=10).state == "succeeded"  # it saw should_stop; it was not cancelled
     assert shop.jobs.add.enqueue(1).result(timeout=10) == 2
 
     assert task.enable()
@@ -118,14 +116,14 @@ def test_tasks_and_queues_can_be_looked_through(shop: Any) -> None:
 
 def test_what_is_wrong_is_said_at_once(shop: Any) -> None:
     task = shop.app.tasks["jobs.add"]
-    for changes, told in (
+    for changes, message in (
         ({}, "nothing to change"),
         ({"timeot": 5}, "did you mean timeout"),
         ({"timeout": "soon"}, "timeout"),
         ({"name": "x"}, "name cannot be changed"),
         ({"key": "x"}, "key cannot be changed"),
     ):
-        with pytest.raises(BadOption, match=told):
+        with pytest.raises(BadOption, match=message):
             task.set(**changes)
     with pytest.raises(BadOption, match="is not changed"):
         task.reset("timeout")

@@ -50,7 +50,7 @@ def test_a_dynamic_pool_grows_with_the_work_and_shrinks_when_there_is_none(jobs,
     path.touch()
     group.wait(timeout=20)
 
-    eventually(lambda: workers(one) == 1, within=20)  # who was idle for 10 s goes
+    eventually(lambda: workers(one) == 1, within=20)  # a worker that is idle for 10 s ends
     assert jobs.add.enqueue(1).result(timeout=10) == 2
 
 
@@ -210,7 +210,7 @@ def test_a_pool_is_made_larger_and_smaller_while_it_works(jobs, node, genba, pat
         genba("node", "set", "one", "--max", "1", "--pool", "static", "--min", "1").returncode == 0
     )
     eventually(lambda: [n.slots for n in jobs.app.nodes()] == [1])
-    assert {job.refresh().state for job in group} == {"running"}  # who runs, runs on
+    assert {job.refresh().state for job in group} == {"running"}  # running jobs run on
     path.touch()
     group.wait(timeout=10)
     eventually(lambda: workers(one) == 1)
@@ -284,5 +284,5 @@ def test_a_wrong_change_is_refused_before_the_node_hears_of_it(genba, jobs, node
     assert genba("node", "set", "one", "--min", "3", "--max", "4").returncode == 0
     eventually(lambda: workers(one) == 3)
     assert [n.slots for n in jobs.app.nodes()] == [4]
-    assert genba("node", "set", "one", "--max", "2").returncode == 2  # it has told what it has now
+    assert genba("node", "set", "one", "--max", "2").returncode == 2  # it has reported the new size
     assert "stay as they are" not in one.log

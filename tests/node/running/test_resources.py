@@ -140,8 +140,8 @@ def test_a_node_whose_gate_is_closed_claims_nothing_and_says_so(jobs, url, node)
     assert job.attempts[-1].pid in (
         process.pid for process in psutil.Process(open_node.pid).children(recursive=True)
     )
-    [(_, told)] = events(url, "gate_closed", "gate_opened")
-    assert "memory free" in told["reason"]
+    [(_, gate_event)] = events(url, "gate_closed", "gate_opened")
+    assert "memory free" in gate_event["reason"]
 
 
 # the lease
@@ -179,7 +179,7 @@ def test_a_node_without_its_database_stops_what_must_not_run_twice_and_nothing_e
     plain = jobs.wait_for.enqueue(str(path))
     once = jobs.wait_once.enqueue(str(path))
     started(path, 2)
-    with transaction(url) as conn:  # nobody can renew
+    with transaction(url) as conn:  # no node can renew
         conn.execute(
             "SELECT 1 FROM genba_node"
             if url.startswith("sqlite")

@@ -23,7 +23,7 @@ def test_while_nodes_are_replaced_no_job_is_lost_and_none_that_fits_the_grace_ru
 ):
     old, grace = start_node("jobs:app", url, "--name", "n0", "--max", "2", "--grace", "30s"), 30
     eventually(jobs.app.nodes, within=600)
-    group, took, late, told = [], [], [], {}
+    group, took, late, signalled = [], [], [], {}
     for turn in range(1, restarts + 1):
         next_grace = 2 if turn % 2 else 30
         calls = [jobs.write_slowly.call(str(path), str(n), 0.03) for n in range(JOBS)]
@@ -36,7 +36,7 @@ def test_while_nodes_are_replaced_no_job_is_lost_and_none_that_fits_the_grace_ru
         eventually(partial(more_than, len(lines(path)), path), within=600)
         [number] = [node.id for node in jobs.app.nodes() if node.name == f"n{turn - 1}"]
         family = old.tree()  # a look at all processes of the machine takes its time
-        began, told[number] = time.monotonic(), datetime.now(UTC)
+        began, signalled[number] = time.monotonic(), datetime.now(UTC)
         if turn % 2:
             old.signal(signal.SIGTERM)
         else:
@@ -52,8 +52,8 @@ def test_while_nodes_are_replaced_no_job_is_lost_and_none_that_fits_the_grace_ru
     assert sorted(ran) == sorted(job.id for job in group)  # each has run, and once
     assert {job.refresh().state for job in group} == {"succeeded"}
     assert all(len(job.attempts) == 1 for job in group)
-    claims = [attempt for job in group for attempt in job.attempts if attempt.node in told]
-    claimed = max((one.claimed - told[one.node]).total_seconds() for one in claims)
+    claims = [attempt for job in group for attempt in job.attempts if attempt.node in signalled]
+    claimed = max((one.claimed - signalled[one.node]).total_seconds() for one in claims)
     print(
         f"{restarts} restarts, ended within {sorted(took)[len(took) // 2]:.2f} s (median), {max(took):.2f} s (worst)"
     )

@@ -1,4 +1,4 @@
-"""Whatever a job does, and whoever stops it: it stops in time, nothing of it is left, and the right cause is told.
+"""Whatever a job does and however it is stopped, it stops in time, leaves nothing, and has the right cause.
 
 `python -m tests.support.stop_table` writes the same table into docs/explanation/processes.md.
 """

@@ -1,4 +1,4 @@
-"""What a running node tells those who watch it: metrics, probes, and log lines of its own and of its jobs."""
+"""What a running node shows: metrics, probes, and log lines of its own and of its jobs."""
 
 from __future__ import annotations
 
@@ -92,12 +92,12 @@ class Watched:
         return [record for record in self.records if record.get("job") == job.id]
 
     def get(self, path: str) -> tuple[int, str]:
-        (told,) = (
+        (shown,) = (
             record["message"]
             for record in self.records
             if record["message"].startswith("metrics are at")
         )
-        return ask(told.split()[-1].removesuffix("/metrics") + path)
+        return ask(shown.split()[-1].removesuffix("/metrics") + path)
 
     def sample(self, name: str) -> float | None:
         status, text = self.get("/metrics")
@@ -241,7 +241,7 @@ def test_a_node_that_drains_lives_and_is_not_ready(tmp_path, path, start_node):
 
 @contextmanager
 def away(url: str, databases: Callable[[], Any]) -> Iterator[None]:
-    """Whoever asks this database gets no answer: its server lets nobody in, or somebody else has the file."""
+    """Make the database give no answer: its server refuses all, or another process has the file."""
     if url.startswith("sqlite"):
         with closing(apsw.Connection(urlsplit(url).path[1:])) as conn:
             conn.set_busy_timeout(60_000)
@@ -266,13 +266,13 @@ def test_a_node_whose_database_is_away_lives_is_not_ready_and_goes_on_after(
     module = load_module("till", tmp_path, url)
     node = start_node(
         "till:app", url, *OPTIONS, env={"GENBA_LEASE": "10m"}
-    )  # nobody is taken for dead meanwhile
+    )  # no node is taken for dead meanwhile
     watched = Watched(module.app, module, node)
     eventually(module.app.nodes, within=40)
     job = module.until.enqueue(str(path))
     eventually(lambda: job.refresh().state == "running", within=40)
     eventually(lambda: watched.get("/readyz") == (200, "ok\n"), within=40)
-    # A file that somebody else has locked can be read: the node notices when it has to write.
+    # A file that another process has locked can be read: the node notices when it has to write.
     due = module.add.using(delay="1s").enqueue(1)
 
     with away(url, lambda: request.getfixturevalue("databases")):

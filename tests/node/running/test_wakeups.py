@@ -12,8 +12,8 @@ NODES, WORKERS, JOBS = 3, 8, 30
 
 def claims(node: NodeProcess) -> int:
     """How often it has asked the database for work."""
-    (told,) = [line for line in node.log.splitlines() if "metrics are at" in line]
-    with urlopen(told.split()[-1], timeout=30) as answer:
+    (announced,) = [line for line in node.log.splitlines() if "metrics are at" in line]
+    with urlopen(announced.split()[-1], timeout=30) as answer:
         found = [
             line
             for line in answer.read().decode().splitlines()

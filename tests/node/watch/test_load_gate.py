@@ -183,7 +183,7 @@ def test_a_kill_by_the_kernel_is_reported_once_and_an_old_one_never(
         assert [machine.out_of_memory_kill() for _ in range(3)] == [True, True, False]
     file.write_text("oom_kill 10\n")
     machine.note_oom_kills()
-    assert machine.out_of_memory_kill()  # it may be told of after the look
+    assert machine.out_of_memory_kill()  # the kernel may report it after the look
     file.write_text("oom_kill 12\n")
     machine.note_oom_kills()
     machine.note_oom_kills()

@@ -34,14 +34,14 @@ def raised(depth: int) -> Exception:
 
 
 def test_a_json_line_says_where_it_comes_from():
-    told = json.loads(line("json", "paid %s", 7, cart={"items": [1, {"deep": True}]}))
+    logged = json.loads(line("json", "paid %s", 7, cart={"items": [1, {"deep": True}]}))
 
-    assert told["message"] == "paid 7"
-    assert (told["level"], told["logger"], told["node"]) == ("info", "shop", "n1")
-    assert (told["job"], told["task"], told["attempt"]) == (42, "render", 2)
-    assert told["host"]
-    assert told["pid"]
-    assert told["data"] == {"cart": {"items": [1, {"deep": True}]}}
+    assert logged["message"] == "paid 7"
+    assert (logged["level"], logged["logger"], logged["node"]) == ("info", "shop", "n1")
+    assert (logged["job"], logged["task"], logged["attempt"]) == (42, "render", 2)
+    assert logged["host"]
+    assert logged["pid"]
+    assert logged["data"] == {"cart": {"items": [1, {"deep": True}]}}
 
 
 def test_a_record_that_names_its_job_is_believed():
@@ -57,24 +57,24 @@ def test_the_other_formats_say_the_same():
 
 
 def test_the_causes_of_an_error_are_all_there():
-    told = json.loads(line("json", exc_info=(ValueError, raised(12), None)))
+    logged = json.loads(line("json", exc_info=(ValueError, raised(12), None)))
 
-    assert told["error"]["type"] == "ValueError"
-    assert told["error"]["causes"] == [f"ValueError: level {n}" for n in range(11, -1, -1)]
-    assert "in raised" in told["error"]["traceback"]
+    assert logged["error"]["type"] == "ValueError"
+    assert logged["error"]["causes"] == [f"ValueError: level {n}" for n in range(11, -1, -1)]
+    assert "in raised" in logged["error"]["traceback"]
     assert "  from ValueError: level 0" in line("pretty", exc_info=(ValueError, raised(12), None))
 
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_a_long_line_is_cut_and_says_so(form):
-    told = line(
+    logged = line(
         form, "x" * 52_000, exc_info=(ValueError, raised(12), None), more=["y" * 9_000] * 300
     )
 
-    assert len(told.encode()) < MAX_LINE_BYTES
-    assert re.search(r"x… \[\d+ characters left out\]", told)
+    assert len(logged.encode()) < MAX_LINE_BYTES
+    assert re.search(r"x… \[\d+ characters left out\]", logged)
     if form == "json":
-        assert len(json.loads(told)["error"]["causes"]) == 12
+        assert len(json.loads(logged)["error"]["causes"]) == 12
 
 
 def test_what_cannot_be_written_costs_no_line():
@@ -93,15 +93,17 @@ def test_what_cannot_be_written_costs_no_line():
 @pytest.mark.parametrize("form", FORMATS)
 @given(text=st.text(st.characters(), max_size=50), key=st.text(max_size=5))
 def test_nothing_steers_a_terminal_and_json_stays_what_it_was(form, text, key):
-    told = line(form, "%s", text, data_of={key: text, "nan": float("nan")})
+    logged = line(form, "%s", text, data_of={key: text, "nan": float("nan")})
 
-    assert not STEERING.search(told)
+    assert not STEERING.search(logged)
     assert all(
-        more.startswith("  ") for more in told.split("\n")[1:]
+        more.startswith("  ") for more in logged.split("\n")[1:]
     )  # none can be taken for a record
-    assert form == "pretty" or "\n" not in told
+    assert form == "pretty" or "\n" not in logged
     if form == "json":
-        assert json.loads(told)["message"].encode(errors="replace") == text.encode(errors="replace")
+        assert json.loads(logged)["message"].encode(errors="replace") == text.encode(
+            errors="replace"
+        )
 
 
 def test_a_text_is_cleaned_once_for_command_line_and_log():

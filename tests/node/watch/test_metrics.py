@@ -24,9 +24,9 @@ def claimed(task: str = "render", queue: str = "default", due_at: int = 0) -> Cl
     return Claimed(0, 1, 1, task, b"{}", None, 0, 0, 0, 0, None, due_at, 0, 0, None, queue)
 
 
-def samples(told: str) -> dict[str, float]:
+def samples(exported: str) -> dict[str, float]:
     found = {}
-    for row in told.splitlines():
+    for row in exported.splitlines():
         if not row.startswith("#"):
             assert SAMPLE.fullmatch(row), row
             name, value = row.rsplit(" ", 1)
@@ -54,14 +54,14 @@ def test_runs_and_waits_are_counted_by_how_long_they_were():
     counters.count_run(claimed(), 2 * SECOND, 30_000, wire.RETURNED, True)
     counters.count_run(claimed(), 20 * SECOND, 10_000 * SECOND, wire.RAISED, False)
 
-    told = samples(text(NodeStatus("n1"), counters, None))
+    exported = samples(text(NodeStatus("n1"), counters, None))
 
     run = 'genba_run_seconds_bucket{queue="default",task="render",le="%s"}'
-    assert [told[run % le] for le in ("0.01", "0.05", "7200", "+Inf")] == [0, 1, 1, 2]
-    assert told['genba_run_seconds_sum{queue="default",task="render"}'] == 10_000.03
-    assert told['genba_run_seconds_count{queue="default",task="render"}'] == 2
+    assert [exported[run % le] for le in ("0.01", "0.05", "7200", "+Inf")] == [0, 1, 1, 2]
+    assert exported['genba_run_seconds_sum{queue="default",task="render"}'] == 10_000.03
+    assert exported['genba_run_seconds_count{queue="default",task="render"}'] == 2
     wait = 'genba_wait_seconds_bucket{queue="default",le="%s"}'
-    assert [told[wait % le] for le in ("1", "5", "15", "60", "+Inf")] == [0, 1, 1, 2, 2]
+    assert [exported[wait % le] for le in ("1", "5", "15", "60", "+Inf")] == [0, 1, 1, 2, 2]
 
 
 def test_attempts_are_counted_by_what_the_job_came_to():
@@ -74,11 +74,11 @@ def test_attempts_are_counted_by_what_the_job_came_to():
     )
     counters.count_endings([ending(claimed(), "waiting", "drain", happened=False, **named)])
 
-    told = samples(text(NodeStatus("n1"), counters, None))
+    exported = samples(text(NodeStatus("n1"), counters, None))
 
     attempts = 'genba_attempts_total{queue="default",task="render",state="%s"}'
     assert {
-        state: told[attempts % state]
+        state: exported[attempts % state]
         for state in ("succeeded", "ended_itself", "failed", "scheduled")
     } == {
         "succeeded": 1,
@@ -86,8 +86,8 @@ def test_attempts_are_counted_by_what_the_job_came_to():
         "failed": 1,
         "scheduled": 1,
     }
-    assert attempts % "waiting" not in told
-    assert told['genba_deaths_total{cause="signal 9"}'] == 1
+    assert attempts % "waiting" not in exported
+    assert exported['genba_deaths_total{cause="signal 9"}'] == 1
 
 
 def test_waiting_jobs_are_reported_by_queue_with_the_age_of_the_oldest():
@@ -100,26 +100,26 @@ def test_waiting_jobs_are_reported_by_queue_with_the_age_of_the_oldest():
         lock_waiting_since=90 * SECOND,
     )
 
-    told = samples(text(NodeStatus("n1"), Counters(), seen))
+    exported = samples(text(NodeStatus("n1"), Counters(), seen))
 
-    assert told['genba_jobs{state="held",queue="slow",task="a"}'] == 1
-    assert told['genba_waiting_jobs{queue="slow"}'] == 5
-    assert told['genba_oldest_waiting_seconds{queue="slow"}'] == 60
-    assert told['genba_jobs_bounded{state="waiting",queue="slow"}'] == 1
-    assert (told["genba_lock_waiters"], told["genba_lock_wait_seconds"]) == (2, 10)
-    assert told["genba_database_up"] == 1
+    assert exported['genba_jobs{state="held",queue="slow",task="a"}'] == 1
+    assert exported['genba_waiting_jobs{queue="slow"}'] == 5
+    assert exported['genba_oldest_waiting_seconds{queue="slow"}'] == 60
+    assert exported['genba_jobs_bounded{state="waiting",queue="slow"}'] == 1
+    assert (exported["genba_lock_waiters"], exported["genba_lock_wait_seconds"]) == (2, 10)
+    assert exported["genba_database_up"] == 1
     locked = samples(text(NodeStatus("n1", trouble="the file is locked"), Counters(), seen))
     assert locked["genba_database_up"] == 0
     assert locked['genba_waiting_jobs{queue="slow"}'] == 5
 
 
 def test_without_the_database_the_node_still_tells_of_itself():
-    told = samples(text(NodeStatus('n"1\\', gate="load per CPU 9"), Counters(), None))
+    exported = samples(text(NodeStatus('n"1\\', gate="load per CPU 9"), Counters(), None))
 
-    assert told["genba_database_up"] == 0
-    assert told["genba_gate_closed"] == 1
-    assert told[r'genba_node_info{node="n\"1\\",namespace="",version=""}'] == 1
-    assert not any(name.startswith("genba_jobs") for name in told)
+    assert exported["genba_database_up"] == 0
+    assert exported["genba_gate_closed"] == 1
+    assert exported[r'genba_node_info{node="n\"1\\",namespace="",version=""}'] == 1
+    assert not any(name.startswith("genba_jobs") for name in exported)
 
 
 def test_a_node_lives_while_its_loop_comes_round():

@@ -1,4 +1,4 @@
-"""Mutexes and semaphores in the store: who gets a place, in which order, and when it is free again."""
+"""Mutexes and semaphores in the store: places, their order, and when they are free again."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_the_locks_of_an_attempt_go_with_it(store: Store, how: str) -> None:
             AttemptReport(),
             0.0,
         )
-    else:  # somebody who could not know of them has ended it
+    else:  # a process that could not know of them has ended it
         store.finish(1, [success(job)])
         assert store.locks.held("a", held.token)
         assert store.locks.sweep() == 2
@@ -221,7 +221,7 @@ def seen(silent: float) -> SessionRecord:
         (1.6, False, True, 1, False),  # ... if we were there all the time
         (14, False, False, 60, False),
         (15, False, False, 60, True),
-        (15, False, False, 14, False),  # perhaps nobody could renew
+        (15, False, False, 14, False),  # perhaps no node could renew
     ],
 )
 def test_when_a_session_is_dead(

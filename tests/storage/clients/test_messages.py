@@ -1,4 +1,4 @@
-"""Messages in the store: to jobs they are kept until received, to topics they are for those who listen."""
+"""Messages in the store: those to jobs are kept until received, those to topics go to the listeners."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ def test_a_file_that_is_no_database_is_left_as_it_is(path):
 
 @pytest.mark.parametrize("there", [False, True], ids=["no file", "file"])
 def test_a_folder_that_may_not_be_written_is_named(there):
-    with TemporaryDirectory() as folder:  # not below pytest's, which nobody else may enter
+    with TemporaryDirectory() as folder:  # not below pytest's, which no other user may enter
         url = f"sqlite:///{folder}/genba.db"
         if there:
             with closing(open_store(url)) as store:
@@ -130,7 +130,7 @@ def test_a_folder_that_may_not_be_written_is_named(there):
 
 
 def as_nobody(url: str) -> str:
-    """What the store says to a user who is not root (to whom everything is allowed)."""
+    """Return the error that a user without root's rights gets."""
     store = open_store(url)
     out, into = os.pipe()
     pid = os.fork()
@@ -189,9 +189,7 @@ def test_a_file_that_apsw_has_open_cannot_be_opened_with_sqlite3(path):
     with closing(open_store(f"sqlite:///{path}")) as store:
         one(store)
         assert "open in this process through apsw" in refused(f"sqlite:///{path}?driver=sqlite3")
-    with closing(
-        open_store(f"sqlite:///{path}?driver=sqlite3")
-    ) as store:  # closed, it is anybody's
+    with closing(open_store(f"sqlite:///{path}?driver=sqlite3")) as store:  # closed, it is free
         one(store)
 
 
@@ -267,7 +265,7 @@ def another_has_the_turn(path):
         other.kill()
 
 
-def somebody_waits(path) -> bool:
+def another_waits(path) -> bool:
     """In the kernel's queue."""
     inode = f":{os.stat(f'{path}-turn').st_ino}"
     return any(
@@ -292,7 +290,7 @@ def test_one_thread_waits_for_all_turns_that_come_soon_and_ends_after_the_last(p
     for rest in (60.0, 60.0, 0.01):
         monkeypatch.setattr("genba.storage.engines.sqlite.write_queue.IDLE_SECONDS", rest)
         with another_has_the_turn(path) as other, ThreadPoolExecutor(1) as pool:
-            pool.submit(_kill_when, other, lambda: somebody_waits(path))
+            pool.submit(_kill_when, other, lambda: another_waits(path))
             turns.acquire(10)
             seen.add(waiting_thread())
             turns.release()
@@ -311,7 +309,7 @@ def test_a_writer_that_waits_too_long_gets_the_pid_of_the_holder_and_no_turn_lat
 
 
 def test_a_writer_stopped_while_it_waits_for_the_turn_does_not_keep_it_when_it_comes(path):
-    """The worker of a cancelled job lives on, and with the turn in its hands nobody else could write."""
+    """The worker of a cancelled job lives on; while it had the turn, no other process could write."""
 
     class Stop(BaseException):
         pass
@@ -431,13 +429,13 @@ def test_of_a_sqlite_that_may_corrupt_the_file_is_warned_once(
         with closing(open_store(f"sqlite:///{path}?driver=sqlite3")) as store:
             one(store)
 
-    told = [
+    reported = [
         record.getMessage()
         for record in caplog.records
         if "may corrupt a file" in record.getMessage()
     ]
-    assert len(told) == times
-    assert all(f"SQLite {version} " in text and "apsw" in text for text in told)
+    assert len(reported) == times
+    assert all(f"SQLite {version} " in text and "apsw" in text for text in reported)
 
 
 def test_the_sqlite_that_is_used_without_asking_is_sound(path, caplog):
@@ -452,7 +450,7 @@ def test_the_sqlite_that_is_used_without_asking_is_sound(path, caplog):
 def test_the_search_for_the_writer_reads_all_locks_of_the_machine_only_if_we_are_held_up(
     path, monkeypatch
 ):
-    """While they are read nobody can take one, for some 15 ms."""
+    """While they are read no process can take one, for some 15 ms."""
     read: list[Path] = []
     monkeypatch.setattr(database, "lock_holder", lambda path, *of: read.append(path))
     with closing(open_store(f"sqlite:///{path}")) as store:

@@ -1,4 +1,4 @@
-"""The schema: made once, by whoever comes first, beside whatever else is in the database."""
+"""The schema: made once, by the first process that comes, beside other tables of the database."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def stores(urls: dict[str, str]) -> Iterator[dict[str, Store]]:
 
 
 def _as(url: str, role: str) -> str:
-    """The same user, who has put on a role and has no rights but those."""
+    """The same user after SET ROLE, with no other rights."""
     parts = urlsplit(url)
     query = dict(parse_qsl(parts.query))
     return parts._replace(query=urlencode({**query, "options": f"-crole={role}"})).geturl()

@@ -1,4 +1,4 @@
-"""A job is claimed by one, and only who holds the claim can write about it."""
+"""A job is claimed by one node, and only the holder of the claim can write about it."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_arguments_and_checkpoint_come_as_the_bytes_they_were(store, url):
 
 
 def test_bytes_that_are_no_text_do_not_keep_the_others_from_being_claimed(store, url):
-    """Written by somebody else than genba."""
+    """Written by another program than genba."""
     broken, sound = one(store, args=b"\xff\x00\xfe"), one(store)
 
     got = claimed(store, 2)
@@ -488,8 +488,8 @@ def test_a_success_that_is_requeued_keeps_its_record_whatever_comes_then(store, 
         else:
             store.finish(1, [success(again)])
 
-    told = [(one.attempt, one.cause) for one in store.attempts_of(job.id)]
-    assert told == [(1, "returned"), (2, "returned"), (3, "exception"), (4, "returned")]
+    causes = [(one.attempt, one.cause) for one in store.attempts_of(job.id)]
+    assert causes == [(1, "returned"), (2, "returned"), (3, "exception"), (4, "returned")]
     assert store.attempts_of(job.id)[0] == first
     assert store.verify().faults == []
 

@@ -42,10 +42,14 @@ def key(args=b"{}"):
     return check_key(TASK, READY, args, OPTIONS)
 
 
-def no(job, **told):
+def no(job, **changes):
     gone = ending(job, "waiting", "not ready", happened=False, quiet=True)
     return ConditionAnswer(
-        ending=gone, key=key(job.args), task=TASK, conditions=READY, **{"said": "shop.open", **told}
+        ending=gone,
+        key=key(job.args),
+        task=TASK,
+        conditions=READY,
+        **{"said": "shop.open", **changes},
     )
 
 

@@ -1,4 +1,4 @@
-"""What is open is counted for those who watch: exactly while it is little, and never all of much."""
+"""Counts of open jobs: exact while they are few, and cut off when they are many."""
 
 from __future__ import annotations
 

@@ -129,8 +129,8 @@ def test_a_simple_job_makes_the_same_row_as_any_other(store, url):
         assert differ == (["id", "expires_at"] if job is elaborate else ["id"])
     whole = rows(url, "SELECT * FROM genba.job ORDER BY id")
     assert len({tuple(row[1:]) for row in whole[:4]}) == 1
-    told = "SELECT job_id, kind, at, node, namespace FROM genba.event WHERE job_id IS NOT NULL ORDER BY job_id"
-    events = rows(url, told)
+    reported = "SELECT job_id, kind, at, node, namespace FROM genba.event WHERE job_id IS NOT NULL ORDER BY job_id"
+    events = rows(url, reported)
     assert [event[:2] for event in events] == [
         (job.id, "waiting") for job in (first, soon_after, elaborate)
     ]
@@ -451,11 +451,11 @@ def test_eight_processes_of_six_threads_make_one_job(store, url):
 def test_producers_of_the_same_jobs_that_partly_roll_back_never_get_a_job_that_is_not_there(
     store, url, producers, inserts, keys
 ):
-    """FAULTS F35: who was refused because of a job that was then rolled back has made one of its own."""
+    """FAULTS F35: a producer refused because of a job that was then rolled back has made its own."""
     store.install()
 
     def produce(which: int) -> list[tuple[int, int]]:
-        chance, told = random.Random(which), []
+        chance, reported = random.Random(which), []
         for _ in range(inserts):
             key = chance.randrange(keys)
             if chance.random() < 0.3:
@@ -463,16 +463,16 @@ def test_producers_of_the_same_jobs_that_partly_roll_back_never_get_a_job_that_i
                     store.enqueue([a_job(identity=f"k{key}")], conn=conn)
                     conn.execute("ROLLBACK")
             else:
-                told.append((key, store.enqueue([a_job(identity=f"k{key}")])[0].id))
-        return told
+                reported.append((key, store.enqueue([a_job(identity=f"k{key}")])[0].id))
+        return reported
 
-    told = {pair for answers in together(producers, produce) for pair in answers}
+    reported = {pair for answers in together(producers, produce) for pair in answers}
 
     there = [id for (id,) in rows(url, "SELECT id FROM genba.job")]
-    assert sorted(id for _, id in told) == sorted(
+    assert sorted(id for _, id in reported) == sorted(
         there
-    )  # one for each key, and nobody knows another
-    assert len(told) == len({key for key, _ in told}) <= keys
+    )  # one for each key, and no producer got another
+    assert len(reported) == len({key for key, _ in reported}) <= keys
 
 
 def test_threads_that_replace_each_other_leave_one_open_job(store):

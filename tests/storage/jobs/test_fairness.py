@@ -1,4 +1,4 @@
-"""A fair queue: who comes late is served at once, and equals get equal shares."""
+"""A fair queue: a late tenant is served at once, and equals get equal shares."""
 
 from __future__ import annotations
 

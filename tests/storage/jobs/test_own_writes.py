@@ -28,7 +28,7 @@ from genba.storage.records import Claimed
 from genba.storage.store import Store
 
 DONE = OutcomeRequest(wants="succeed", result=b"7")
-REPORT = AttemptReport(progress='[1.0,2.0,""]', log="told", ran=5, pid=4, cpu=3, peak=2)
+REPORT = AttemptReport(progress='[1.0,2.0,""]', log="printed", ran=5, pid=4, cpu=3, peak=2)
 SECOND = 1_000_000
 
 
@@ -98,7 +98,7 @@ def test_an_end_is_written_with_its_history_and_only_once(store: Store, job: Cla
     (attempt,) = store.attempts_of(job.id)
     assert (attempt.cause, attempt.log, attempt.pid, attempt.cpu, attempt.peak) == (
         "returned",
-        "told",
+        "printed",
         4,
         3,
         2,
@@ -157,11 +157,11 @@ def test_a_write_after_the_end_is_refused_and_changes_nothing(store: Store, job:
     store.own_writes.end(fence(job), DONE, REPORT, 0.0)
 
     store.own_writes.afterwards(
-        fence(job), '{"type":"ValueError","message":"late"}', "told, and more"
+        fence(job), '{"type":"ValueError","message":"late"}', "printed, and more"
     )
 
     assert state(store, job.id) == "succeeded"
-    assert store.attempts_of(job.id)[0].log == "told, and more"
+    assert store.attempts_of(job.id)[0].log == "printed, and more"
     with store._db.statement() as tx:
         kinds = [
             row[0]
@@ -232,7 +232,7 @@ def test_a_block_that_commits_itself_is_an_error(
         within(store, job, lambda conn: conn.execute("COMMIT"))
 
     assert state(store, job.id) == "running"
-    one(store)  # nobody is shut out
+    one(store)  # no other process is locked out
 
 
 def test_a_cancel_that_meets_it_comes_too_late(store: Store, job: Claimed, engine: str) -> None:

@@ -1,4 +1,4 @@
-"""How long jobs are kept: by task and by outcome, and never while somebody needs them."""
+"""How long jobs are kept: by task and by outcome, and always while another job needs them."""
 
 from __future__ import annotations
 

@@ -184,7 +184,7 @@ def test_a_claim_and_a_change_at_the_same_time_are_decided_by_the_database(store
     store_claims: list[Any] = []
     if (
         store.parallel_writers == 1
-    ):  # SQLite has one writer: who changes comes before or after the claim
+    ):  # SQLite has one writer: a change comes before or after the claim
         assert change(store, id, priority=5)
         assert claimed(store)[0].priority == 5
         return

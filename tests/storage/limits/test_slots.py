@@ -592,7 +592,7 @@ def test_lines_that_were_forgotten_are_found_some_at_a_time(store, url, monkeypa
     joined(store)
     first = [id for name in "abcde" for id in enqueued(store, 1, **limited(1, name))]
     ids = [id for name in "abcde" for id in enqueued(store, 1, **limited(1, name))]
-    with connection(url) as conn:  # as nobody can do it who goes through the store
+    with connection(url) as conn:  # as no caller of the store can do it
         table = "genba.bucket" if url.startswith("postgres") else "genba_bucket"
         conn.execute(f"UPDATE {table} SET taken = 0")
 

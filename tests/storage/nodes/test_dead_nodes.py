@@ -18,7 +18,7 @@ ME, OTHER = 1, 2
 def a_node(
     *, silent: int, id: int = OTHER, lease: int = LEASE, boot_id: str = "this boot"
 ) -> NodeRecord:
-    """One whose last beat was `silent` ago."""
+    """A node with its last beat `silent` ago."""
     seen_at = 1_000 * SECOND
     facts: dict[str, Any] = {
         "name": "n",
@@ -99,7 +99,7 @@ def test_after_an_outage_of_the_database_no_node_is_dead_before_one_full_lease()
 
 
 def test_a_node_that_was_suspended_declares_none_dead_right_after() -> None:
-    """As when a laptop wakes: whoever is the first to look must not bury the others, who could not renew either."""
+    """As when a laptop wakes: the first node to look must not declare the others dead, which could not renew either."""
     patience = DatabaseContact(LEASE // 2)
     for second in range(20):
         patience.confirm(second * SECOND)
@@ -151,7 +151,7 @@ def test_a_suspect_whose_process_is_gone_is_dead_also_for_a_newcomer() -> None:
 
 
 def heard(watch: HeartbeatWatch, beat: int, seen: int, now: int) -> int:
-    """How long a node has been silent whose beat is `beat` when the store's clock says `seen`, and ours `now`."""
+    """Return how long a node with this `beat` is silent when the store's clock says `seen`, and ours `now`."""
     node = replace(a_node(silent=0), beat_at=beat * SECOND, seen_at=seen * SECOND)
     return watch.silence([node], now * SECOND)[OTHER] // SECOND
 

@@ -65,10 +65,10 @@ def test_a_node_that_joined_is_live_and_known(store):
 
 def changes(store):
     page = store.events.page(EventPosition())
-    told = [
+    reported = [
         (row.node, msgspec.json.decode(row.data)) for row in page.rows if row.kind == "task_changed"
     ]
-    return [(node, data["task"], data["by"], data["diff"]) for node, data in told]
+    return [(node, data["task"], data["by"], data["diff"]) for node, data in reported]
 
 
 def test_a_node_that_says_something_else_of_a_task_tells_what(store):
@@ -433,7 +433,7 @@ def test_a_job_soon_after_another_one_calls_a_hungry_node_too(store, url, clock,
 
 def test_on_postgres_a_desk_that_finds_nothing_looks_again(store, engine):
     if engine == "sqlite":
-        pytest.skip("whoever enqueues there rings after the commit, always")
+        pytest.skip("there an enqueue always wakes after the commit")
     posts: queue.Queue = queue.Queue()
     joined(store, 1)
     writer = Writer("claimer", store, 1, [TASK], LostClaims(SystemClock()), posts.put)
@@ -447,7 +447,7 @@ def test_on_postgres_a_desk_that_finds_nothing_looks_again(store, engine):
         writer.finish(10)
 
 
-# what operators want, and what is told
+# commands and reports
 
 
 def test_a_node_gets_the_commands_for_itself_only(store):
@@ -474,10 +474,10 @@ def test_a_node_may_change_its_size_and_tell_what_happens(store, url):
     assert [(node.slots, node.pool) for node in store.nodes.live()] == [
         (5, '{"pool":"dynamic","min":1,"max":5}')
     ]
-    told = rows(
+    reported = rows(
         url, "SELECT kind, node, data FROM genba.event WHERE kind LIKE 'gate%' ORDER BY seq"
     )
-    assert [(kind, node, data and bytes(data)) for kind, node, data in told] == [
+    assert [(kind, node, data and bytes(data)) for kind, node, data in reported] == [
         ("gate_closed", 7, b'{"reason":"load"}'),
         ("gate_opened", 7, None),
     ]
