@@ -12,6 +12,8 @@ from typing import Any
 from genba import wire
 from genba.errors import StoreError
 from genba.node.database.events import (
+    AwaitedJobsChecked,
+    AwaitedJobsClaimed,
     CommandsReceived,
     DeclaredDead,
     DedicatedJobsClaimed,
@@ -470,6 +472,8 @@ class SimNode(Process):
                     writer.claim(wants, only)
                 case do.ClaimDedicated(queues, count):
                     writer.claim_dedicated(queues, count)
+                case do.ClaimAwaited() | do.CheckAwaited():
+                    writer.look_at_awaited(action)
                 case do.MarkStarted(jobs, first):
                     writer.mark_started(jobs, first)
                 case (
@@ -495,6 +499,10 @@ class SimNode(Process):
                     self._perform(brain.on_claimed(jobs, claim, now, failed=failed))
                 case DedicatedJobsClaimed(jobs, claim):
                     self._perform(brain.on_claimed_dedicated(jobs, claim, now))
+                case AwaitedJobsClaimed(jobs, claim):
+                    self._perform(brain.on_claimed_awaited(jobs, claim, now))
+                case AwaitedJobsChecked(can_end):
+                    self._perform(brain.on_awaited_checked(can_end, now))
                 case SuccessesRefused(lost):
                     self._perform(brain.on_refused(lost, now))
                 case EndingsWritten(again):

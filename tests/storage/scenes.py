@@ -199,6 +199,15 @@ def _(play: Play) -> Act:
     )
 
 
+@scene("Claims.claim_awaited")
+def _(play: Play) -> Act:
+    joined(play.store)
+    id = one(play.store)
+    return play.jobs_of_claim(
+        lambda: play.store.claims.claim_awaited(1, CLAIM, ["default"], [TASK], [id])
+    )
+
+
 @scene("Claims.claim_job")
 def _(play: Play) -> Act:
     joined(play.store)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import replace
@@ -128,6 +128,7 @@ class RunningJob:
         self.clones: list[bytes] = []
         self._open: OwnTransaction | None = None
         self._inbox: Inbox | None = None
+        self._waits: list[Callable[[], Iterable[int]]] = []  # the jobs that each wait is for
 
     @property
     def id(self) -> int:
@@ -367,20 +368,32 @@ class RunningJob:
     # while it waits for other jobs
 
     @contextmanager
-    def lending(self) -> Iterator[None]:
-        """Lend the slot of this job to other jobs of the node."""
+    def lending(self, awaited: Callable[[], Iterable[int]]) -> Iterator[None]:
+        """Lend the slot of this job to other jobs of the node, until its last wait is over."""
+        if not self._waits:
+            self._memory.allow_wait()
+        self._waits.append(awaited)
+        self.write_awaited()
         self._memory.wait(self._place)
         try:
             yield
         finally:
-            self._memory.wait(None)
+            self._waits.remove(awaited)
+            if self._waits:
+                self.write_awaited()
+            else:
+                self._memory.wait(None)
+
+    def write_awaited(self) -> None:
+        """Show the node the jobs that this one waits for."""
+        self._memory.write_awaited(id for awaited in [*self._waits] for id in awaited())
 
     def check_loan(self) -> None:
-        """Raise WaitWouldDeadlock if the node cannot lend another slot."""
+        """Raise WaitWouldDeadlock if the node has found that the wait cannot end."""
         if self._memory.refused(self._place):
             raise WaitWouldDeadlock(
-                f"job {self.id} waits for other jobs, and so do eight more on this node: "
-                "no worker is left to run those jobs; "
+                f"job {self.id} waits for other jobs, and so do all jobs of this node: "
+                "no worker is left to run those jobs, here or on another node; "
                 "give the node more workers, or use after= instead of waiting in a job"
             )
 

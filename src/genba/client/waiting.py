@@ -38,7 +38,9 @@ class WaitingJob(Protocol):
     @property
     def id(self) -> int: ...
 
-    def lending(self) -> AbstractContextManager[None]: ...
+    def lending(self, awaited: Callable[[], Iterable[int]]) -> AbstractContextManager[None]: ...
+
+    def write_awaited(self) -> None: ...
 
     def check_loan(self) -> None: ...
 
@@ -47,7 +49,8 @@ def wait_in_job(
     done: threading.Event,
     timeout_seconds: float | None,
     job: WaitingJob | None,
-    check: Callable[[], None] = lambda: None,
+    awaited: Callable[[], Iterable[int]],
+    check: Callable[[], None],
 ) -> None:
     """Wait for `done`; a job lends its slot meanwhile.  `check` raises if waiting cannot end."""
     if job is None:
@@ -55,12 +58,15 @@ def wait_in_job(
         return
     deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
     check_at = time.monotonic() + _DEADLOCK_CHECK_SECONDS
-    with job.lending():
+    with job.lending(awaited):
         while not done.is_set() and (deadline is None or time.monotonic() < deadline):
             left = _LOAN_CHECK_SECONDS if deadline is None else deadline - time.monotonic()
             done.wait(max(0.0, min(_LOAN_CHECK_SECONDS, left)))
+            if done.is_set():
+                return
             job.check_loan()
-            if time.monotonic() >= check_at and not done.is_set():
+            if time.monotonic() >= check_at:
+                job.write_awaited()  # others than before may be open
                 check()
                 check_at = time.monotonic() + _DEADLOCK_CHECK_SECONDS
 
@@ -69,6 +75,7 @@ async def await_in_job(
     done: asyncio.Event,
     timeout_seconds: float | None,
     job: WaitingJob | None,
+    awaited: Callable[[], Iterable[int]],
     check: Callable[[], Awaitable[None]],
 ) -> None:
     async def wait() -> None:
@@ -76,12 +83,15 @@ async def await_in_job(
             await done.wait()
             return
         check_at = time.monotonic() + _DEADLOCK_CHECK_SECONDS
-        with job.lending():
+        with job.lending(awaited):
             while not done.is_set():
                 with suppress(TimeoutError):
                     await asyncio.wait_for(done.wait(), _LOAN_CHECK_SECONDS)
+                if done.is_set():
+                    return
                 job.check_loan()
-                if time.monotonic() >= check_at and not done.is_set():
+                if time.monotonic() >= check_at:
+                    job.write_awaited()
                     await check()
                     check_at = time.monotonic() + _DEADLOCK_CHECK_SECONDS
 
@@ -98,7 +108,7 @@ class JobWait:
         self.open = dict.fromkeys(ids)  # in the order of the call
         self.ended: dict[int, str] = {}  # the states of those that are final
         self.seen = False  # the states were read at least once
-        self._any = until == "any"
+        self.until_any = until == "any"
         self._throw = throw
         self._wake = wake
         self.error: GenbaError | None = None
@@ -115,7 +125,7 @@ class JobWait:
         if gone:
             id = min(gone)
             self.end(JobGone(f"job {id} is gone: it was pruned, deleted, or never committed"))
-        elif not self.open or (ended and (self._any or failed)):
+        elif not self.open or (ended and (self.until_any or failed)):
             self.end()
 
     def end(self, error: GenbaError | None = None) -> None:
@@ -153,24 +163,53 @@ def _seconds(timeout: Duration | None) -> float | None:
     return None if timeout is None else duration(timeout) / 1_000_000
 
 
-def check_deadlock(store: Any, job: WaitingJob | None, wait: JobWait) -> None:
-    """Raise WaitWouldDeadlock if an awaited job waits for a slot that we or a parent hold."""
-    chain = _parents(store, job)
-    for id in sorted(wait.open)[:_MOST_CHECKED] if chain else ():
-        record = store.job(id)
-        blocked = store.limits.line(id, record.rank, record.parked_on) if record else None
-        if (
-            blocked
-            and blocked.per is None
-            and blocked.holders
-            and all(holder.job in chain for holder in blocked.holders)
-        ):
-            held = ", ".join(f"job {holder.job}" for holder in blocked.holders)
-            raise WaitWouldDeadlock(
-                f"job {chain[0]} waits for job {id}, which waits for {blocked.bucket!r}, "
-                f"and that is held by {held}: "
-                "use after= instead of waiting in a job, or another bucket"
-            )
+class DeadlockCheck:
+    """Looks whether awaited jobs wait for a bucket that the waiting job or a parent of it holds.
+
+    Raises WaitWouldDeadlock when two looks, one after the other, have found the same.
+    """
+
+    def __init__(self, store: Callable[[], Any], job: WaitingJob | None, wait: JobWait) -> None:
+        self._store = store
+        self._job = job
+        self._wait = wait
+        self._suspected: str | None = None
+
+    def look(self) -> None:
+        found = self._find() if self._job is not None else None
+        if found is not None and found == self._suspected:
+            raise WaitWouldDeadlock(found)
+        self._suspected = found
+
+    def _find(self) -> str | None:
+        """Describe the deadlock; a wait for any needs all of its jobs to be stuck."""
+        store, awaited = self._store(), list(self._wait.open)
+        if self._wait.until_any and len(awaited) > _MOST_CHECKED:
+            return None
+        chain = _parents(store, self._job)
+        found = None
+        for id in awaited[:_MOST_CHECKED]:
+            reason = _blocked_by(store, id, chain)
+            if reason is None and self._wait.until_any:
+                return None
+            found = found or reason
+        return found
+
+
+def _blocked_by(store: Any, id: int, chain: list[int]) -> str | None:
+    """Describe the bucket that keeps a job from starting, if jobs of the chain alone hold it."""
+    record = store.job(id)
+    blocked = store.limits.line(id, record.rank, record.parked_on) if record else None
+    if blocked is None or blocked.per is not None or not blocked.holders:
+        return None
+    if any(holder.job not in chain for holder in blocked.holders):
+        return None
+    held = ", ".join(f"job {holder.job}" for holder in blocked.holders)
+    return (
+        f"job {chain[0]} waits for job {id}, which waits for {blocked.bucket!r}, "
+        f"and that is held by {held}: "
+        "use after= instead of waiting in a job, or another bucket"
+    )
 
 
 def _parents(store: Any, job: WaitingJob | None) -> list[int]:
@@ -251,9 +290,8 @@ class WaitThread:
         self.add(wait)
         try:
             job = find_job()
-            wait_in_job(
-                done, _seconds(timeout), job, lambda: check_deadlock(self._store(), job, wait)
-            )
+            check = DeadlockCheck(self._store, job, wait)
+            wait_in_job(done, _seconds(timeout), job, lambda: wait.open, check.look)
         finally:
             self.drop(wait)
         if not wait.seen and not wait.done:
@@ -276,11 +314,13 @@ class WaitThread:
         self.add(wait)
         try:
             job = find_job()
+            check = DeadlockCheck(self._store, job, wait)
             await await_in_job(
                 done,
                 _seconds(timeout),
                 job,
-                lambda: asyncio.to_thread(check_deadlock, self._store(), job, wait),
+                lambda: wait.open,
+                lambda: asyncio.to_thread(check.look),
             )
         finally:
             self.drop(wait)

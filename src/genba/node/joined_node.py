@@ -190,6 +190,10 @@ class JoinedNode:
                 self._perform(brain.on_claimed(jobs, claim, now, failed=failed))
             case db.DedicatedJobsClaimed(jobs, claim):
                 self._perform(brain.on_claimed_dedicated(jobs, claim, now))
+            case db.AwaitedJobsClaimed(jobs, claim):
+                self._perform(brain.on_claimed_awaited(jobs, claim, now))
+            case db.AwaitedJobsChecked(can_end):
+                self._perform(brain.on_awaited_checked(can_end, now))
             case db.EndingsWritten(again):
                 self._wake_for_children(again)
             case db.SuccessesRefused(refused):

@@ -65,6 +65,8 @@ class Performer:
             do.KillJobProcess: lambda a: channels.kill_job_process(a.slot, a.place),
             do.ClaimJobs: lambda a: self._threads.claimer.claim(a.wants, a.tasks),
             do.ClaimDedicated: lambda a: self._threads.claimer.claim_dedicated(a.queues, a.count),
+            do.ClaimAwaited: lambda a: self._threads.claimer.look_at_awaited(a),
+            do.CheckAwaited: lambda a: self._threads.claimer.look_at_awaited(a),
             do.TakeLimitSlots: lambda a: writer.take_slots(a.wanted),
             do.WriteSuccesses: self._write_successes,
             do.WriteEndings: self._write_endings,

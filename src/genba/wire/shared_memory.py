@@ -10,6 +10,8 @@ import mmap
 import os
 import signal
 import struct
+from collections.abc import Iterable
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -44,7 +46,9 @@ _STATUS, _STOP, _DRAIN, _STOP_CHECKED, _BEAT, _HEAD, _TAIL, _PROGRESS_VERSION = 
     _JOB_PID,
     _MARKED_FOR_KILL,
     _SIGNALLED,
-) = range(_SECOND_PAGE_AT // 8, _SECOND_PAGE_AT // 8 + 8)
+    _AWAITED,  # how many; their ids are in the words after it
+) = range(_SECOND_PAGE_AT // 8, _SECOND_PAGE_AT // 8 + 9)
+MOST_AWAITED = 64  # jobs that are named; a job may wait for more
 
 _PROGRESS = struct.Struct("<QddI")  # place, done, total, bytes of the note
 NOTE_LIMIT = 4000  # bytes of the note
@@ -169,8 +173,24 @@ class SharedMemory:
     def waits(self, place: int) -> bool:
         return self._words[_WAITING] == place + 1
 
+    def write_awaited(self, ids: Iterable[int]) -> None:
+        """Name the jobs that the job waits for, as many as there is room for."""
+        named = list(islice(ids, MOST_AWAITED))
+        self._words[_AWAITED] = 0
+        for index, id in enumerate(named, _AWAITED + 1):
+            self._words[index] = id
+        self._words[_AWAITED] = len(named)
+
+    def awaited(self) -> tuple[int, ...]:
+        count = min(self._words[_AWAITED], MOST_AWAITED)
+        return tuple(self._words[_AWAITED + 1 : _AWAITED + 1 + count])
+
+    def allow_wait(self) -> None:
+        """Take back a refusal: another wait begins."""
+        self._words[_WAIT_REFUSED] = 0
+
     def refuse(self, place: int) -> None:
-        """Tell the job that waits that no more slots may be lent."""
+        """Tell the job that waits that none of the jobs it waits for could ever run."""
         self._words[_WAIT_REFUSED] = place + 1
 
     def refused(self, place: int) -> bool:

@@ -24,6 +24,19 @@ class DedicatedJobsClaimed:
 
 
 @dataclass(frozen=True, slots=True)
+class AwaitedJobsClaimed:
+    jobs: list[Claimed]
+    claim: int
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitedJobsChecked:
+    """Whether anything can end the waits of this node's jobs."""
+
+    can_end: bool
+
+
+@dataclass(frozen=True, slots=True)
 class SuccessesRefused:
     """Successes that the store did not take."""
 

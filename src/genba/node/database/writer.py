@@ -12,7 +12,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from genba.errors import StoreError, StoreUnreachable
+from genba.node.database.awaited import can_end
 from genba.node.database.events import (
+    AwaitedJobsChecked,
+    AwaitedJobsClaimed,
     DedicatedJobsClaimed,
     EndingsWritten,
     JobsClaimed,
@@ -23,6 +26,7 @@ from genba.node.database.events import (
     WorkAvailable,
 )
 from genba.node.database.lost_claims import LostClaims
+from genba.node.decide.actions import CheckAwaited, ClaimAwaited
 from genba.node.watch.counters import Counters
 from genba.storage.jobs.conditions import ConditionAnswer, SlotRequest
 from genba.storage.records import Claimed, Ending, JobId, Success
@@ -64,6 +68,7 @@ class PendingWrites:
     starts: list[Start] = field(default_factory=list)
     progress: list[Progress] = field(default_factory=list)
     dedicated: tuple[Sequence[str], int] | None = None  # claim so many from these queues
+    awaited: list[ClaimAwaited | CheckAwaited] = field(default_factory=list)
     draining: bool = False
     resized: tuple[int, dict[str, Any]] | None = None  # slots and pool settings of the node
     events: list[Event] = field(default_factory=list)
@@ -77,13 +82,19 @@ class PendingWrites:
         """Whether there is something that must not be left undone."""
         written = self.successes or self.endings or self.starts or self.starts_first
         answered = self.progress or self.not_ready or self.slots_wanted
-        return bool(written or answered or self.wants or self.dedicated)
+        return bool(written or answered or self.wants or self.dedicated or self.awaited)
 
     @property
     def urgent(self) -> bool:
         """Whether a worker or another job waits for it."""
         waited_for = self.endings or self.starts_first or self.wants or self.dedicated
-        return bool(waited_for or self.not_ready or self.slots_wanted or self.conditions_hold)
+        return bool(
+            waited_for
+            or self.awaited
+            or self.not_ready
+            or self.slots_wanted
+            or self.conditions_hold
+        )
 
     @property
     def can_wait(self) -> bool:
@@ -180,6 +191,10 @@ class Writer(threading.Thread):
     def claim_dedicated(self, queues: Sequence[str], count: int) -> None:
         with self._adding() as pending:
             pending.dedicated = pending.dedicated or (queues, count)
+
+    def look_at_awaited(self, look: ClaimAwaited | CheckAwaited) -> None:
+        with self._adding() as pending:
+            pending.awaited.append(look)
 
     def write_draining(self) -> None:
         with self._adding() as pending:
@@ -302,6 +317,10 @@ class Writer(threading.Thread):
         if pending.dedicated:
             pending.dedicated = None
             self._post(DedicatedJobsClaimed([], 0))
+        for look in pending.awaited:
+            claims = isinstance(look, ClaimAwaited)
+            self._post(AwaitedJobsClaimed([], 0) if claims else AwaitedJobsChecked(True))
+        pending.awaited = []
         return not pending
 
     def _one_by_one(self, pending: PendingWrites) -> None:
@@ -350,6 +369,9 @@ class Writer(threading.Thread):
             pending.progress = []
         if pending.dedicated:
             self._claim_dedicated(pending, pending.dedicated)
+        while pending.awaited:
+            self._look_at_awaited(pending.awaited[0])
+            pending.awaited.pop(0)
         self._write_about_node(pending)
 
     def _write_starts_first(self, pending: PendingWrites) -> None:
@@ -391,6 +413,15 @@ class Writer(threading.Thread):
             jobs = self._store.claims.claim_dedicated(self._node, claim, queues, self._tasks, count)
             pending.dedicated = None
             self._post(DedicatedJobsClaimed(jobs, claim))
+
+    def _look_at_awaited(self, look: ClaimAwaited | CheckAwaited) -> None:
+        if isinstance(look, CheckAwaited):
+            self._post(AwaitedJobsChecked(can_end(self._store, self._node, look)))
+            return
+        with self._claiming() as claim:
+            queues, ids = look.queues, look.ids
+            jobs = self._store.claims.claim_awaited(self._node, claim, queues, self._tasks, ids)
+            self._post(AwaitedJobsClaimed(jobs, claim))
 
     def _write_about_node(self, pending: PendingWrites) -> None:
         if pending.draining:

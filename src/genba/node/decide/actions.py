@@ -78,7 +78,7 @@ class CheckConditions:
 
 @dataclass(frozen=True, slots=True)
 class RefuseWait:
-    """Tell a job that waits for another that no slot can be lent for its wait."""
+    """Tell a job that waits for others that none of them could ever run."""
 
     slot: int
     place: int
@@ -138,6 +138,27 @@ class ClaimDedicated:
 
     queues: list[str]
     count: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimAwaited:
+    """Claim one of these jobs of these queues, as jobs of this node wait for them."""
+
+    queues: list[str]
+    ids: tuple[JobId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckAwaited:
+    """Find out whether one of these jobs has ended, runs, or could run.
+
+    `waiting` has the jobs of this node that wait; what is free here is in the other two.
+    """
+
+    ids: tuple[JobId, ...]
+    waiting: frozenset[JobId]
+    slot_free: bool
+    dedicated_free: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +235,8 @@ Action = (
     | KillJobProcess
     | ClaimJobs
     | ClaimDedicated
+    | ClaimAwaited
+    | CheckAwaited
     | TakeLimitSlots
     | WriteSuccesses
     | WriteEndings

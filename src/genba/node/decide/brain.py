@@ -31,6 +31,7 @@ from genba.node.decide.actions import (
 from genba.node.decide.claim import ClaimPlanner
 from genba.node.decide.conditions import ConditionChecks
 from genba.node.decide.dispatch import Dispatcher
+from genba.node.decide.lending import Lending
 from genba.node.decide.pool_size import PoolSize
 from genba.node.decide.results import endings_of_refused, take_results
 from genba.node.decide.shared_workers import SharedWorkers
@@ -59,6 +60,7 @@ class Brain:
         self.tasks = sorted(tasks)
         self._state = NodeState(settings, random)
         self._pool_size = PoolSize(self._state)
+        self._lending = Lending(self._state)
         self._dispatcher = Dispatcher(self._state, self._pool_size)
         self._shared_workers = SharedWorkers(self._state, self._dispatcher)
         self._checks = ConditionChecks(self._state)
@@ -272,6 +274,13 @@ class Brain:
         self._claims.on_dedicated_answer()
         return self._take_in(jobs, claim, now)
 
+    def on_claimed_awaited(self, jobs: Sequence[Claimed], claim: int, now: Micros) -> list[Action]:
+        self._claims.on_awaited_answer(jobs)
+        return self._take_in(jobs, claim, now)
+
+    def on_awaited_checked(self, can_end: bool, now: Micros) -> list[Action]:
+        return self._lending.on_checked(can_end, now)
+
     def on_lost_claim_found(self, jobs: Sequence[Claimed], claim: int, now: Micros) -> list[Action]:
         """Take in jobs of a claim whose answer was lost."""
         return self._take_in(jobs, claim, now)
@@ -325,6 +334,8 @@ class Brain:
         if state.draining:
             return self._flow_out(now)
         actions: list[Action] = []
+        if state.reserve:
+            self._lending.keep_reserve(actions, now)
         if state.unchecked:
             self._checks.check(actions, now)
         if state.dedicated:
@@ -478,7 +489,7 @@ class Brain:
             if worker.dismissed_at is not None and now - worker.dismissed_at >= WORKER_EXIT_US:
                 actions.append(SignalWorker(worker.slot, signal.SIGKILL))
         self._shared_workers.take_back_spare(actions)
-        self._pool_size.lend(actions, views, now)
+        self._lending.update(actions, views, now)
         self._checks.kill_late(actions, now)
         if state.draining_until is None:
             self._pool_size.shrink(actions, now)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from genba.domain.duration import SECOND
-from genba.node.decide.actions import Action, ClaimDedicated, ClaimJobs
+from genba.node.decide.actions import Action, ClaimAwaited, ClaimDedicated, ClaimJobs
 from genba.node.decide.dispatch import Dispatcher
 from genba.node.decide.pool_size import PoolSize
 from genba.node.decide.queue_weights import QueueWeights
@@ -16,6 +16,7 @@ from genba.storage.records import Claimed, Micros
 
 DEDICATED_EVERY_US = SECOND  # between two looks for dedicated jobs while no slot is free
 OTHER_TASKS_EVERY_US = SECOND  # between two looks for other tasks while shared workers have room
+AWAITED_EVERY_US = SECOND // 4  # between two looks for awaited jobs, if the first found none
 AFTER_FAILURE_US = SECOND // 2
 
 
@@ -47,6 +48,8 @@ class ClaimPlanner:
         self._other_tasks_at: Micros = 0
         self._claiming_dedicated = False
         self._dedicated_at: Micros = 0
+        self._claiming_awaited = False
+        self._awaited_at: Micros = 0
         self._weights = QueueWeights()
 
     def on_answer(self, jobs: Sequence[Claimed], now: Micros, *, failed: bool) -> None:
@@ -65,18 +68,27 @@ class ClaimPlanner:
     def on_dedicated_answer(self) -> None:
         self._claiming_dedicated = False
 
+    def on_awaited_answer(self, jobs: Sequence[Claimed]) -> None:
+        self._claiming_awaited = False
+        if jobs:
+            self._awaited_at = 0
+
     def on_wakeup(self) -> None:
         self._woken = bool(self._claiming)
         self._empty.clear()
         self._empty_for_seats.clear()
 
     def claim_more(self, actions: list[Action], now: Micros) -> None:
-        if self._claiming or now < self._not_before or self.gate_closed:
+        if now < self._not_before or self.gate_closed:
             return
         if not self._pool_size.can_spawn or self._pool_size.helpless:
             return
         state = self._state
-        depth = self._dispatcher.depth_with_queue()
+        if state.reserve:
+            self._claim_awaited(actions, now)
+        if self._claiming:
+            return
+        depth = 1 if state.reserve else self._dispatcher.depth_with_queue()
         slots = state.slots
         target = slots * depth
         lack = target - self._have(depth)
@@ -137,23 +149,32 @@ class ClaimPlanner:
             self._claiming_dedicated, self._dedicated_at = True, now + DEDICATED_EVERY_US
             actions.append(ClaimDedicated(list(state.settings.queues), room))
 
+    def _claim_awaited(self, actions: list[Action], now: Micros) -> None:
+        """Claim one awaited job, if a slot or the reserve is free."""
+        state = self._state
+        if self._claiming_awaited or now < self._awaited_at or not state.awaited:
+            return
+        queues = (state.ready, state.exclusive, state.shared, state.unchecked, state.marking)
+        if state.busy_workers + sum(map(len, queues)) <= state.slots:
+            self._claiming_awaited, self._awaited_at = True, now + AWAITED_EVERY_US
+            actions.append(ClaimAwaited(list(state.settings.queues), state.awaited))
+
     def _divide(self, lack: int, empty: set[str]) -> dict[str, int]:
         """Give how many jobs to claim of each queue.
 
         They are divided by weight, and no queue gets more than its slots here.
         """
+        state = self._state
         queues = {
-            queue: slots
-            for queue, slots in self._state.settings.queues.items()
-            if queue not in empty
+            queue: slots for queue, slots in state.settings.queues.items() if queue not in empty
         }
         if len(queues) == 1 and None in queues.values():
             return dict.fromkeys(queues, lack)
         claimed = Counter[str]()
         if any(queues.values()):
-            claimed.update(job.job.queue for job in self._state.claimed_jobs())
+            claimed.update(job.job.queue for job in state.claimed_jobs())
         room = {
-            queue: lack if slots is None else slots - claimed[queue]
+            queue: lack if slots is None else slots + state.lent_by_queue[queue] - claimed[queue]
             for queue, slots in queues.items()
         }
         return self._weights.divide(lack, {queue: self._weight(queue) for queue in queues}, room)

@@ -216,7 +216,9 @@ class Dispatcher:
             if now - (worker.closing or worker.seen_since) >= LONG_JOB_US
             or (worker.seats and worker.slow)
         )
-        if long < state.slots or not (state.ready or state.exclusive_next or state.shared):
+        if long < state.slots_with_reserve or not (
+            state.ready or state.exclusive_next or state.shared
+        ):
             return []
         return state.release_ready(now)
 

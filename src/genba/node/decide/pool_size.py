@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from genba import wire
 from genba.domain.duration import SECOND
-from genba.node.decide.actions import Action, RefuseWait, SpawnWorker, TakeJobsBack
+from genba.node.decide.actions import Action, SpawnWorker, TakeJobsBack
 from genba.node.decide.state import NodeState
-from genba.node.decide.worker_state import WorkerState, WorkerView
+from genba.node.decide.worker_state import WorkerState
 from genba.node.settings import NodeSettings
 from genba.node.timing import IDLE_WORKER_US
 from genba.storage.records import Micros
 
-MAX_LENT_SLOTS = 8  # of jobs that wait for others
 FIRST_BACK_OFF_US = SECOND // 10  # after a worker could not start; doubled each time
 LONGEST_BACK_OFF_US = 30 * SECOND
 
@@ -50,7 +48,7 @@ class PoolSize:
                 busy += worker.outstanding > 0
                 coming += not worker.ready
         waiting = self._waiting()
-        lent = self._state.slots - settings.slots
+        lent = self._state.slots_with_reserve - settings.slots
         if settings.pool == "static":
             target = settings.min + lent
         elif settings.pool == "ondemand":
@@ -120,39 +118,6 @@ class PoolSize:
             if worker.outstanding:
                 actions.append(TakeJobsBack(worker.slot))
 
-    def lend(self, actions: list[Action], views: Mapping[int, WorkerView], now: Micros) -> None:
-        """Lend the slot of each job that waits for another, so that one more worker may start.
-
-        When the job goes on, a surplus worker is dismissed.
-        """
-        by_slot = self._state.by_slot
-        waiting = {slot for slot in by_slot if _waits(views.get(slot))}
-        for slot, worker in by_slot.items():
-            worker.lends_slot = worker.lends_slot and slot in waiting
-        lent = sum(worker.lends_slot for worker in by_slot.values())
-        for slot, worker in by_slot.items():
-            if worker.lends_slot or slot not in waiting:
-                continue
-            if lent >= MAX_LENT_SLOTS:
-                actions.append(RefuseWait(slot, views[slot].place))
-                continue
-            worker.lends_slot = True
-            lent += 1
-            host = worker if worker.host is None else by_slot[worker.host]
-            if host.outstanding > 1:
-                # The job that it waits for may be queued behind it.
-                actions.append(TakeJobsBack(host.slot))
-        self._dismiss_surplus(actions, now)
-
-    def _dismiss_surplus(self, actions: list[Action], now: Micros) -> None:
-        workers = [w for w in self._state.workers() if not w.dedicated and not w.leaving]
-        surplus = len(workers) - self._state.slots
-        for worker in workers:
-            idle = worker.ready and not worker.outstanding and worker.dismissed_at is None
-            if surplus > 0 and idle:
-                self._state.dismiss(actions, worker, now)
-                surplus -= 1
-
     def shrink(self, actions: list[Action], now: Micros) -> None:
         """Dismiss workers that were idle for long, unless the pool keeps them."""
         settings = self._state.settings
@@ -177,7 +142,3 @@ class PoolSize:
         for worker in state.by_slot.values():
             if worker.dedicated and worker.ready and not worker.outstanding:
                 state.dismiss(actions, worker, now)
-
-
-def _waits(view: WorkerView | None) -> bool:
-    return view is not None and view.waits and view.phase == wire.RUNNING

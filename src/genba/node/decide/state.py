@@ -46,6 +46,9 @@ class NodeState:
         self.cancelled: dict[JobId, str] = {}  # the reason
         self.signals_seen: Counter[JobId] = Counter()  # SIGTERMs to its worker, not from this node
         self.disabled: frozenset[str] = frozenset()  # tasks
+        self.reserve = False  # no more slots may be lent: one more worker runs awaited jobs only
+        self.awaited: tuple[JobId, ...] = ()  # the jobs that this node's jobs wait for
+        self.lent_by_queue = Counter[str]()  # jobs that lend their slot
         self.sweeps: dict[int, list[Ending]] = {}  # to write when the leftovers are killed
         self.mean: float = 0.0  # µs per job lately; 0: not known yet
         self.task_mean: dict[str, float] = {}  # the same for each shared task, waits included
@@ -67,6 +70,10 @@ class NodeState:
     def slots(self) -> int:
         """How many workers there may be: one more for each that lends its slot."""
         return self.settings.slots + sum(worker.lends_slot for worker in self.by_slot.values())
+
+    @property
+    def slots_with_reserve(self) -> int:
+        return self.slots + self.reserve
 
     @property
     def empty(self) -> bool:
@@ -179,6 +186,11 @@ class NodeState:
     def workers(self) -> list[WorkerState]:
         """Give the worker processes, without seats."""
         return [worker for worker in self.by_slot.values() if worker.host is None]
+
+    @property
+    def busy_workers(self) -> int:
+        """How many workers have jobs, apart from dedicated ones."""
+        return sum(1 for w in self.workers() if w.outstanding and not w.dedicated)
 
     def free_worker(self) -> WorkerState | None:
         for worker in self.by_slot.values():

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from genba import wire
 from genba.options.snapshot import OptionsSnapshot
 from genba.storage.jobs.judge import DEFAULT_OPTIONS
-from genba.storage.records import Claimed, Micros
+from genba.storage.records import Claimed, JobId, Micros
 
 WORK_AHEAD_US = 50_000  # measured work that a worker may have in hand
 
@@ -38,6 +38,7 @@ class WorkerView:
     use: ResourceUse | None = None  # only of a job whose use is limited
     log: str | None = None  # only of a dead worker
     waits: bool = False  # its job waits for another job
+    awaited: tuple[JobId, ...] = ()  # the jobs that it waits for
     locked: bool = False  # the job has taken locks
     started: int = 0  # micros by this machine's wall clock; 0: not known
     pid: int = 0  # of the job's own process; 0: the job runs in the worker's process

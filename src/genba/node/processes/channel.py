@@ -270,6 +270,7 @@ def view_of(memory: wire.SharedMemory) -> WorkerView:
         memory.read_progress(),
         locked=memory.locked(place),
         waits=memory.waits(place),
+        awaited=memory.awaited() if memory.waits(place) else (),
         started=memory.started(),
         pid=memory.pid(),
         signalled=memory.was_signalled(),

@@ -6,15 +6,17 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from genba.domain.states import State
 from genba.storage.engines.database import Transaction
 from genba.storage.jobs.attempts import Attempts
 from genba.storage.jobs.fairness import Fairness
 from genba.storage.namespace import Namespace
 from genba.storage.operators import OperatorRules, Operators
-from genba.storage.records import Claimed, JobId, Success
+from genba.storage.records import Claimed, JobId, JobRecord, Success
 
 # Claims come in a few sizes, so that each is a prepared statement.
 CLAIM_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
+DEDICATED_MARK = '"dedicated":true'  # in the options of a dedicated job
 # Builds a `Claimed` without the call of its Python constructor, for each claimed row.
 _to_claimed: Callable[[Any], Claimed] = partial(tuple.__new__, Claimed)
 
@@ -128,7 +130,7 @@ class Claims:
     ) -> list[Claimed]:
         """Lease dedicated jobs near the front of their queues, for a node without a free slot."""
         rules = self._operators.rules()
-        enabled, mark = set(tasks) - rules.disabled, '%"dedicated":true%'
+        enabled, mark = set(tasks) - rules.disabled, f"%{DEDICATED_MARK}%"
         with self._db.statement() as tx:
             ids = [
                 id
@@ -150,6 +152,40 @@ class Claims:
             }
             rows = [tx.one("claim_waiting_job", id=id, **values) for id in ids[:limit]]
         return [Claimed(*row) for row in rows if row is not None]
+
+    def claim_awaited(
+        self,
+        node: int,
+        claim: int,
+        queues: Sequence[str],
+        tasks: Sequence[str],
+        ids: Sequence[JobId],
+    ) -> list[Claimed]:
+        """Lease the first of these jobs that may start, whatever is ahead of it in its queue."""
+        rules = self._operators.rules()
+        enabled, served = set(tasks) - rules.disabled, set(queues) - rules.paused
+        with self._db.statement() as tx:
+            rows = [tx.one("job", namespace=self._namespace, id=id) for id in ids]
+        jobs = [JobRecord(*row) for row in rows if row is not None]
+        may_start = [
+            job.id
+            for job in jobs
+            if job.state == State.WAITING and job.queue in served and job.task in enabled
+            if job.parked_on is None and DEDICATED_MARK not in (job.options or "")
+        ]
+        for id in may_start:
+            with self._db.transaction() as tx:
+                row = tx.one(
+                    "claim_waiting_job",
+                    id=id,
+                    node=node,
+                    claim=claim,
+                    namespace=self._namespace,
+                    epoch=rules.epoch,
+                )
+            if row is not None:
+                return [Claimed(*row)]
+        return []
 
     def claim_job(self, node: int, claim: int, id: JobId) -> Claimed | None:
         """Lease one job to `node`, due or not; None if its state does not let it start."""
