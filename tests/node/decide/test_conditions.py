@@ -101,6 +101,17 @@ def test_equal_questions_are_asked_once_and_the_answer_holds_for_a_second():
     ] == [True]
 
 
+def test_an_answer_that_says_when_to_check_again_holds_no_longer_than_that():
+    stage = Asked()
+    (ask,) = of(do.CheckConditions, stage.claimed(1))
+    stage.answer(ask, ways=(), wait=200 * MS)
+
+    stage.now += 199 * MS
+    assert of(do.CheckConditions, stage.claimed(2)) == []
+    stage.now += MS
+    assert len(of(do.CheckConditions, stage.claimed(3))) == 1
+
+
 @pytest.mark.parametrize(("slots", "asked"), [(1, 1), (4, 1), (20, 2), (40, 4)])
 def test_a_tenth_of_the_workers_is_asked_at_a_time(slots, asked):
     stage = Asked(slots)

@@ -41,15 +41,13 @@ class ConditionChecks:
         self._state = state
         self.known: frozenset[str] = frozenset()  # the conditions of this node's app
         self._serial = 0
-        # By key: when the answer came, and what to do until then (None: start the job).
+        # By key: how long the answer holds, and what to do until then (None: start the job).
         self._answers: dict[str, tuple[Micros, ConditionAnswer | None]] = {}
 
     def check(self, actions: list[Action], now: Micros) -> None:
         """Decide about unchecked jobs by a recent answer, or have a free worker check."""
         self._answers = {
-            key: answer
-            for key, answer in self._answers.items()
-            if now - answer[0] < ANSWER_HOLDS_US
+            key: (until, answer) for key, (until, answer) in self._answers.items() if now < until
         }
         checking = {w.check.key for w in self._state.by_slot.values() if w.check}
         not_ready: list[ConditionAnswer] = []
@@ -111,7 +109,7 @@ class ConditionChecks:
     def _hold(self, worker: WorkerState, now: Micros) -> list[Action]:
         """Let the job start: its conditions hold."""
         check = self._end_check(worker, now)
-        self._answers[check.key] = (now, None)
+        self._answers[check.key] = (now + ANSWER_HOLDS_US, None)
         self._let_start(check.claimed)
         return [ReportConditionsHold(check.key)]
 
@@ -176,7 +174,8 @@ class ConditionChecks:
         if claimed.job.id in self._state.cancelled:
             return [WriteEndings([self._state.ending_unstarted(claimed, Cause.CANCELLED, now)])]
         answer = self._not_ready(claimed, check.key, now, wait=wait, said=said, error=error)
-        self._answers[check.key] = (now, answer)
+        holds = ANSWER_HOLDS_US if wait is None else min(wait, ANSWER_HOLDS_US)
+        self._answers[check.key] = (now + holds, answer)
         return [ReportNotReady([answer])]
 
     def _end_check(self, worker: WorkerState, now: Micros) -> ConditionCheck:
