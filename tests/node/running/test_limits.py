@@ -177,7 +177,7 @@ def test_a_template_names_arguments_of_its_task():
     @app.task
     def two(x: int) -> None: ...
 
-    with pytest.raises(BadArguments, match="no argument 'y'"):
+    with pytest.raises(BadArguments, match="needs the argument 'y'"):
         two.using(limits=[Limit("y:{y}", 1)]).enqueue(1)
 
 
@@ -199,6 +199,6 @@ def test_what_makes_no_sense_is_refused_at_registration(given):
 
 def test_names_of_buckets_that_are_ours_are_refused():
     for name in ("max_running x", "rate x"):
-        with pytest.raises(BadOption, match="those of tasks"):
+        with pytest.raises(BadOption, match="are reserved"):
             Limit(name, 1)
     assert Rate("x", "1/s").n == 1
