@@ -1,15 +1,11 @@
 """genba beside its peers, in one run: `make bench`, or
 
-    .venv/bin/python benchmarks/compare.py --quick          few of everything: shows that it works,
-    not how fast
-    .venv/bin/python benchmarks/compare.py --only huey,rq   some of the peers; genba and the limit
-    are always there
+    .venv/bin/python benchmarks/compare.py --quick          few of everything: shows that it works, not how fast
+    .venv/bin/python benchmarks/compare.py --only huey,rq   some of the peers; genba and the limit are always there
     .venv/bin/python benchmarks/compare.py --write          puts the table and the chart into docs/
 
-Each peer is installed into an environment of its own under build/peers.  A peer that cannot run
-here is named with the
-reason.  In each round every workload meets all contenders in turns, in an order of its own; medians
-are told.
+Each peer is installed into an environment of its own under build/peers.  A peer that cannot run here is named with the
+reason.  In each round every workload meets all contenders in turns, in an order of its own; medians are told.
 """
 
 from __future__ import annotations

@@ -1,19 +1,13 @@
 """The guard of the speed: has the drain become slower, beside the limit of the same minute?
 
-    .venv/bin/python benchmarks/guard.py             fails if a ratio is a third below the one in
-    guard.json
+    .venv/bin/python benchmarks/guard.py             fails if a ratio is a third below the one in guard.json
     .venv/bin/python benchmarks/guard.py --verbose   says each round
 
-A node with two workers stands by; a round is the raw limit on a bare table, then jobs that appear
-all at once and are
-drained.  Both meet the same load, but not alike: beside a dozen busy processes the ratio doubles,
-since the limit is
-one process and genba several that are given time; beside a single one it falls, since then the
-limit still has a core
-and genba no longer two.  So the guard sees less on a loaded machine, and must never fail there:
-what is recorded is low
-for a quiet one, and an engine fails only if the median of five rounds is too low three times in a
-row.
+A node with two workers stands by; a round is the raw limit on a bare table, then jobs that appear all at once and are
+drained.  Both meet the same load, but not alike: beside a dozen busy processes the ratio doubles, since the limit is
+one process and genba several that are given time; beside a single one it falls, since then the limit still has a core
+and genba no longer two.  So the guard sees less on a loaded machine, and must never fail there: what is recorded is low
+for a quiet one, and an engine fails only if the median of five rounds is too low three times in a row.
 """
 
 from __future__ import annotations

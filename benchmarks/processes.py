@@ -1,13 +1,10 @@
 """What a process per job costs, and what jobs that kill their workers cost the others.
 
-    .venv/bin/python benchmarks/processes.py ondemand   the pool `ondemand` beside RQ, which forks
-    for each job
-    .venv/bin/python benchmarks/processes.py poison     10 jobs that segfault among 1,000 of 20 ms,
-    beside none
+    .venv/bin/python benchmarks/processes.py ondemand   the pool `ondemand` beside RQ, which forks for each job
+    .venv/bin/python benchmarks/processes.py poison     10 jobs that segfault among 1,000 of 20 ms, beside none
     .venv/bin/python benchmarks/processes.py forks      how long it takes until a worker is ready
 
-Rounds are run in turns, and medians are told, with their checks; the exit code is 1 if a bar is
-missed.
+Rounds are run in turns, and medians are told, with their checks; the exit code is 1 if a bar is missed.
 RQ is installed into build/rq; it needs a Redis (REDIS_URL, redis://127.0.0.1:6379/9 unless set).
 """
 

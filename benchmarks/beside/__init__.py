@@ -1,3 +1,1 @@
-"""genba beside its peers: what installs, starts, measures and tells.  The peers themselves are in
-`peers`.
-"""
+"""genba beside its peers: what installs, starts, measures and tells.  The peers themselves are in `peers`."""

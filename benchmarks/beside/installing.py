@@ -1,6 +1,4 @@
-"""The peers' environments: one for each under build/peers, made once, and anew when its head has
-changed.
-"""
+"""The peers' environments: one for each under build/peers, made once, and anew when its head has changed."""
 
 from __future__ import annotations
 

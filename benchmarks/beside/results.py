@@ -39,9 +39,7 @@ class Results:
         return contender.title in self.absent or f"{contender.title}, {workload}" in self.absent
 
     def to_ours(self, figure: str, title: str) -> float | None:
-        """Neighbours in time are compared, and the median told: on SQLite with ours there, else
-        with PostgreSQL.
-        """
+        """Neighbours in time are compared, and the median told: on SQLite with ours there, else with PostgreSQL."""
         on = "SQLite" if self.peers[title][0].on == "sqlite" else "PostgreSQL"
         pairs = list(
             zip(

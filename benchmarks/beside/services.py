@@ -78,9 +78,7 @@ def _redis() -> Iterator[Fresh]:
 
 @contextmanager
 def _rabbitmq() -> Iterator[Fresh]:
-    """One that runs already: AMQP_URL, or the usual address.  Queues have names of their own, and
-    are deleted.
-    """
+    """One that runs already: AMQP_URL, or the usual address.  Queues have names of their own, and are deleted."""
     url = os.environ.get("AMQP_URL", "amqp://guest:guest@127.0.0.1:5672/")
     parts = urlsplit(url)
     _until_it_answers(parts.hostname or "127.0.0.1", parts.port or 5672, "RabbitMQ", within=1.0)

@@ -1,6 +1,4 @@
-"""One measurement of one peer: an empty place, its side of the conversation, its workers, the marks
-of its jobs.
-"""
+"""One measurement of one peer: an empty place, its side of the conversation, its workers, the marks of its jobs."""
 
 from __future__ import annotations
 
@@ -49,9 +47,7 @@ class Wrong(Exception):
 
 
 class Drained(NamedTuple):
-    """From the first job's mark to the moment when the peer's own store had no job left, or until
-    time was up.
-    """
+    """From the first job's mark to the moment when the peer's own store had no job left, or until time was up."""
 
     rate: float
     whole: bool
@@ -106,9 +102,7 @@ class Stage:
         return f"{name}: {told[-1].strip()[:200]}"
 
     def fill(self, count: int, first: int = 0, size: int = 0) -> float | None:
-        """The seconds that it took in bulk; who cannot do that has several processes for it, and
-        gets no figure.
-        """
+        """The seconds that it took in bulk; who cannot do that has several processes for it, and gets no figure."""
         made = self.ask("many", first=first, count=count, size=size)
         if made["bulk"]:
             return float(made["seconds"])
@@ -121,9 +115,7 @@ class Stage:
         return None
 
     def settle(self) -> None:
-        """No plan is to be made for an empty table, and no drain to wait until its backlog is on
-        the disk.
-        """
+        """No plan is to be made for an empty table, and no drain to wait until its backlog is on the disk."""
         if self._contender.on == "postgres":
             with psycopg.connect(self._env["BENCH_URL"], autocommit=True) as conn:
                 conn.execute("VACUUM ANALYZE")

@@ -1,6 +1,4 @@
-"""What grows while a load does not end: memory, the database, rows that are dead and still
-there.
-"""
+"""What grows while a load does not end: memory, the database, rows that are dead and still there."""
 
 from __future__ import annotations
 

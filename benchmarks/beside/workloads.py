@@ -190,9 +190,7 @@ def _filled(
 
 
 def pick_up(contender: Contender, services: Services, plan: Plan) -> Figures:
-    """Milliseconds from before the enqueue to the job's mark, with two workers that have nothing to
-    do.
-    """
+    """Milliseconds from before the enqueue to the job's mark, with two workers that have nothing to do."""
     warm = 4
     with stage(contender, services, slots=warm + plan.samples, workers=2) as place:
         place.start(2)
@@ -210,9 +208,7 @@ def pick_up(contender: Contender, services: Services, plan: Plan) -> Figures:
 
 
 def half_load(contender: Contender, services: Services, plan: Plan) -> Figures:
-    """Milliseconds to the end of jobs of 1 ms that come at random, half as many as it can do, but
-    150/s at most.
-    """
+    """Milliseconds to the end of jobs of 1 ms that come at random, half as many as it can do, but 150/s at most."""
     warm = max(100, plan.samples * 3)
     most = 10 * plan.samples
     with stage(contender, services, slots=warm + most, workers=2, work="cpu") as place:
@@ -237,9 +233,7 @@ def half_load(contender: Contender, services: Services, plan: Plan) -> Figures:
 
 
 def steady(contender: Contender, services: Services, plan: Plan) -> Figures:
-    """A load that does not end, half of what it can do, but 2,000/s at most: what grows
-    meanwhile?
-    """
+    """A load that does not end, half of what it can do, but 2,000/s at most: what grows meanwhile?"""
     warm, most = 3_000, 2_000.0
     with stage(contender, services, slots=warm + int(most * plan.steady), workers=2) as place:
         place.fill(warm)

@@ -44,9 +44,7 @@ def sqlite_databases(folder: Path | None = None) -> Iterator[Databases]:
 
 @contextmanager
 def postgres_databases(server: str | None = None) -> Iterator[Databases]:
-    """Fresh databases on `server`, where we must be allowed to make them; without one, on a server
-    of our own.
-    """
+    """Fresh databases on `server`, where we must be allowed to make them; without one, on a server of our own."""
     if server is not None:
         yield lambda: _fresh_database(server)
         return

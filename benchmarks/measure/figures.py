@@ -43,9 +43,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """What a figure has to reach: a least share of its limit, or a value it must stay at or
-    below.
-    """
+    """What a figure has to reach: a least share of its limit, or a value it must stay at or below."""
 
     share: float | None = None
     most: float | None = None
@@ -101,9 +99,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Something that must be so after a measurement, whatever the speed; `fault` says what is
-    not.
-    """
+    """Something that must be so after a measurement, whatever the speed; `fault` says what is not."""
 
     engine: str
     name: str

@@ -1,7 +1,6 @@
 """The limits: what the database gives to a plain loop with no job system around it.
 
-The drain limit is one client that claims and finishes batches of 100 in a bare table.  The enqueue
-limits write
+The drain limit is one client that claims and finishes batches of 100 in a bare table.  The enqueue limits write
 the rows that genba has written, again, under other ids, into the same table with the same indexes.
 """
 

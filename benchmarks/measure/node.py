@@ -139,8 +139,7 @@ def _title(process: psutil.Process) -> str:
 def _cpu(pid: int) -> float:
     """Seconds of CPU time, all threads.
 
-    By the clock that Linux keeps for every process (clock_getcpuclockid(3)): /proc counts in
-    hundredths of a
+    By the clock that Linux keeps for every process (clock_getcpuclockid(3)): /proc counts in hundredths of a
     second, and a handful of processes would lose as much by rounding as an idle node may use.
     """
     return time.clock_gettime((~pid << 3) | 2)

@@ -1,12 +1,8 @@
-"""The workloads: genba through its public API and its shipped node, each beside its limit, in
-turns.
+"""The workloads: genba through its public API and its shipped node, each beside its limit, in turns.
 
-A ratio compares two neighbours in time, and what is told is the median of the rounds, since a
-machine is rarely
-alone.  What comes just before a measurement changes it (a database still writes what the last one
-left, which can
-halve the next): so before everything that counts, ours or the limit, comes a pass of the limit that
-does not.
+A ratio compares two neighbours in time, and what is told is the median of the rounds, since a machine is rarely
+alone.  What comes just before a measurement changes it (a database still writes what the last one left, which can
+halve the next): so before everything that counts, ours or the limit, comes a pass of the limit that does not.
 """
 
 from __future__ import annotations
@@ -160,9 +156,7 @@ class Bench:
         )
 
     def free_a_slot(self) -> None:
-        """From the end of a job to the start of the next one of its bucket, with a long line behind
-        it.
-        """
+        """From the end of a job to the start of the next one of its bucket, with a long line behind it."""
         gaps = []
         with self._database("a slot is freed"):
             ids = [job.id for job in app.enqueue_many([alone.call(0.01)] * self.plan.line)]
@@ -198,9 +192,7 @@ class Bench:
                     with app.mutex(f"bench/{n % 10}"):
                         pass
                 ours.append(count / (time.perf_counter() - began))
-                # its session would want to be renewed, and commits without a pause let nobody in on
-                # SQLite
-                app.close()
+                app.close()  # its session would want to be renewed, and commits without a pause let nobody in on SQLite
                 plain.commit_again(count)
                 bare.append(plain.commit_again(count) / 2)
         self._tell(
@@ -213,9 +205,7 @@ class Bench:
         )
 
     def drain_with_history(self) -> None:
-        """Every attempt and move on record, beside the same jobs of which final states are kept
-        only.
-        """
+        """Every attempt and move on record, beside the same jobs of which final states are kept only."""
         jobs, kept, bare = self.plan.jobs, [], []
         for turn in self._rounds("drain with history"):
             bare.append(self._drain_once(jobs, 2, turn, "drain without history", forgotten))
@@ -247,8 +237,7 @@ class Bench:
     def drain_a_backlog(self) -> None:
         """A fixed number of jobs out of a great backlog, beside a small one that is drained whole.
 
-        Both by the history: the first fifth is left out, because starting up weighs more on the
-        small one.
+        Both by the history: the first fifth is left out, because starting up weighs more on the small one.
         """
         plan = self.plan
         claims = min(plan.claims, plan.backlog // max(1, plan.repeat))
@@ -331,8 +320,7 @@ class Bench:
     def _database(self, verified: str = "") -> Iterator[Raw]:
         """A fresh database, installed, that the app is set to; and a plain connection to it.
 
-        Under the name `verified`, its history is replayed in the end; not where a limit puts rows
-        among ours,
+        Under the name `verified`, its history is replayed in the end; not where a limit puts rows among ours,
         of which no history tells.
         """
         with self.fresh() as url:
@@ -365,8 +353,7 @@ class Bench:
     def _finish(self, node: Node, plain: Raw, last: int, count: int) -> set[int]:
         """Until `count` jobs have ended; gives the node's workers.
 
-        Looks at one row, by its key, and counts only when that one is final: counting would slow
-        the node down.
+        Looks at one row, by its key, and counts only when that one is final: counting would slow the node down.
         """
         node.join()
         pids = node.workers()
@@ -428,8 +415,7 @@ class Bench:
 def _fault(
     rows: Sequence[Seen], plain: Raw, numbers: set[int], pids: set[int] | None
 ) -> str | None:
-    """What is wrong with these jobs: each ended once, well, with its own number, in a worker of the
-    node.
+    """What is wrong with these jobs: each ended once, well, with its own number, in a worker of the node.
 
     Without `pids`, they are of a task that leaves no attempts of what ended well.
     """
@@ -462,9 +448,7 @@ def _enqueue(count: int, task: Any = number) -> list[int]:
 
 
 def _start_at(numbers: Sequence[int]) -> list[float]:
-    """Jobs for moments that are 50 ms apart; how many ms after its moment each was begun,
-    sorted.
-    """
+    """Jobs for moments that are 50 ms apart; how many ms after its moment each was begun, sorted."""
     begin = SystemClock().now() + 500_000
     calls = [number.using(at=(begin + 50_000 * i) / 1e6).call(n) for i, n in enumerate(numbers)]
     jobs = app.wait(app.enqueue_many(calls), timeout=READY_WITHIN + len(calls) * 0.05)
@@ -478,8 +462,7 @@ def _pick_up(n: int) -> float:
     """Milliseconds from before the enqueue to the start that the job's history has."""
     before = SystemClock().now()
     job = number.enqueue(n)
-    # Asked about only later: to poll for it would compete with what is measured, and the node is to
-    # be idle again.
+    # Asked about only later: to poll for it would compete with what is measured, and the node is to be idle again.
     time.sleep(random.uniform(0.02, 0.05))
     (attempt,) = job.wait(READY_WITHIN).attempts
     if attempt.started is None:

@@ -5,8 +5,7 @@
 # title = "Celery"
 # on = ["redis", "rabbitmq"]
 # runs = "process"
-# settings = "prefork, acks_late (no job is lost with its worker), no results, prefetch 64 a
-# process, confirms"
+# settings = "prefork, acks_late (no job is lost with its worker), no results, prefetch 64 a process, confirms"
 # ///
 
 import os

@@ -1,7 +1,6 @@
 """What every job of every peer does: its work, and a mark that it has run.
 
-A mark is the time in nanoseconds, 8 bytes at the job's place in a file that all processes share.
-It costs about a
+A mark is the time in nanoseconds, 8 bytes at the job's place in a file that all processes share.  It costs about a
 microsecond, the same for all, and shows from outside when each job ran, without asking the peer.
 """
 

@@ -5,12 +5,9 @@
 # title = "genba"
 # on = ["sqlite", "postgres"]
 # runs = "process"
-# settings = "the shipped node with its default options, --min and --max the number of workers,
-# uvloop as for PgQueuer"
+# settings = "the shipped node with its default options, --min and --max the number of workers, uvloop as for PgQueuer"
 # ///
-"""genba itself, by its public API, measured as the others are; it runs in the environment of the
-benchmark.
-"""
+"""genba itself, by its public API, measured as the others are; it runs in the environment of the benchmark."""
 
 import subprocess
 import sys

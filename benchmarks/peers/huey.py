@@ -5,8 +5,7 @@
 # title = "Huey"
 # on = ["sqlite", "redis"]
 # runs = "process"
-# settings = "consumer -k process, no result store; SQLite with fsync=True (synchronous FULL),
-# polled every 10 to 50 ms"
+# settings = "consumer -k process, no result store; SQLite with fsync=True (synchronous FULL), polled every 10 to 50 ms"
 # ///
 
 import os

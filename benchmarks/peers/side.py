@@ -1,6 +1,4 @@
-"""A peer's side of the benchmark: `python -m peers.side NAME` answers one JSON line for each that
-it reads.
-"""
+"""A peer's side of the benchmark: `python -m peers.side NAME` answers one JSON line for each that it reads."""
 
 import importlib
 import json
