@@ -108,7 +108,7 @@ def test_what_an_operator_may_change_of_a_job_type_can_be_changed(client):
 def test_an_operator_is_refused_what_would_let_no_job_in(client):
     """The code says that it is exclusive; with two of them no enqueue would know what holds."""
     task = client.tasks["cleanup"]
-    with pytest.raises(BadOption, match="exclusive runs one job at a time .* max_running=2"):
+    with pytest.raises(BadOption, match=r"exclusive runs one job at a time .* max_running=2"):
         task.set(max_running=2)
     assert task.override == {}
     task.set(max_running=2, exclusive=False)

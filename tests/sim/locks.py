@@ -1,6 +1,6 @@
 """Holders of locks in a simulated world: a job in its worker, or a process outside of jobs.
 
-What asks and gives back is the real code of `genba.locks`; played are the ear and the monotonic clock.
+What asks and gives back is the real code of `genba.locks`; played are the listener and the monotonic clock.
 """
 
 from __future__ import annotations
@@ -212,13 +212,13 @@ class Visitor(Process):
         self._beat()
 
     def _beat(self) -> None:
-        ear, hold = self._wish.app.listener, self._wish.hold
+        listener, hold = self._wish.app.listener, self._wish.hold
         with suppress(Gone):
-            ear.beat()
-            if hold is not None and hold.ended is not None and ear.close():
+            listener.beat()
+            if hold is not None and hold.ended is not None and listener.close():
                 return
-        if hold is not None and hold.good_until is not None and ear.opened == self._opened:
-            hold.good_until = ear.good_until
+        if hold is not None and hold.good_until is not None and listener.opened == self._opened:
+            hold.good_until = listener.good_until
         self._world.at(self._wish.app.store.sessions.renewal_interval, self._beat, self)
 
     def _got(self, hold: Hold) -> None:

@@ -41,8 +41,8 @@ from tests.sim.locks import Hold, SimJob, Wish
 from tests.sim.world import BOOT, LEASE, MS, SECOND, Gone, Process, Run, World, a_store
 
 TASK = "sim.work"
-COMPANY = "sim.company"  # several at a time in one worker, as async tasks are
-TASKS = [TASK, COMPANY]
+SHARED = "sim.shared"  # several at a time in one worker, as async tasks are
+TASKS = [TASK, SHARED]
 DOOR = "sim.door"  # a condition
 GUARD = LEASE * 8 // 10
 
@@ -241,7 +241,7 @@ class SimNode(Process):
             target="sim", name=name, pool="static", min=2, max=2, grace=2 * SECOND
         )
         self.brain = Brain(self._settings, TASKS, world.rng.random)
-        self.brain.concurrency = {COMPANY: 3}
+        self.brain.concurrency = {SHARED: 3}
         self.brain.conditions = [DOOR]
         lost_claims = LostClaims(world.clock)
         self._writer = Writer("sim", self.store, self.id, TASKS, lost_claims, self._inbox.append)
@@ -439,7 +439,7 @@ class SimNode(Process):
                         target.give(serial, jobs)
                 case do.SetSeats(slot, seats):
                     if slot in self._workers:
-                        world.hits.add("in company")
+                        world.hits.add("in a shared worker")
                         self._workers[slot].share(seats)
                 case do.StopSeat(seat):
                     if (target := self._at(seat)) is not None:

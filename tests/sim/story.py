@@ -17,7 +17,7 @@ from genba.errors import StoreError
 from genba.storage.records import Edge, NewJob
 from genba.storage.schedules.rows import NewSchedule
 from tests.sim.locks import Visitor
-from tests.sim.node import COMPANY, DOOR, TASK, SimNode
+from tests.sim.node import DOOR, SHARED, TASK, SimNode
 from tests.sim.world import LEASE, SECOND, START, Mood, Run, World, a_store
 
 FAULTS = 6 * SECOND  # so long things go wrong
@@ -39,8 +39,8 @@ KINDS = (
     "key",
     "dedicated",
     "conditional",
-    "company",
-    "company",
+    "shared",
+    "shared",
     "locking",
     "locking",
     "locking",
@@ -208,14 +208,14 @@ class Story:
                 orders["ms"] = rng.choice((20, 300, 2000, 6000))
                 orders["lock"] = rng.choice(("gives back", "leaves it"))
                 orders["fates"] = rng.choice((["return"], ["return"], ["crash", "return"]))
-            case "company":
+            case "shared":
                 orders["fates"] = rng.choice((["return"], ["return"], ["crash", "return"]))
             case "conditional":
                 options["ready"] = [DOOR]
                 given["ready"] = (DOOR,)
             case "key":
                 given["identity"] = "the same"
-        task = COMPANY if one.kind == "company" else TASK
+        task = SHARED if one.kind == "shared" else TASK
         return NewJob(
             task=task, args=json.dumps(orders).encode(), options=json.dumps(options), **given
         )

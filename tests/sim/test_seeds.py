@@ -19,7 +19,7 @@ EVERY = {
     "kill worker", "kill node", "pause node", "cut node", "outage", "cancel", "hold", "drain",
     "failed before it happened", "failed after it happened", "a read failed",
     "paused at a call", "a tick", "guard", "declared dead",
-    "ready", "not ready", "in company", "a job has a lock", "a session has a lock", "waits for a lock",
+    "ready", "not ready", "in a shared worker", "a job has a lock", "a session has a lock", "waits for a lock",
     "gave a lock back", "died with a lock", "kill visitor", "pause visitor", *(f"done: {kind}" for kind in KINDS),
 }  # fmt: skip
 

@@ -75,12 +75,12 @@ def test_a_huge_text_is_cut_before_it_costs_anything(
 
 
 def test_what_comes_from_other_processes_follows_and_all_is_bounded() -> None:
-    murmur = OtherOutput()
-    assert not murmur
+    output = OtherOutput()
+    assert not output
     for _ in range(1000):
-        murmur.add(b"x" * 999 + b"\n")
+        output.add(b"x" * 999 + b"\n")
 
-    captured = murmur.after("y" * 70_000)
+    captured = output.after("y" * 70_000)
 
     assert len(captured) < 2 * wire.LOG_END + 500
     assert captured.startswith("yyy")
@@ -93,8 +93,8 @@ def test_what_comes_from_other_processes_follows_and_all_is_bounded() -> None:
     "sizes", [[5], [OtherOutput.ROOM], [OtherOutput.ROOM + 3, 4], [1, 2 * OtherOutput.ROOM - 1]]
 )
 def test_a_short_murmur_is_kept_whole(sizes: list[int]) -> None:
-    murmur = OtherOutput()
+    output = OtherOutput()
     for i, size in enumerate(sizes):
-        murmur.add(b"%d" % i * size)
+        output.add(b"%d" % i * size)
 
-    assert murmur.after(None) == "".join(str(i) * size for i, size in enumerate(sizes))
+    assert output.after(None) == "".join(str(i) * size for i, size in enumerate(sizes))

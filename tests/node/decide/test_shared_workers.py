@@ -134,7 +134,7 @@ def test_an_idle_shared_worker_goes_over_to_another_task_in_company():
     at = places(brain.on_claimed([a_job(1)], CLAIM, 1))
     assert (
         given(brain.on_claimed([a_job(2, "other")], CLAIM, 2)) == {}
-    )  # its worker has company of another task
+    )  # its worker runs jobs of another task
     assert given(brain.on_claimed([a_job(3)], CLAIM, 3)) == {}  # and gets no more of it
     done = brain.on_results(1, [result(at[1])], 4)
 

@@ -24,9 +24,9 @@ from genba import Genba, current_job
 app = Genba()
 
 @app.task
-def nearly_done(ear: str, pause: float) -> None:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as mouth:
-        mouth.sendto(str(current_job().id).encode(), ear)
+def nearly_done(receiver: str, pause: float) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        sender.sendto(str(current_job().id).encode(), receiver)
     time.sleep(pause)
 """
 
@@ -40,19 +40,19 @@ def test_what_a_cancel_answers_is_what_became_of_the_job_and_it_ended_once(
     dice = random.Random(7)
     handles: dict[int, Job[None]] = {}
     answers: dict[int, bool] = {}
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ear:
-        ear.bind(str(tmp_path / "ear"))
-        ear.settimeout(60)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
+        receiver.bind(str(tmp_path / "receiver"))
+        receiver.settimeout(60)
         start_node("racing:app", url, "--max", "2")
         while len(answers) < count:
             # Of ten one is cancelled for sure, one has ended for sure, and the others are a race.
             pauses = [60.0, 0.0, *(dice.uniform(0, 0.01) for _ in range(8))]
             group = module.app.enqueue_many(
-                [module.nearly_done.call(str(tmp_path / "ear"), p) for p in pauses]
+                [module.nearly_done.call(str(tmp_path / "receiver"), p) for p in pauses]
             )
             handles |= {job.id: job for job in group}
             for _ in group:
-                id = int(ear.recv(32))
+                id = int(receiver.recv(32))
                 if id == group[1].id:
                     group[1].wait(timeout=60)
                 time.sleep(dice.uniform(0, 0.003))

@@ -65,14 +65,14 @@ def test_a_dead_process_leaves_a_free_lock_that_is_tidied_up(tmp_path: Path) -> 
 def test_a_listening_session_that_was_cut_off_listens_again(url: str) -> None:
     if url.startswith("sqlite"):
         pytest.skip("a socket of our own is not cut off")
-    with closing(open_store(url)) as store, store.listener.listening() as ear:
+    with closing(open_store(url)) as store, store.listener.listening() as listener:
         with psycopg.connect(url, autocommit=True) as conn:
             cut = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE %s"
-            eventually(lambda: conn.execute(cut, (f'LISTEN "genba_{ear.id}"%',)).fetchall())
-        mark = ear.mark()
+            eventually(lambda: conn.execute(cut, (f'LISTEN "genba_{listener.id}"%',)).fetchall())
+        mark = listener.mark()
 
         def heard() -> bool:
-            store.sessions._wakeups.wake_clients([ear.id])
-            return ear.mark() > mark + 1
+            store.sessions._wakeups.wake_clients([listener.id])
+            return listener.mark() > mark + 1
 
         eventually(heard, within=10, every=0.1)
