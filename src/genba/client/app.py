@@ -12,9 +12,10 @@ from typing_extensions import ParamSpec, Unpack
 from genba.client.async_methods import async_method
 from genba.client.client import Client
 from genba.client.clone import copy_of
-from genba.client.current_job import OwnJobWrites, find_job
+from genba.client.current_job import find_job
 from genba.client.event_reader import Callback, EventNames, importing
 from genba.client.job_options import options_of
+from genba.client.job_services import OwnJobWrites
 from genba.client.node_handle import NodeHandle
 from genba.client.registry import TaskDecorator
 from genba.client.schedule import Schedule

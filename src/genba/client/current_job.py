@@ -13,8 +13,9 @@ from typing import Any, Protocol
 
 import msgspec
 
+from genba.client.job_services import Inbox, OwnJobWrites
 from genba.domain.duration import Duration, duration
-from genba.domain.outcome import AttemptReport, Fence, OutcomeRequest
+from genba.domain.outcome import AttemptReport, OutcomeRequest
 from genba.enqueue.arguments import encode_checkpoint
 from genba.errors import BadOption, GenbaError, IllegalMove, Stopped, WaitWouldDeadlock
 from genba.options.snapshot import OptionsSnapshot
@@ -27,30 +28,6 @@ _only: list[Callable[[], RunningJob] | None] = [None]
 
 _NO_RESULT = object()  # `succeed()` without one: the return value of the function is the result
 _LONGEST_REASON = 8192
-
-
-class OwnJobWrites(Protocol):
-    """The store, as far as a running job may write about itself."""
-
-    def save(self, fence: Fence, checkpoint: bytes, within: Any = None) -> None: ...
-
-    def end(
-        self, fence: Fence, request: OutcomeRequest, report: AttemptReport, jitter: float
-    ) -> None: ...
-
-    def transaction(
-        self, fence: Fence, ending: Callable[[], tuple[OutcomeRequest, AttemptReport, float]]
-    ) -> AbstractContextManager[Any]: ...
-
-
-class Inbox(Protocol):
-    """The messages to a running job."""
-
-    def get(self, timeout: Duration | None) -> Any: ...
-
-    async def aget(self, timeout: Duration | None) -> Any: ...
-
-    def close(self) -> None: ...
 
 
 class JobHost(Protocol):

@@ -15,8 +15,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
 from genba import wire
-from genba.client import current_job
 from genba.client.current_job import RunningJob
+from genba.client.job_services import Inbox
 from genba.client.task import Task
 from genba.domain.clock import Clock, SystemClock
 from genba.domain.duration import to_datetime
@@ -59,7 +59,7 @@ class WorkerApp(Protocol):
 
     def moment(self, value: Any) -> int: ...
 
-    def inbox(self, job: RunningJob) -> current_job.Inbox: ...
+    def inbox(self, job: RunningJob) -> Inbox: ...
 
     def clone(self, job_id: int, changes: dict[str, Any]) -> bytes: ...
 
@@ -132,7 +132,7 @@ class JobRunner:
             peak=int(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss),
         )
 
-    def inbox(self, job: RunningJob) -> current_job.Inbox:
+    def inbox(self, job: RunningJob) -> Inbox:
         return self._app.inbox(job)
 
     def threads(self, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Awaitable[Any]:

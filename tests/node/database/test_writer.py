@@ -11,7 +11,8 @@ from tests.storage.builders import TASK, claimed, enqueued, joined, state, state
 from genba.domain.clock import SystemClock
 from genba.node.database.events import EndingsWritten, JobsClaimed
 from genba.node.database.lost_claims import LostClaims
-from genba.node.database.writer import FLOW, MANY, Writer
+from genba.node.database.pending_writes import MANY
+from genba.node.database.writer import FLOW, Writer
 from genba.storage.records import Success
 from genba.storage.store import Store
 

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from genba.errors import StoreError, StoreUnreachable
@@ -26,86 +26,22 @@ from genba.node.database.events import (
     WorkAvailable,
 )
 from genba.node.database.lost_claims import LostClaims
+from genba.node.database.pending_writes import LARGEST, MANY, Event, PendingWrites, Progress, Start
 from genba.node.decide.actions import CheckAwaited, ClaimAwaited
 from genba.node.watch.counters import Counters
 from genba.storage.jobs.conditions import ConditionAnswer, SlotRequest
-from genba.storage.records import Claimed, Ending, JobId, Success
+from genba.storage.records import Claimed, Ending, Success
 from genba.storage.store import Store
 
 log = logging.getLogger("genba.node")
 
-LARGEST = 2000  # attempts in one transaction
 FLOW = 32  # attempts in the last commit, after which more are expected soon
-MANY = 512  # attempts that make a commit worth while then
 GATHER_SECONDS = 0.004  # how long it waits for them
 # After a claim that found nothing it claims once more: an insert that missed the flag is committed
 # by then.
 CLAIM_AGAIN_SECONDS = 0.05
 FIRST_PAUSE_SECONDS = 0.1  # between tries while the database is away; doubled each time
 LONGEST_PAUSE_SECONDS = 2.0
-
-Start = tuple[JobId, int, int, int]  # job, attempt, claim, moment
-Progress = tuple[JobId, int, int, str]  # job, attempt, claim, text
-Event = tuple[str, dict[str, Any]]  # kind, details
-
-
-@dataclass(slots=True)
-class PendingWrites:
-    """What a writer has to do.
-
-    Each part is emptied when it is done, so that the rest can be tried again.
-    """
-
-    starts_first: list[Start] = field(default_factory=list)  # the jobs wait for it
-    successes: list[Success] = field(default_factory=list)
-    patience: float = 0  # seconds that the successes may wait for more
-    wants: dict[str, int] = field(default_factory=dict)  # jobs to claim of each queue
-    only: Sequence[str] | None = None  # of these tasks; None: all that the node has
-    endings: list[Ending] = field(default_factory=list)
-    not_ready: list[ConditionAnswer] = field(default_factory=list)
-    slots_wanted: list[SlotRequest] = field(default_factory=list)
-    conditions_hold: list[str] = field(default_factory=list)  # keys
-    starts: list[Start] = field(default_factory=list)
-    progress: list[Progress] = field(default_factory=list)
-    dedicated: tuple[Sequence[str], int] | None = None  # claim so many from these queues
-    awaited: list[ClaimAwaited | CheckAwaited] = field(default_factory=list)
-    draining: bool = False
-    resized: tuple[int, dict[str, Any]] | None = None  # slots and pool settings of the node
-    events: list[Event] = field(default_factory=list)
-
-    def __bool__(self) -> bool:
-        about_node = self.events or self.conditions_hold or self.draining
-        return self.about_jobs or bool(about_node) or self.resized is not None
-
-    @property
-    def about_jobs(self) -> bool:
-        """Whether there is something that must not be left undone."""
-        written = self.successes or self.endings or self.starts or self.starts_first
-        answered = self.progress or self.not_ready or self.slots_wanted
-        return bool(written or answered or self.wants or self.dedicated or self.awaited)
-
-    @property
-    def urgent(self) -> bool:
-        """Whether a worker or another job waits for it."""
-        waited_for = self.endings or self.starts_first or self.wants or self.dedicated
-        return bool(
-            waited_for
-            or self.awaited
-            or self.not_ready
-            or self.slots_wanted
-            or self.conditions_hold
-        )
-
-    @property
-    def can_wait(self) -> bool:
-        """Whether more successes will come, and nothing is urgent."""
-        return bool(self.patience) and len(self.successes) < MANY and not self.urgent
-
-    def split(self) -> tuple[PendingWrites, PendingWrites]:
-        """Give what goes into the next transaction, and the rest."""
-        rest = PendingWrites(successes=self.successes[LARGEST:])
-        self.successes = self.successes[:LARGEST]
-        return self, rest
 
 
 class Writer(threading.Thread):
