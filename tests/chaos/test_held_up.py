@@ -308,7 +308,7 @@ def test_a_job_that_is_stopped_in_a_sqlite_write_is_ended_and_all_others_go_on(
     assert job.result(timeout=30) == 2
     assert [attempt.cause for attempt in job.attempts] == ["pause in a write", "returned"]
     assert (job.crashes, job.retries) == (1, 0)
-    assert f"process {pid} was stopped in the middle of a write" in node.log
+    assert f"ended process {pid}: it was stopped in the middle of a write" in node.log
     assert held.app.verify().faults == []
     held.app.close()
 

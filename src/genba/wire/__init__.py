@@ -37,9 +37,9 @@ from genba.wire.shared_memory import (
     NOTE_LIMIT,
     RUNNING,
     SHARED_MEMORY_SIZE,
-    STOP_SIGNAL,
     SharedMemory,
 )
+from genba.wire.stop_signal import STOP_SIGNAL
 
 __all__ = [
     "APPLIED",

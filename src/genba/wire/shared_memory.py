@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import signal
 import struct
 from collections.abc import Iterable
 from itertools import islice
@@ -19,9 +18,6 @@ import msgspec
 from genba.wire.frames import BareResult
 
 IDLE, RUNNING, DONE = range(3)  # phases of the status word
-
-# The node sends it to a worker after `ask_to_stop`; a worker passes it on to the process of a job.
-STOP_SIGNAL = signal.SIGTERM
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder()
