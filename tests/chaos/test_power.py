@@ -189,7 +189,7 @@ def test_a_disk_that_does_not_keep_it_is_said(monkeypatch, tmp_path):
         monkeypatch.setattr(os, "fdatasync", fail)
 
         with pytest.raises(
-            StoreUnreachable, match=r"genba\.db: Input/output error, when what was just written"
+            StoreUnreachable, match=r"genba\.db: Input/output error while syncing the last commit"
         ):
             one(store)
         monkeypatch.undo()
