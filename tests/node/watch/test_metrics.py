@@ -130,11 +130,12 @@ def test_a_node_lives_while_its_loop_comes_round():
 
 
 def test_a_node_is_ready_when_it_could_run_a_job_now():
-    fine: dict[str, Any] = {"turned": 100.0, "seen": 100.0, "workers": 1}
+    fine: dict[str, Any] = {"loop_at": 100.0, "database_at": 100.0, "workers": 1}
 
     assert unready(NodeStatus("n1", **fine), 12.0, 101.0) is None
     assert (
-        unready(NodeStatus("n1", **{**fine, "seen": None}), 12.0, 101.0) == "it has not joined yet"
+        unready(NodeStatus("n1", **{**fine, "database_at": None}), 12.0, 101.0)
+        == "it has not joined yet"
     )
     assert "not answered for 13 s" in str(unready(NodeStatus("n1", **fine), 12.0, 113.0))
     assert "gone away" in str(unready(NodeStatus("n1", **fine, trouble="gone away"), 12.0, 101.0))
