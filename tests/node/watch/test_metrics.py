@@ -135,7 +135,7 @@ def test_a_node_is_ready_when_it_could_run_a_job_now():
     assert unready(NodeStatus("n1", **fine), 12.0, 101.0) is None
     assert (
         unready(NodeStatus("n1", **{**fine, "database_at": None}), 12.0, 101.0)
-        == "it has not joined yet"
+        == "the node has not joined yet"
     )
     assert "not answered for 13 s" in str(unready(NodeStatus("n1", **fine), 12.0, 113.0))
     assert "gone away" in str(unready(NodeStatus("n1", **fine, trouble="gone away"), 12.0, 101.0))
