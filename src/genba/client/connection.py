@@ -46,7 +46,7 @@ class ClientConnection:
         self.arguments_of = arguments_of
         self.test: RunningTest | None = None
         self.wait_thread = WaitThread(lambda: self.store)
-        self._store: Store | None = None
+        self._stores: dict[str, Store] = {}  # one, or none; see `_open_store`
         self._clock: Clock = SystemClock()
         self._threads: tuple[int, ThreadPoolExecutor] | None = None  # with the process they are of
 
@@ -54,30 +54,37 @@ class ClientConnection:
 
     @property
     def store(self) -> Store:
-        if self._store is None:
-            settings = self.settings
-            self._store = open_store(
-                settings.url,
-                namespace=settings.namespace,
-                lease=settings.lease,
-                age_step=settings.age_step,
-            )
-            self._store.changed_by = _current_actor
-            if os.environ.get("GENBA_WORKER") and os.environ.get("GENBA_INCARNATION"):
-                # In a worker: what our jobs do counts as done by our node.
-                self._store.events.node = int(os.environ["GENBA_INCARNATION"])
-        return self._store
+        return self._stores.get("store") or self._open_store()
+
+    def _open_store(self) -> Store:
+        """Make the store; it opens nothing before its first call.
+
+        Two threads may come here at once.  `setdefault` is one step, so both use the same store; a
+        lock could be left locked in the child of a fork.
+        """
+        settings = self.settings
+        store = open_store(
+            settings.url,
+            namespace=settings.namespace,
+            lease=settings.lease,
+            age_step=settings.age_step,
+        )
+        store.changed_by = _current_actor
+        if os.environ.get("GENBA_WORKER") and os.environ.get("GENBA_INCARNATION"):
+            # In a worker: what our jobs do counts as done by our node.
+            store.events.node = int(os.environ["GENBA_INCARNATION"])
+        return self._stores.setdefault("store", store)
 
     @property
     def is_open(self) -> bool:
-        return self._store is not None
+        return bool(self._stores)
 
     def close(self) -> None:
         """Close what is open; the next call opens it again."""
         with self.wait_thread.paused():
-            if self._store is not None:
-                self._store.close()
-                self._store = None
+            store = self._stores.pop("store", None)
+            if store is not None:
+                store.close()
             if self._threads is not None and self._threads[0] == os.getpid():
                 self._threads[1].shutdown(wait=False, cancel_futures=True)
             self._threads = None
@@ -101,8 +108,10 @@ class ClientConnection:
         self, store: Store | None, clock: Clock, test: RunningTest | None
     ) -> tuple[Store | None, Clock]:
         """Use another store and another clock; gives the ones before."""
-        before = self._store, self._clock
-        self._store, self._clock, self.test = store, clock, test
+        before = self._stores.pop("store", None), self._clock
+        if store is not None:
+            self._stores["store"] = store
+        self._clock, self.test = clock, test
         return before
 
     # time
