@@ -188,7 +188,7 @@ def test_doctor_tells_in_a_terminal_what_is_wrong(shop):
         with terminal(shop.url, "doctor", shell='"$@"; echo "code $?"') as screen:
             eventually(screen.ended, within=30)
             assert "\x1b[31mWRONG" in screen.text
-            assert "no living node serves queue nobody" in screen.text
+            assert "no live node serves queue nobody" in screen.text
             assert "code 1" in screen.text
     finally:
         lost.cancel()

@@ -74,7 +74,7 @@ def test_a_condition_without_a_name_has_one_from_its_task():
 def test_a_condition_without_any_sound_name_is_refused_with_what_to_do():
     shop = Genba("sqlite:///nowhere.db")
 
-    with pytest.raises(BadTask, match=r"has no name: register it by @app\.condition\(name=…\)"):
+    with pytest.raises(BadTask, match=r"has no name; register it with @app\.condition\(name=…\)"):
 
         @shop.task(name="n" * 200, ready=lambda: True)
         def sell_some(x: int) -> None: ...

@@ -39,7 +39,7 @@ def work(path: str, seconds: float = 0.02) -> str:
 def test_a_start_that_was_not_reported_is_not_run_again_as_the_same_attempt(
     url, tmp_path, start_node, seconds
 ):
-    (tmp_path / "untold.py").write_text(APP)
+    (tmp_path / "unreported.py").write_text(APP)
     module = load_module("unreported", tmp_path, url)
     effects = tmp_path / "effects"
     try:
@@ -47,7 +47,7 @@ def test_a_start_that_was_not_reported_is_not_run_again_as_the_same_attempt(
         group = module.app.enqueue_many(
             [module.work.call(str(effects), seconds) for _ in range(count)]
         )
-        start_node("untold:app", url, "--pool", "static", "--min", "2", env={"FALL": "1"})
+        start_node("unreported:app", url, "--pool", "static", "--min", "2", env={"FALL": "1"})
         group.wait(timeout=60)
 
         assert (tmp_path / "fell").exists()
