@@ -275,7 +275,7 @@ def test_a_wrong_change_is_refused_before_the_node_hears_of_it(genba, jobs, node
             "min must not be greater than max, got min=3 and max=2",
         ),  # its max is known from the node
         (("--min", "3", "--max", "2"), "min must not be greater than max, got min=3 and max=2"),
-        (("--max", "0"), "max at least 1, got min=1 and max=0"),
+        (("--max", "0"), "min must be at least 0 and max at least 1, got min=1 and max=0"),
     ]:
         refused = genba("node", "set", "one", *words)
         assert (refused.returncode, refused.stderr) == (2, f"genba: {sentence}\n")
