@@ -26,8 +26,7 @@ def test_settling_waits_for_the_other_settler_and_not_for_its_rows(store, url):
         conn.execute("BEGIN")
         conn.execute("SELECT 1 FROM genba.job WHERE id = %s FOR UPDATE", (child,))
         settlers = [
-            threading.Thread(target=store.dependencies.settle, name=f"settler {i}")
-            for i in range(2)
+            threading.Thread(target=store.settler.settle, name=f"settler {i}") for i in range(2)
         ]
         for settler in settlers:
             settler.start()
