@@ -274,7 +274,9 @@ class WaitThread:
         return wait.ended
 
     def _read(self, wait: JobWait) -> None:
-        wait.update(self._store().states(list(wait.open)))
+        """Read the states here, while the thread does not look: it could open a second connection."""
+        with self.paused():
+            wait.update(self._store().states(list(wait.open)))
 
     def wait(
         self, ids: Sequence[int], until: str, throw: bool, timeout: Duration | None
