@@ -274,7 +274,7 @@ class WaitThread:
         return wait.ended
 
     def _read(self, wait: JobWait) -> None:
-        """Read the states here, while the thread does not look: it could open a second connection."""
+        """Read the states here, while the thread does not look."""
         with self.paused():
             wait.update(self._store().states(list(wait.open)))
 
